@@ -1,0 +1,1 @@
+"""What every party shares: privacy, ledger, codecs, data and wire formats. Imports neither server nor client."""

@@ -1,0 +1,111 @@
+"""One byte string for one value: the canonical form that is hashed, signed and stored.
+
+Canonical JSON here is UTF-8 with sorted keys and no spaces, and holds only ``None``, booleans, integers, strings,
+lists and string-keyed mappings. Floats are refused, because two machines may print one differently: a rational travels
+as ``"numerator/denominator"``, a measured float as the string ``float.hex`` gives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from common.errors import InvalidInput
+
+Json = object  # None | bool | int | str | list | dict with string keys, nested
+
+
+def canonical_bytes(value: Json) -> bytes:
+    """The canonical encoding of ``value``; equal values give equal bytes. Floats, NaN, sets and bytes are refused."""
+    _check(value, path="$")
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def parse_canonical(data: bytes) -> Json:
+    """Read canonical bytes back; anything that does not re-encode to exactly ``data`` is refused."""
+    try:
+        value = json.loads(data)
+        again = canonical_bytes(value)
+    except (ValueError, InvalidInput, RecursionError) as error:
+        raise InvalidInput("canonical JSON", limit="UTF-8, sorted keys, no spaces, no floats") from error
+    if again != data:
+        raise InvalidInput("canonical JSON", limit="UTF-8, sorted keys, no spaces, no floats")
+    return value
+
+
+def digest(domain: str, value: Json) -> str:
+    """SHA-256 (hex) of ``consilium/<domain>/v1`` NUL canonical bytes: the domain keeps kinds of hash apart."""
+    return hashlib.sha256(f"consilium/{domain}/v1".encode() + b"\0" + canonical_bytes(value)).hexdigest()
+
+
+def sha256_bytes(data: bytes) -> str:
+    """SHA-256 of raw bytes in hex: the content hash of a public object."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's bytes in hex, read in blocks."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def rational(value: Fraction) -> str:
+    """A fraction as its canonical string ``"numerator/denominator"`` in lowest terms."""
+    return f"{value.numerator}/{value.denominator}"
+
+
+def parse_rational(text: str) -> Fraction:
+    """Read what :func:`rational` wrote; any other spelling of the same number is refused."""
+    numerator, _, denominator = text.partition("/")
+    try:
+        value = Fraction(int(numerator), int(denominator))
+    except (ValueError, ZeroDivisionError) as error:
+        raise InvalidInput("rational number", value=text, limit="numerator/denominator") from error
+    if rational(value) != text:
+        raise InvalidInput("rational number", value=text, limit="lowest terms, as numerator/denominator")
+    return value
+
+
+def check_hash(text: object) -> str:
+    """Return ``text`` if it is a SHA-256 in lower-case hex, else refuse it."""
+    if not isinstance(text, str) or len(text) != 64 or set(text) - set("0123456789abcdef"):
+        raise InvalidInput("content hash", value=text, limit="64 lower-case hex digits")
+    return text
+
+
+def checked_fields(data: object, kinds: dict[str, type]) -> dict[str, Any]:
+    """The mapping ``data`` with exactly the keys and types of ``kinds``; anything else is refused."""
+    if not isinstance(data, dict):
+        raise InvalidInput("record", value=type(data).__name__, limit="a mapping")
+    if data.keys() != kinds.keys():
+        wrong = sorted(data.keys() ^ kinds.keys())
+        raise InvalidInput("record keys", value=wrong, limit=f"exactly {sorted(kinds)}")
+    for key, kind in kinds.items():
+        if not isinstance(data[key], kind) or (kind is int and isinstance(data[key], bool)):
+            raise InvalidInput(f"record key {key}", value=type(data[key]).__name__, limit=kind.__name__)
+    return dict(data)
+
+
+def _check(value: Json, *, path: str) -> None:
+    if value is None or isinstance(value, bool | int | str):
+        return
+    if isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check(item, path=f"{path}[{index}]")
+        return
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise InvalidInput(f"key at {path}", value=key, limit="a string")
+            _check(item, path=f"{path}.{key}")
+        return
+    raise InvalidInput(
+        f"value at {path} has no canonical form",
+        value=type(value).__name__,
+        limit="None, bool, int, str, list, mapping",
+        remedy="write a rational as 'numerator/denominator', bytes as hex",
+    )

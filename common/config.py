@@ -1,0 +1,287 @@
+"""The study: one TOML file, frozen and validated, that says what is asked of whom under which guarantee.
+
+Refuses unknown keys, wrong types and unsound combinations (unit ``patient`` with relation ``zero-out``). The study's
+hash stands in every ledger entry, so an edited study is another study to the ledger and buys no budget: budgets belong
+to the sites' patient pools.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.canonical import digest
+from common.errors import InvalidInput
+from common.privacy.mechanism import MAX_VOTERS_PER_SITE, AccountantName, Budget, Protection, Relation, Unit
+
+STUDY_SCHEMA = 1
+MAX_GRID_VOXELS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class DataConfig:
+    """What every volume is brought to: RAS+, ``spacing_mm``, centre-cropped or padded to ``grid`` voxels.
+
+    ``labels[i]`` names label value i; label 0 is background. ``channels`` names the image channels.
+    """
+
+    labels: tuple[str, ...]
+    spacing_mm: tuple[float, float, float]
+    grid: tuple[int, int, int]
+    channels: tuple[str, ...] = ("MRI",)
+
+    def __post_init__(self) -> None:
+        for name in ("labels", "spacing_mm", "grid", "channels"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if len(self.labels) < 2 or len(set(self.labels)) != len(self.labels) or not all(self.labels):
+            raise InvalidInput(
+                "data.labels", value=self.labels, limit="background and at least one structure, no name twice"
+            )
+        if not self.channels or len(set(self.channels)) != len(self.channels):
+            raise InvalidInput("data.channels", value=self.channels, limit="at least one channel, no name twice")
+        if len(self.spacing_mm) != 3 or not all(0.05 <= s <= 20 for s in self.spacing_mm):
+            raise InvalidInput("data.spacing_mm", value=self.spacing_mm, limit="three numbers from 0.05 to 20 mm")
+        if len(self.grid) != 3 or not all(8 <= n <= 512 and n % 8 == 0 for n in self.grid):
+            raise InvalidInput("data.grid", value=self.grid, limit="three multiples of 8 from 8 to 512 voxels")
+        voxels = self.grid[0] * self.grid[1] * self.grid[2]
+        if voxels > MAX_GRID_VOXELS:
+            raise InvalidInput("data.grid", value=self.grid, limit=f"at most {MAX_GRID_VOXELS} voxels in all")
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyConfig:
+    """Every setting that changes the guarantee; hashed into the ledger.
+
+    ``epsilon``, ``delta`` bound what one unit can lose over the whole study; ``accountant`` gates (the others are shown
+    beside it); ``voters_per_site`` is m; ``planned_queries`` is N, the releases the noise is calibrated for;
+    ``quorum`` the least number of sites in a release; ``edition`` counts retrainings of the teachers asked.
+    """
+
+    epsilon: float
+    delta: float
+    planned_queries: int
+    quorum: int
+    accountant: AccountantName = AccountantName.EXACT
+    relation: Relation = Relation.REPLACE_ONE
+    unit: Unit = Unit.HOSPITAL
+    voters_per_site: int = 1
+    edition: int = 1
+
+    def __post_init__(self) -> None:
+        for name, kind in (("accountant", AccountantName), ("relation", Relation), ("unit", Unit)):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, kind(value))
+            except ValueError as error:
+                raise InvalidInput(f"privacy.{name}", value=value, limit=", ".join(kind)) from error
+        Budget(epsilon=self.epsilon, delta=self.delta)
+        Protection(unit=self.unit, relation=self.relation)
+        for name, most in (
+            ("planned_queries", 1_000_000),
+            ("quorum", 10_000),
+            ("voters_per_site", MAX_VOTERS_PER_SITE),
+            ("edition", 1_000_000),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise InvalidInput(f"privacy.{name}", value=value, limit=f"an integer from 1 to {most}")
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(epsilon=self.epsilon, delta=self.delta)
+
+    @property
+    def protection(self) -> Protection:
+        return Protection(unit=self.unit, relation=self.relation)
+
+
+@dataclass(frozen=True, slots=True)
+class CodecConfig:
+    """Which codec, and how it is fitted on public label maps; ``max_dimension`` bounds l, ``radius`` is C."""
+
+    name: str = "pca"
+    radius: float = 1.0
+    max_dimension: int = 128
+    augmentations: int = 240
+
+    def __post_init__(self) -> None:
+        if not 2**-8 <= self.radius <= 2**10:
+            raise InvalidInput("codec.radius", value=self.radius, limit="2^-8 to 2^10")
+        if not 1 <= self.max_dimension <= 4096:
+            raise InvalidInput("codec.max_dimension", value=self.max_dimension, limit="1 to 4096")
+        if not 0 <= self.augmentations <= 10_000:
+            raise InvalidInput("codec.augmentations", value=self.augmentations, limit="0 to 10000")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingConfig:
+    """Recipe of teachers or the student: a U-Net's channels and the optimiser's schedule. Changes no guarantee."""
+
+    channels: tuple[int, ...] = (16, 32, 64)
+    steps: int = 300
+    batch_size: int = 2
+    learning_rate: float = 2e-3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "channels", tuple(self.channels))
+        if not 2 <= len(self.channels) <= 6 or not all(isinstance(c, int) and 2 <= c <= 512 for c in self.channels):
+            raise InvalidInput("training channels", value=self.channels, limit="2 to 6 integers from 2 to 512")
+        if not 1 <= self.steps <= 1_000_000:
+            raise InvalidInput("training steps", value=self.steps, limit="1 to 1000000")
+        if not 1 <= self.batch_size <= 64:
+            raise InvalidInput("training batch size", value=self.batch_size, limit="1 to 64")
+        if not 0 < self.learning_rate < 1:
+            raise InvalidInput("learning rate", value=self.learning_rate, limit="above 0, below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionConfig:
+    """How answers are gathered. ``deadline_s`` bounds one batch at a site; ``attempts`` asks again before a silent
+    site's code counts as the zero code; ``batch_size`` is volumes in one message."""
+
+    batch_size: int = 50
+    deadline_s: float = 600.0
+    offer_deadline_s: float = 180.0
+    attempts: int = 2
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_size <= 500:
+            raise InvalidInput("collection.batch_size", value=self.batch_size, limit="1 to 500")
+        if not 1 <= self.deadline_s <= 86_400 or not 1 <= self.offer_deadline_s <= 86_400:
+            raise InvalidInput("collection deadlines", value=self.deadline_s, limit="1 to 86400 seconds")
+        if not 1 <= self.attempts <= 100:
+            raise InvalidInput("collection.attempts", value=self.attempts, limit="1 to 100")
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A whole study. ``id`` is the hash of everything a site consents to: name, data, privacy, codec."""
+
+    name: str
+    data: DataConfig
+    privacy: PrivacyConfig
+    codec: CodecConfig = field(default_factory=CodecConfig)
+    teacher: TrainingConfig = field(default_factory=TrainingConfig)
+    student: TrainingConfig = field(default_factory=lambda: TrainingConfig(steps=600))
+    collection: CollectionConfig = field(default_factory=CollectionConfig)
+
+    def __post_init__(self) -> None:
+        if (
+            not self.name
+            or len(self.name) > 64
+            or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in self.name)
+        ):
+            raise InvalidInput("study name", value=self.name, limit="1 to 64 letters, digits, '-', '_', '.'")
+
+    @property
+    def id(self) -> str:
+        return digest("study", self.to_json())
+
+    def to_json(self) -> dict[str, object]:
+        """What a site consents to, in canonical form; recipes and deadlines change no guarantee and stay out."""
+        data = _plain(dataclasses.asdict(self.data))
+        codec = _plain(dataclasses.asdict(self.codec))
+        return {
+            "codec": codec,
+            "data": data,
+            "name": self.name,
+            "privacy": _plain(dataclasses.asdict(self.privacy)),
+            "schema": STUDY_SCHEMA,
+        }
+
+
+def load_study(path: Path) -> Study:
+    """Read ``study.toml``; every mistake names the key, its value and the limit."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            "study file cannot be read", value=str(path), remedy="check the path; `consilium study init`"
+        ) from error
+    return parse_study(text)
+
+
+def parse_study(text: str) -> Study:
+    """Parse the text of a study file (TOML)."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(
+            f"study file is not TOML ({error})", remedy="see `consilium study init` for a valid one"
+        ) from error
+    schema = document.pop("schema", None)
+    if schema != STUDY_SCHEMA:
+        raise InvalidInput("study schema", value=schema, limit=f"schema = {STUDY_SCHEMA}")
+    sections = {
+        "data": DataConfig,
+        "privacy": PrivacyConfig,
+        "codec": CodecConfig,
+        "teacher": TrainingConfig,
+        "student": TrainingConfig,
+        "collection": CollectionConfig,
+    }
+    _no_unknown(document, {"name", *sections}, where="study")
+    parts: dict[str, Any] = {
+        key: read_section(kind, document[key], where=key) for key, kind in sections.items() if key in document
+    }
+    if not isinstance(document.get("name"), str):
+        raise InvalidInput("study name", value=document.get("name"), limit="a string")
+    for key in ("data", "privacy"):
+        if key not in parts:
+            raise InvalidInput(f"section [{key}] is missing", remedy="see `consilium study init` for a valid study")
+    return Study(name=document["name"], **parts)
+
+
+def read_section(kind: type[Any], table: object, *, where: str) -> Any:
+    """Build the frozen dataclass ``kind`` from a TOML table: unknown keys, missing keys and wrong types are refused."""
+    if not isinstance(table, dict):
+        raise InvalidInput(f"[{where}]", value=table, limit="a table")
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    _no_unknown(table, set(fields), where=where)
+    values: dict[str, Any] = {}
+    for name, spec in fields.items():
+        if name not in table:
+            if spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
+                raise InvalidInput(f"{where}.{name} is missing")
+            continue
+        values[name] = _typed(table[name], str(spec.type), where=f"{where}.{name}")
+    return kind(**values)
+
+
+def _typed(value: object, annotation: str, *, where: str) -> object:
+    if annotation.startswith("tuple["):
+        if not isinstance(value, list):
+            raise InvalidInput(where, value=value, limit="a list")
+        return tuple(_typed(item, annotation[6:-1].split(",")[0], where=where) for item in value)
+    match annotation:
+        case "int":
+            ok = isinstance(value, int) and not isinstance(value, bool)
+        case "float":
+            ok = isinstance(value, int | float) and not isinstance(value, bool)
+            value = float(value) if ok else value  # type: ignore[arg-type]
+        case "bool":
+            ok = isinstance(value, bool)
+        case _:
+            ok = isinstance(value, str)
+    if not ok:
+        raise InvalidInput(where, value=value, limit=annotation)
+    return value
+
+
+def _no_unknown(table: dict[str, Any], known: set[str], *, where: str) -> None:
+    unknown = sorted(table.keys() - known)
+    if unknown:
+        raise InvalidInput(f"unknown key in [{where}]", value=unknown[0], limit=", ".join(sorted(known)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value.hex()
+    return value

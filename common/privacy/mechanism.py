@@ -1,0 +1,262 @@
+"""What a release is and how far one unit of privacy can move it: the facts every accountant replays.
+
+A release is one integer vector: the sum of the sites' clipped integer codes plus rounded Gaussian noise. All privacy
+facts about it are exact numbers: the integer radius of one voter's code, the voters a site sums, and the noise standard
+deviation as a rational. Refuses unit ``patient`` with relation ``zero-out`` (see :func:`sensitivity`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from math import floor, isfinite
+
+from common.canonical import check_hash, checked_fields, digest, parse_rational, rational
+from common.errors import InvalidInput
+
+GRID_BITS = 16
+"""Codes live on the grid 2⁻¹⁶: the integer q stands for q · 2⁻¹⁶."""
+
+SAMPLER_DELTA = Fraction(1, 2**40)
+"""Part of every δ set aside for the noise sampler's distance from the true rounded Gaussian (see ``gaussian``)."""
+
+MAX_DIMENSION = 1 << 20
+MAX_VOTERS_PER_SITE = 1 << 12
+
+
+class Unit(StrEnum):
+    """Whose presence the guarantee hides: everything a hospital holds, or one patient."""
+
+    HOSPITAL = "hospital"
+    PATIENT = "patient"
+
+
+class Relation(StrEnum):
+    """Which two worlds are neighbours: one unit exchanged for another, or one unit's code set to the zero code."""
+
+    REPLACE_ONE = "replace-one"
+    ZERO_OUT = "zero-out"
+
+
+class AccountantName(StrEnum):
+    """The accountants that can gate a study's budget."""
+
+    EXACT = "exact"
+    RDP = "rdp"
+
+
+def sensitivity(*, radius_int: int, voters_per_site: int, unit: Unit, relation: Relation) -> int:
+    """ℓ2 sensitivity Δ of the integer sum of codes, in grid steps.
+
+    ``hospital`` moves all m codes of a site: 2·m·R under ``replace-one``, m·R under ``zero-out``. ``patient`` moves one
+    of m teachers trained on disjoint patients, anywhere in the ball: 2·R. ``patient`` with ``zero-out`` is refused:
+    without a patient the teacher answers differently, it does not answer zero, so the smaller Δ = R does not hold.
+    Source: the sum form of Fay et al. 2021, Proposition 2; Abadi et al. 2016 for clipping.
+    """
+    if isinstance(radius_int, bool) or not isinstance(radius_int, int) or radius_int < 1:
+        raise InvalidInput("integer radius", value=radius_int, limit="a positive integer")
+    if not isinstance(voters_per_site, int) or not 1 <= voters_per_site <= MAX_VOTERS_PER_SITE:
+        raise InvalidInput("voters per site", value=voters_per_site, limit=f"1 to {MAX_VOTERS_PER_SITE}")
+    match Unit(unit), Relation(relation):
+        case Unit.PATIENT, Relation.ZERO_OUT:
+            raise InvalidInput(
+                "unit patient with relation zero-out",
+                limit="patient needs replace-one",
+                remedy="a teacher without one patient still answers, so its code does not become zero; "
+                "use relation = 'replace-one'",
+            )
+        case Unit.PATIENT, Relation.REPLACE_ONE:
+            return 2 * radius_int
+        case Unit.HOSPITAL, Relation.REPLACE_ONE:
+            return 2 * voters_per_site * radius_int
+        case _:
+            return voters_per_site * radius_int
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """The unit and the neighbouring relation a guarantee is stated for; an unsound pair cannot be built."""
+
+    unit: Unit
+    relation: Relation
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unit", Unit(self.unit))
+        object.__setattr__(self, "relation", Relation(self.relation))
+        sensitivity(radius_int=1, voters_per_site=1, unit=self.unit, relation=self.relation)
+
+    def __str__(self) -> str:
+        return f"unit {self.unit}, relation {self.relation}"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """(ε, δ) a pool may spend in all. ``analytic_delta`` is what is left of δ once the sampler's part is set aside."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if (
+            not isinstance(self.epsilon, int | float)
+            or isinstance(self.epsilon, bool)
+            or not isfinite(self.epsilon)
+            or self.epsilon <= 0
+        ):
+            raise InvalidInput("epsilon", value=self.epsilon, limit="a finite number above 0")
+        if not isinstance(self.delta, float) or not isfinite(self.delta) or not 2 * SAMPLER_DELTA < self.delta < 1:
+            raise InvalidInput("delta", value=self.delta, limit="above 2^-39 and below 1")
+
+    @property
+    def analytic_delta(self) -> float:
+        """δ − :data:`SAMPLER_DELTA`, for use in the Gaussian mechanism's formulas."""
+        return float(Fraction(self.delta) - SAMPLER_DELTA)
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """How one answer is made: the sum of integer codes plus round(N(0, ``noise_std``²)) on every coordinate.
+
+    ``dimension`` is l; ``radius_int`` is R = ⌊C·2¹⁶⌋ of **one voter**; ``noise_std`` is σ on the integer sum, rational.
+    Voters per site m enters because a site sends the sum of its m codes, of norm at most m·R.
+    """
+
+    dimension: int
+    radius_int: int
+    voters_per_site: int
+    noise_std: Fraction
+    name: str = "rounded-gaussian-sum"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dimension, int) or not 1 <= self.dimension <= MAX_DIMENSION:
+            raise InvalidInput("code dimension", value=self.dimension, limit=f"1 to {MAX_DIMENSION}")
+        sensitivity(
+            radius_int=self.radius_int,
+            voters_per_site=self.voters_per_site,
+            unit=Unit.HOSPITAL,
+            relation=Relation.REPLACE_ONE,
+        )
+        if not isinstance(self.noise_std, Fraction) or self.noise_std <= 0:
+            raise InvalidInput("noise standard deviation", value=self.noise_std, limit="a positive rational")
+        if self.name != "rounded-gaussian-sum":
+            raise InvalidInput("mechanism", value=self.name, limit="rounded-gaussian-sum")
+
+    @property
+    def site_radius_int(self) -> int:
+        """The norm bound m·R of what one site sends."""
+        return self.voters_per_site * self.radius_int
+
+    def mu_squared(self, protection: Protection) -> Fraction:
+        """μ² = (Δ/σ)² of one release, exactly (Dong, Roth & Su 2022, Theorem 2.7)."""
+        delta = sensitivity(
+            radius_int=self.radius_int,
+            voters_per_site=self.voters_per_site,
+            unit=protection.unit,
+            relation=protection.relation,
+        )
+        return Fraction(delta) ** 2 / self.noise_std**2
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "dimension": self.dimension,
+            "grid_bits": GRID_BITS,
+            "name": self.name,
+            "noise_std": rational(self.noise_std),
+            "radius_int": self.radius_int,
+            "voters_per_site": self.voters_per_site,
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> Mechanism:
+        fields = checked_fields(
+            data,
+            {
+                "dimension": int,
+                "grid_bits": int,
+                "name": str,
+                "noise_std": str,
+                "radius_int": int,
+                "voters_per_site": int,
+            },
+        )
+        if fields.pop("grid_bits") != GRID_BITS:
+            raise InvalidInput("grid bits", limit=str(GRID_BITS))
+        return cls(**{**fields, "noise_std": parse_rational(fields["noise_std"])})
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySpec:
+    """Everything that shapes one answer; its hash is the query's id.
+
+    ``edition`` counts retrainings of the teachers asked; ``codec`` is the codec's content hash; ``volumes`` the content
+    hashes of the public volumes in order (several for a joint query); ``round`` counts rounds of recentring;
+    ``centre`` and ``weights`` are ``"zero"`` / ``"codec"`` or the content hash of a public object.
+    """
+
+    edition: int
+    codec: str
+    volumes: tuple[str, ...]
+    round: int
+    centre: str
+    weights: str
+    mechanism: Mechanism
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.edition, int) or self.edition < 1:
+            raise InvalidInput("pool edition", value=self.edition, limit="an integer from 1")
+        if not isinstance(self.round, int) or self.round < 1:
+            raise InvalidInput("round", value=self.round, limit="an integer from 1")
+        object.__setattr__(self, "volumes", tuple(self.volumes))
+        if not self.volumes or len(set(self.volumes)) != len(self.volumes):
+            raise InvalidInput("volumes of a query", value=len(self.volumes), limit="at least one, none twice")
+        for value in (self.codec, *self.volumes):
+            check_hash(value)
+        if self.centre != "zero":
+            check_hash(self.centre)
+        if self.weights != "codec":
+            check_hash(self.weights)
+
+    @property
+    def id(self) -> str:
+        """SHA-256 over every field: a joint query is one id, another composition is another charge."""
+        return digest("query", self.to_json())
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "centre": self.centre,
+            "codec": self.codec,
+            "edition": self.edition,
+            "mechanism": self.mechanism.to_json(),
+            "round": self.round,
+            "volumes": list(self.volumes),
+            "weights": self.weights,
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> QuerySpec:
+        fields = checked_fields(
+            data,
+            {
+                "centre": str,
+                "codec": str,
+                "edition": int,
+                "mechanism": dict,
+                "round": int,
+                "volumes": list,
+                "weights": str,
+            },
+        )
+        return cls(
+            **{**fields, "volumes": tuple(fields["volumes"]), "mechanism": Mechanism.from_json(fields["mechanism"])}
+        )
+
+
+def radius_int(radius: float) -> int:
+    """R = ⌊C·2¹⁶⌋ in integers; C must be finite and at least one grid step."""
+    if not isinstance(radius, int | float) or isinstance(radius, bool) or not isfinite(radius) or radius <= 0:
+        raise InvalidInput("clipping norm C", value=radius, limit="a finite number above 0")
+    value: int = floor(Fraction(radius) * 2**GRID_BITS)
+    if not 1 <= value < 2**40:
+        raise InvalidInput("clipping norm C", value=radius, limit="2^-16 to 2^24")
+    return value

@@ -1,0 +1,1 @@
+"""The consortium's side: dispatch, aggregation, release, decoding and the student."""
