@@ -1,0 +1,179 @@
+"""The site's own policy: what it consented to, and whether it accepts a batch.
+
+``site.toml`` is frozen and validated. A decision is made before any inference, from the offer, the consented study, the
+site's caps and its own ledger alone: patients' data never enters it, so participation says nothing about them. Refuses
+every query that is not exactly what the consented study describes.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+from common.config import Study, read_section
+from common.errors import InvalidInput
+from common.messages import Offer
+from common.privacy.calibration import calibrate
+from common.privacy.mechanism import AccountantName, Budget, Protection, QuerySpec, Relation, Unit, radius_int
+
+SITE_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a site knows of the server: its keys in hex (Ed25519 of the ledger, X25519 for codes), and where public
+    objects are. These come with the startup kit, never over Flower."""
+
+    sealing_key: str
+    signing_key: str
+    objects_url: str
+    root_certificates: str
+
+    def __post_init__(self) -> None:
+        for name in ("sealing_key", "signing_key"):
+            value = getattr(self, name)
+            if len(value) != 64 or set(value) - set("0123456789abcdef"):
+                raise InvalidInput(f"server.{name}", value=value, limit="64 hex digits")
+        if not self.objects_url.startswith("https://"):
+            raise InvalidInput("server.objects_url", value=self.objects_url, limit="an https:// address")
+
+    @property
+    def sealing_public_key(self) -> X25519PublicKey:
+        return X25519PublicKey.from_public_bytes(bytes.fromhex(self.sealing_key))
+
+    @property
+    def signing_public_key(self) -> Ed25519PublicKey:
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.signing_key))
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """The most this site's patient pool may ever spend, and how much it answers in a day; its own limits, checked in
+    its own ledger whatever the server's says."""
+
+    epsilon: float
+    delta: float
+    accountant: AccountantName = AccountantName.EXACT
+    unit: Unit = Unit.HOSPITAL
+    relation: Relation = Relation.REPLACE_ONE
+    queries_per_day: int = 1000
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "accountant", AccountantName(self.accountant))
+        object.__setattr__(self, "unit", Unit(self.unit))
+        object.__setattr__(self, "relation", Relation(self.relation))
+        _ = self.budget, self.protection
+        if not 1 <= self.queries_per_day <= 1_000_000:
+            raise InvalidInput("caps.queries_per_day", value=self.queries_per_day, limit="1 to 1000000")
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(epsilon=self.epsilon, delta=self.delta)
+
+    @property
+    def protection(self) -> Protection:
+        return Protection(unit=self.unit, relation=self.relation)
+
+
+@dataclass(frozen=True, slots=True)
+class SiteConfig:
+    """A hospital's ``site.toml``. ``pool`` is the stable name of its patient pool, to which budgets belong."""
+
+    site: str
+    pool: str
+    data: str
+    server: ServerFacts
+    caps: Caps
+    study: str = "study.toml"
+    root: Path = field(default=Path())
+
+    def __post_init__(self) -> None:
+        for name in ("site", "pool"):
+            value = getattr(self, name)
+            if not value or len(value) > 64 or not all(c.isascii() and (c.isalnum() or c in "-_./") for c in value):
+                raise InvalidInput(f"{name} in site.toml", value=value, limit="1 to 64 letters, digits, '-', '_', '.', '/'")
+
+    def path(self, name: str) -> Path:
+        """``name`` relative to the site's directory."""
+        return self.root / name
+
+
+def load_site(directory: Path) -> SiteConfig:
+    """Read ``site.toml`` in a site's directory; unknown keys are refused."""
+    path = directory / "site.toml"
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput("site.toml cannot be read", value=str(path), remedy="see `consilium site init`") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(f"site.toml is not TOML ({error})") from error
+    if document.pop("schema", None) != SITE_SCHEMA:
+        raise InvalidInput("site.toml schema", limit=f"schema = {SITE_SCHEMA}")
+    known = {"site", "pool", "data", "study", "server", "caps"}
+    unknown = sorted(document.keys() - known)
+    missing = sorted({"site", "pool", "data", "server", "caps"} - document.keys())
+    if unknown or missing:
+        raise InvalidInput("keys of site.toml", value=unknown or missing, limit=", ".join(sorted(known)))
+    server = read_section(ServerFacts, document.pop("server"), where="server")
+    caps = read_section(Caps, document.pop("caps"), where="caps")
+    if not all(isinstance(value, str) for value in document.values()):
+        raise InvalidInput("site, pool, data and study in site.toml", limit="strings")
+    return SiteConfig(**document, server=server, caps=caps, root=directory)
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """The consented study with the least noise it allows; built once, since calibration is the slow part."""
+
+    study: Study
+    least_noise_std: Fraction
+    radius_int: int
+
+    @classmethod
+    def of(cls, study: Study) -> Consent:
+        privacy = study.privacy
+        radius = radius_int(study.codec.radius)
+        noise_std = calibrate(
+            budget=privacy.budget,
+            accountant=privacy.accountant,
+            queries=privacy.planned_queries,
+            radius_int=radius,
+            voters_per_site=privacy.voters_per_site,
+            protection=privacy.protection,
+        )
+        return cls(study=study, least_noise_std=noise_std, radius_int=radius)
+
+
+def review(offer: Offer, consent: Consent) -> str:
+    """``"accepted"`` if every query of ``offer`` is what the consented study describes, else the word for why not.
+
+    Budget and daily caps are the site ledger's to check; this looks at the study and the queries only.
+    """
+    if offer.study != consent.study.id:
+        return "unknown-study"
+    if not offer.queries or len({query.id for query in offer.queries}) != len(offer.queries):
+        return "malformed"
+    for query in offer.queries:
+        reason = _review_query(query, consent)
+        if reason != "accepted":
+            return reason
+    return "accepted"
+
+
+def _review_query(query: QuerySpec, consent: Consent) -> str:
+    study, mechanism = consent.study, query.mechanism
+    if query.edition != study.privacy.edition:
+        return "wrong-edition"
+    if mechanism.dimension > study.codec.max_dimension or query.weights != "codec" or query.centre != "zero":
+        return "wrong-codec"
+    sound = (
+        mechanism.radius_int == consent.radius_int
+        and mechanism.voters_per_site == study.privacy.voters_per_site
+        and mechanism.noise_std >= consent.least_noise_std
+    )
+    return "accepted" if sound else "wrong-mechanism"

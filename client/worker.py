@@ -1,0 +1,230 @@
+"""The teacher worker: the site's long-lived process that holds models and data and answers the server's messages.
+
+It trusts nothing that arrives: an offer is reviewed against the consented study and the site's own ledger before any
+inference, a codes request is answered only for accepted queries, public objects are taken by content hash. After
+acceptance every failure of a query is the zero code, sealed like any other; the reason stays in the site's log. A code is
+stored before it leaves, and a retry gets the stored one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from client.policy import Consent, SiteConfig, load_site, review
+from common.codecs.base import Codec, load_codec
+from common.config import load_study
+from common.errors import ConsiliumError, InvalidInput, Refused
+from common.ledger.receipts import Receipt
+from common.ledger.site import SiteLedger
+from common.messages import (
+    CodesReply,
+    CodesRequest,
+    Done,
+    Offer,
+    OfferReply,
+    ReceiptNote,
+    decode,
+    encode,
+)
+from common.privacy.mechanism import QuerySpec
+from common.privacy.quantise import quantise, within
+from common.sealing import SealContext, seal
+from common.worker_api import HEALTH, SERVICE, channel_options
+
+log = logging.getLogger(__name__)
+
+
+class Voters(Protocol):
+    """The site's teachers, as the worker needs them."""
+
+    def predict(self, volume: bytes) -> Sequence[NDArray[np.float32] | None]:
+        """One probability map [c, x, y, z] a voter for a public volume's bytes; None for an empty slot."""
+
+
+Fetch = Callable[[str], bytes]
+"""Gets a public object by content hash, verified."""
+
+
+class Worker:
+    """Answers messages; free of gRPC, sockets and torch, so that tests drive the very object that serves."""
+
+    def __init__(
+        self, *, config: SiteConfig, consent: Consent, ledger: SiteLedger, voters: Voters, fetch: Fetch
+    ) -> None:
+        self._config, self._consent, self._ledger = config, consent, ledger
+        self._voters, self._fetch = voters, fetch
+        self._codecs: dict[str, Codec] = {}
+        self._lock = threading.Lock()
+
+    def handle(self, body: bytes) -> bytes:
+        """The reply to one message. Raises :class:`Refused` or :class:`InvalidInput` for what deserves none."""
+        message = decode(body)
+        with self._lock:
+            match message:
+                case Offer():
+                    return encode(OfferReply(batch=message.batch, reason=self._decide(message)))
+                case CodesRequest():
+                    return encode(self._codes(message))
+                case ReceiptNote():
+                    self._ledger.record_receipt(
+                        Receipt.parse(message.receipt), public_key=self._config.server.signing_public_key
+                    )
+                    return encode(Done())
+                case _:
+                    raise Refused("malformed", "a worker answers offers, codes requests and receipts")
+
+    def _decide(self, offer: Offer) -> str:
+        reason = review(offer, self._consent)
+        if reason == "accepted":
+            try:
+                self._ledger.reserve(offer.study, offer.queries)
+            except Refused as error:
+                reason = error.reason
+        log.info("event=offer batch=%s queries=%d decision=%s", offer.batch[:12], len(offer.queries), reason)
+        return reason
+
+    def _codes(self, request: CodesRequest) -> CodesReply:
+        if request.study != self._consent.study.id:
+            raise Refused("unknown-study", "codes asked for another study than the one consented to")
+        until = time.monotonic() + request.deadline_s
+        sealed: list[tuple[str, bytes]] = []
+        for query_id in request.queries:
+            query = self._ledger.reserved(query_id)
+            if query is None:
+                raise Refused("not-accepted", f"query {query_id[:12]} was never accepted here")
+            code = self._ledger.code(query_id)
+            if code is None:
+                if time.monotonic() >= until:
+                    break
+                code = self._answer(query)
+                self._ledger.store_code(query_id, code)
+            context = SealContext(
+                study=request.study, query=query_id, site=self._config.site, attempt=request.attempt
+            )
+            sealed.append((query_id, seal(code, public_key=self._config.server.sealing_public_key, context=context)))
+        log.info("event=codes batch=%s attempt=%d codes=%d", request.batch[:12], request.attempt, len(sealed))
+        return CodesReply(batch=request.batch, attempt=request.attempt, codes=tuple(sealed))
+
+    def _answer(self, query: QuerySpec) -> NDArray[np.int64]:
+        """The site's integer code, the sum over its voters; the zero code whatever goes wrong. # sensitive"""
+        mechanism = query.mechanism
+        zero = np.zeros(mechanism.dimension, dtype=np.int64)
+        total = zero.copy()
+        try:
+            if len(query.volumes) != 1:
+                raise InvalidInput("volumes of a query", value=len(query.volumes), limit="one, for this codec")
+            codec = self._codec(query)
+            maps = self._voters.predict(self._fetch(query.volumes[0]))
+            if len(maps) > mechanism.voters_per_site:
+                raise InvalidInput("voters", value=len(maps), limit=f"at most {mechanism.voters_per_site}")
+        except Exception as error:  # noqa: BLE001  after acceptance a failure must look like any other answer
+            log.warning("event=zero-code query=%s cause=%s", query.id[:12], type(error).__name__)
+            return zero
+        for slot, probabilities in enumerate(maps):
+            if probabilities is None:
+                continue
+            try:
+                total += quantise(codec.encode(probabilities), radius_int=mechanism.radius_int)
+            except Exception as error:  # noqa: BLE001  one voter's failure is that voter's zero code
+                log.warning("event=zero-vote query=%s slot=%d cause=%s", query.id[:12], slot, type(error).__name__)
+        return total if within(total, bound_int=mechanism.site_radius_int) else zero
+
+    def _codec(self, query: QuerySpec) -> Codec:
+        if query.codec not in self._codecs:
+            codec = load_codec(self._fetch(query.codec))
+            study = self._consent.study
+            if codec.grid != study.data.grid or codec.classes != len(study.data.labels):
+                raise InvalidInput("codec", limit="the study's grid and labels")
+            self._codecs[query.codec] = codec
+        codec = self._codecs[query.codec]
+        if codec.dimension != query.mechanism.dimension:
+            raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(codec.dimension))
+        return codec
+
+
+def serve(worker: Worker, *, socket: Path) -> grpc.Server:
+    """Start serving ``worker`` on a Unix socket that only this user can open; returns the started server."""
+
+    def handle(body: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            return worker.handle(body)
+        except ConsiliumError as error:
+            log.warning("event=refused cause=%s", type(error).__name__)
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "refused")
+        except Exception as error:  # noqa: BLE001  the text may hold patients' data
+            log.error("event=failed cause=%s", type(error).__name__)
+            context.abort(grpc.StatusCode.INTERNAL, "failed")
+        raise AssertionError("unreachable")
+
+    def health(_body: bytes, _context: grpc.ServicerContext) -> bytes:
+        return b"ok"
+
+    server = grpc.server(ThreadPoolExecutor(max_workers=4), options=channel_options())
+    methods = {
+        "Handle": grpc.unary_unary_rpc_method_handler(handle),
+        HEALTH.rsplit("/", 1)[1]: grpc.unary_unary_rpc_method_handler(health),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    socket.unlink(missing_ok=True)
+    before = os.umask(0o177)
+    try:
+        if server.add_insecure_port(f"unix:{socket}") == 0:
+            raise InvalidInput("worker socket", value=str(socket), limit="a path of at most 100 bytes, writable")
+        server.start()
+    finally:
+        os.umask(before)
+    return server
+
+
+def open_worker(directory: Path) -> Worker:
+    """The worker of a site's directory, with its models loaded."""
+    from client.fetch import PublicObjects  # torch and TLS only where a real worker runs
+    from client.teacher import Teachers
+
+    config = load_site(directory)
+    study = load_study(config.path(config.study))
+    teachers = Teachers.load(directory / "teachers")
+    ledger = SiteLedger.open(directory / "site-ledger.sqlite", config.pool, caps=config.caps)
+    ledger.consent(study)
+    objects = PublicObjects(config)
+    return Worker(
+        config=config,
+        consent=Consent.of(study),
+        ledger=ledger,
+        voters=_VolumeVoters(teachers, study.data),
+        fetch=objects.get,
+    )
+
+
+def main() -> None:
+    """``python -m client.worker --site-dir DIR``: serve until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(description="Consilium's teacher worker")
+    parser.add_argument("--site-dir", type=Path, required=True)
+    parser.add_argument("--socket", type=Path, required=True)
+    arguments = parser.parse_args()
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    server = serve(open_worker(arguments.site_dir), socket=arguments.socket)
+    log.info("event=ready")
+    stop.wait()
+    server.stop(grace=2).wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The event log: one JSON object a line, appended only, that the status command, the report and the dashboard read.
+
+Every line has ``schema``, ``seq`` (from 1, no gaps within a file), ``time`` (UTC, ISO 8601), ``study`` (id) and
+``event``; the further fields of each kind are in :data:`EVENTS`. Refuses unknown kinds, missing or extra fields, and
+values other than plain scalars and lists of strings. No code, seed, un-noised value or patient name has a field.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from common.errors import InvalidInput
+
+EVENT_SCHEMA = 1
+
+EVENTS: dict[str, frozenset[str]] = {
+    "run-started": frozenset({"run", "pid", "resumed"}),
+    "stage-started": frozenset({"stage", "total"}),
+    "stage-progress": frozenset({"stage", "done", "total"}),
+    "stage-finished": frozenset({"stage", "seconds"}),
+    "offer-answered": frozenset({"batch", "site", "accepted", "reason"}),
+    "quorum-missed": frozenset({"batch", "accepted", "needed"}),
+    "batch-dispatched": frozenset({"batch", "attempt", "sites", "queries"}),
+    "reply-received": frozenset({"batch", "attempt", "site", "codes", "seconds"}),
+    "reply-missing": frozenset({"batch", "attempt", "site", "reason"}),
+    "code-refused": frozenset({"batch", "site", "query", "reason"}),
+    "released": frozenset(
+        {"batch", "queries", "roster", "voters", "epsilon_exact", "epsilon_rdp", "delta", "unit", "relation"}
+    ),
+    "budget-refused": frozenset({"batch", "queries"}),
+    "label-decoded": frozenset({"volume", "query"}),
+    "student-step": frozenset({"step", "total", "loss"}),
+    "student-trained": frozenset({"weights", "seconds"}),
+    "bundle-exported": frozenset({"sha256"}),
+    "stop-requested": frozenset({"run"}),
+    "run-finished": frozenset({"run", "seconds"}),
+    "run-failed": frozenset({"run", "reason"}),
+}
+"""Kinds of event and the fields each carries beside the common ones."""
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class EventLog:
+    """Appends events to ``path``; one writer at a time (the run holds the study's lock)."""
+
+    def __init__(self, path: Path, *, study: str, clock: Callable[[], datetime] = utc_now) -> None:
+        self._path, self._study, self._clock = path, study, clock
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _end_torn_line(path)
+        self._seq = sum(1 for _ in read_events(path))
+
+    def emit(self, event: str, **facts: Any) -> None:
+        """Append one event; a line is written in one call, so a reader never sees half of one from a live writer."""
+        if event not in EVENTS:
+            raise InvalidInput("event kind", value=event, limit=", ".join(sorted(EVENTS)))
+        if facts.keys() != EVENTS[event]:
+            raise InvalidInput(f"fields of event {event}", value=sorted(facts), limit=str(sorted(EVENTS[event])))
+        for name, value in facts.items():
+            plain = value is None or isinstance(value, bool | int | float | str)
+            if not plain and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+                raise InvalidInput(
+                    f"event field {name}", value=type(value).__name__, limit="a scalar or a list of strings"
+                )
+        self._seq += 1
+        record = {
+            "schema": EVENT_SCHEMA,
+            "seq": self._seq,
+            "time": self._clock().isoformat(timespec="milliseconds"),
+            "study": self._study,
+            "event": event,
+            **facts,
+        }
+        line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+        with self._path.open("ab") as stream:
+            stream.write(line.encode())
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Every whole event in order; a line torn by a crash is skipped, a missing file is empty."""
+    if not path.exists():
+        return
+    with path.open("rb") as stream:
+        for line in stream:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict) and record.get("schema") == EVENT_SCHEMA:
+                yield record
+
+
+def _end_torn_line(path: Path) -> None:
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("rb+") as stream:
+        stream.seek(-1, os.SEEK_END)
+        if stream.read(1) != b"\n":
+            stream.write(b"\n")

@@ -1,0 +1,185 @@
+"""The messages between the server core and the sites' workers: frozen values and their canonical bytes.
+
+An :class:`Offer` names the queries of a batch in full, so that a site decides from public facts alone; an
+:class:`OfferReply` accepts or declines with an allow-listed word; a :class:`CodesRequest` asks for the accepted
+queries' codes; a :class:`CodesReply` carries sealed codes; a :class:`ReceiptNote` brings a site its signed receipt.
+Refuses anything that is not canonical, misses a field or has an unknown one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import Any
+
+from common.canonical import canonical_bytes, check_hash, checked_fields, parse_canonical
+from common.errors import InvalidInput
+from common.privacy.mechanism import QuerySpec
+
+MESSAGE_SCHEMA = 1
+
+REASONS = frozenset(
+    {
+        "accepted",
+        "busy",
+        "budget",
+        "daily-cap",
+        "malformed",
+        "paused",
+        "unknown-study",
+        "wrong-codec",
+        "wrong-edition",
+        "wrong-mechanism",
+        "unavailable",
+    }
+)
+"""The only words a site gives for its decision; none of them depends on patients' data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A batch of queries under one study, for a site to accept or decline as a whole."""
+
+    study: str
+    batch: str
+    queries: tuple[QuerySpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferReply:
+    """A site's decision about a batch."""
+
+    batch: str
+    reason: str
+
+    @property
+    def accepted(self) -> bool:
+        return self.reason == "accepted"
+
+
+@dataclass(frozen=True, slots=True)
+class CodesRequest:
+    """Ask for the sealed codes of accepted queries; ``attempt`` numbers the asking, ``deadline_s`` bounds the work."""
+
+    study: str
+    batch: str
+    attempt: int
+    deadline_s: int
+    queries: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CodesReply:
+    """Sealed codes by query id. A query the site could not finish in time is missing, never explained."""
+
+    batch: str
+    attempt: int
+    codes: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptNote:
+    """A signed receipt, as the ledger wrote it; the site checks it and answers with an empty reply."""
+
+    study: str
+    receipt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An acknowledgement that carries nothing."""
+
+
+_KINDS = {
+    Offer: "offer",
+    OfferReply: "offer-reply",
+    CodesRequest: "codes",
+    CodesReply: "codes-reply",
+    ReceiptNote: "receipt",
+    Done: "done",
+}
+AnyMessage = Offer | OfferReply | CodesRequest | CodesReply | ReceiptNote | Done
+
+
+def encode(message: AnyMessage) -> bytes:
+    """The canonical bytes of a message."""
+    body: dict[str, Any]
+    match message:
+        case Offer():
+            body = {"study": message.study, "batch": message.batch, "queries": [q.to_json() for q in message.queries]}
+        case OfferReply():
+            body = {"batch": message.batch, "reason": message.reason}
+        case CodesRequest():
+            body = {
+                "study": message.study,
+                "batch": message.batch,
+                "attempt": message.attempt,
+                "deadline_s": message.deadline_s,
+                "queries": list(message.queries),
+            }
+        case CodesReply():
+            codes = [[query, base64.b64encode(sealed).decode()] for query, sealed in message.codes]
+            body = {"batch": message.batch, "attempt": message.attempt, "codes": codes}
+        case ReceiptNote():
+            body = {"study": message.study, "receipt": message.receipt}
+        case Done():
+            body = {}
+    return canonical_bytes({"kind": _KINDS[type(message)], "schema": MESSAGE_SCHEMA, **body})
+
+
+def decode(data: bytes) -> AnyMessage:
+    """Read a message; :class:`InvalidInput` for anything that :func:`encode` would not have written."""
+    document = parse_canonical(data)
+    if not isinstance(document, dict) or document.pop("schema", None) != MESSAGE_SCHEMA:
+        raise InvalidInput("message schema", limit=str(MESSAGE_SCHEMA))
+    match document.pop("kind", None):
+        case "offer":
+            body = checked_fields(document, {"study": str, "batch": str, "queries": list})
+            queries = tuple(QuerySpec.from_json(item) for item in body["queries"])
+            return Offer(study=check_hash(body["study"]), batch=check_hash(body["batch"]), queries=queries)
+        case "offer-reply":
+            body = checked_fields(document, {"batch": str, "reason": str})
+            if body["reason"] not in REASONS:
+                raise InvalidInput("reason of an offer's reply", limit=", ".join(sorted(REASONS)))
+            return OfferReply(batch=check_hash(body["batch"]), reason=body["reason"])
+        case "codes":
+            kinds = {"study": str, "batch": str, "attempt": int, "deadline_s": int, "queries": list}
+            body = checked_fields(document, kinds)
+            if body["attempt"] < 1 or body["deadline_s"] < 1:
+                raise InvalidInput("attempt and deadline of a codes request", limit="integers from 1")
+            return CodesRequest(
+                study=check_hash(body["study"]),
+                batch=check_hash(body["batch"]),
+                attempt=body["attempt"],
+                deadline_s=body["deadline_s"],
+                queries=tuple(check_hash(item) for item in body["queries"]),
+            )
+        case "codes-reply":
+            body = checked_fields(document, {"batch": str, "attempt": int, "codes": list})
+            return CodesReply(
+                batch=check_hash(body["batch"]), attempt=body["attempt"], codes=_sealed_codes(body["codes"])
+            )
+        case "receipt":
+            body = checked_fields(document, {"study": str, "receipt": str})
+            return ReceiptNote(study=check_hash(body["study"]), receipt=body["receipt"])
+        case "done":
+            checked_fields(document, {})
+            return Done()
+        case _:
+            raise InvalidInput("message kind", limit=", ".join(sorted(_KINDS.values())))
+
+
+def _sealed_codes(items: list[Any]) -> tuple[tuple[str, bytes], ...]:
+    codes: dict[str, bytes] = {}
+    for item in items:
+        if not isinstance(item, list) or len(item) != 2 or not isinstance(item[1], str):
+            raise InvalidInput("sealed code", limit="[query id, base64 text]")
+        query = check_hash(item[0])
+        if query in codes:
+            raise InvalidInput("sealed codes of one query", value=query, limit="one a reply")
+        try:
+            codes[query] = base64.b64decode(item[1], validate=True)
+        except binascii.Error as error:
+            raise InvalidInput("sealed code", limit="base64") from error
+    return tuple(codes.items())

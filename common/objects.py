@@ -1,0 +1,68 @@
+"""Public objects by content hash: volumes, codecs and students, immutable and verified at every read.
+
+Refuses bytes whose SHA-256 is not the name they are asked for by. Only public data ever enters a store.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from common.canonical import check_hash, sha256_bytes
+from common.errors import InvalidInput
+
+MAX_OBJECT_BYTES = 1 << 30
+
+
+class ObjectStore:
+    """A directory of files named by the SHA-256 of their bytes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def put(self, data: bytes) -> str:
+        """Store ``data`` durably and return its hash; storing it again changes nothing."""
+        if len(data) > MAX_OBJECT_BYTES:
+            raise InvalidInput("public object", value=f"{len(data)} bytes", limit=f"{MAX_OBJECT_BYTES} bytes")
+        name = sha256_bytes(data)
+        if name not in self:
+            write_atomically(self._directory / name, data)
+        return name
+
+    def get(self, name: str) -> bytes:
+        """The bytes stored under ``name``; missing or altered objects raise :class:`InvalidInput`."""
+        try:
+            data = (self._directory / check_hash(name)).read_bytes()
+        except FileNotFoundError as error:
+            raise InvalidInput("public object is not in the store", value=name, remedy="publish it again") from error
+        if sha256_bytes(data) != name:
+            raise InvalidInput(
+                "public object was altered on disk", value=name, remedy="delete the file and fetch again"
+            )
+        return data
+
+    def __contains__(self, name: str) -> bool:
+        return (self._directory / check_hash(name)).is_file()
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Replace ``path`` with ``data``: after a crash the file holds the old bytes or the new ones, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            os.fchmod(stream.fileno(), mode)
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

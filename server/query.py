@@ -1,0 +1,311 @@
+"""The server core: offers batches to sites, opens and checks their codes, releases through the ledger.
+
+Free of Flower, torch and files: messages go through a :class:`Transport`, charges and noisy answers through the ledger,
+facts into the event log. The roster of a release is decided before any site computes: sites that accepted the offer.
+Whatever goes wrong at one of them afterwards counts as the zero code, with the roster unchanged, so participation says
+nothing about data. Refuses a roster below quorum before anything is dispatched or charged.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
+
+from common.canonical import digest
+from common.config import Study
+from common.errors import InvalidInput, QuorumNotReached, Refused
+from common.events import EventLog
+from common.ledger.store import Candidate, Ledger, RosterEntry, StoredAnswer
+from common.messages import (
+    CodesReply,
+    CodesRequest,
+    Offer,
+    OfferReply,
+    decode,
+    encode,
+)
+from common.privacy.calibration import calibrate
+from common.privacy.gaussian import Sampler, rounded_gaussian
+from common.privacy.mechanism import AccountantName, Mechanism, QuerySpec, radius_int
+from common.privacy.quantise import within
+from common.privacy.release import noisy_sum
+from common.sealing import SealContext, unseal
+from server.workspace import CodecRecord, Site
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One node's answer to one message: its body, or an allow-listed word for why there is none."""
+
+    node_id: int
+    body: bytes | None
+    problem: str = ""
+
+
+class Transport(Protocol):
+    """How bodies reach sites and come back; Flower's Grid in production, worker objects in tests."""
+
+    def online(self) -> frozenset[int]:
+        """Node ids that are connected now."""
+
+    def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
+        """Send one body to each node; yield exactly one reply a node, as they come, all within ``timeout_s``."""
+
+
+def study_mechanism(study: Study, *, dimension: int) -> Mechanism:
+    """The study's mechanism: noise calibrated for the planned queries under the gate accountant."""
+    privacy = study.privacy
+    radius = radius_int(study.codec.radius)
+    noise_std = calibrate(
+        budget=privacy.budget,
+        accountant=privacy.accountant,
+        queries=privacy.planned_queries,
+        radius_int=radius,
+        voters_per_site=privacy.voters_per_site,
+        protection=privacy.protection,
+    )
+    return Mechanism(
+        dimension=dimension, radius_int=radius, voters_per_site=privacy.voters_per_site, noise_std=noise_std
+    )
+
+
+def plan_queries(study: Study, *, codec: CodecRecord, volumes: Sequence[str]) -> tuple[QuerySpec, ...]:
+    """One query a public volume, in order, for the first ``planned_queries`` of them."""
+    mechanism = study_mechanism(study, dimension=codec.dimension)
+    return tuple(
+        QuerySpec(
+            edition=study.privacy.edition,
+            codec=codec.sha256,
+            volumes=(volume,),
+            round=1,
+            centre="zero",
+            weights="codec",
+            mechanism=mechanism,
+        )
+        for volume in volumes[: study.privacy.planned_queries]
+    )
+
+
+class Aggregator:
+    """The core of one study. Holds no state a crash could lose: what counts is in the ledger."""
+
+    def __init__(
+        self,
+        *,
+        study: Study,
+        queries: Sequence[QuerySpec],
+        sites: Sequence[Site],
+        ledger: Ledger,
+        sealing_key: X25519PrivateKey,
+        events: EventLog,
+        sampler: Sampler = rounded_gaussian,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if len(sites) < study.privacy.quorum:
+            raise QuorumNotReached(
+                f"{len(sites)} sites are registered and the study's quorum is {study.privacy.quorum}; "
+                "to fix: register more sites"
+            )
+        self._study, self._queries, self._sites = study, tuple(queries), tuple(sites)
+        self._ledger, self._sealing_key, self._events = ledger, sealing_key, events
+        self._sampler, self._clock = sampler, clock
+
+    def open_queries(self) -> tuple[QuerySpec, ...]:
+        """Planned queries that have no stored answer yet."""
+        return tuple(query for query in self._queries if self._ledger.answer(query.id) is None)
+
+    def answers(self) -> tuple[StoredAnswer, ...]:
+        """Stored answers of the planned queries, in plan order."""
+        found = (self._ledger.answer(query.id) for query in self._queries)
+        return tuple(answer for answer in found if answer is not None)
+
+    def run(self, transport: Transport, *, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Answer all open queries batch by batch, until done, stopped, out of budget or below quorum."""
+        size = self._study.collection.batch_size
+        queries = self.open_queries()
+        done = len(self._queries) - len(queries)
+        self._events.emit("stage-progress", stage="collect", done=done, total=len(self._queries))
+        for start in range(0, len(queries), size):
+            if should_stop():
+                return
+            answered = self._run_batch(queries[start : start + size], transport)
+            done += answered
+            self._events.emit("stage-progress", stage="collect", done=done, total=len(self._queries))
+            if answered < len(queries[start : start + size]):
+                return
+
+    def _run_batch(self, queries: Sequence[QuerySpec], transport: Transport) -> int:
+        batch = digest("batch", {"study": self._study.id, "queries": [query.id for query in queries]})
+        roster = self._offer(batch, queries, transport)
+        quorum = self._study.privacy.quorum
+        if len(roster) < quorum:
+            self._events.emit("quorum-missed", batch=batch, accepted=len(roster), needed=quorum)
+            raise QuorumNotReached(
+                f"{len(roster)} of {len(self._sites)} sites accepted the batch and the quorum is {quorum}; nothing was "
+                "dispatched or charged; to fix: see the sites' reasons in `consilium study status`, then resume"
+            )
+        codes = self._collect(batch, queries, roster, transport)
+        return self._release(batch, queries, roster, codes)
+
+    def _offer(self, batch: str, queries: Sequence[QuerySpec], transport: Transport) -> tuple[Site, ...]:
+        by_node = {site.node_id: site for site in self._sites}
+        timeout_s = self._study.collection.offer_deadline_s
+        body = encode(Offer(study=self._study.id, batch=batch, queries=tuple(queries)))
+        accepted: list[Site] = []
+        online = self._await_sites(transport, timeout_s=timeout_s)
+        for site in self._sites:
+            if site.node_id not in online:
+                self._events.emit("offer-answered", batch=batch, site=site.name, accepted=False, reason="offline")
+        for reply in transport.exchange({node: body for node in sorted(online)}, timeout_s=timeout_s):
+            site = by_node[reply.node_id]
+            reason = _offer_reason(reply, batch=batch)
+            self._events.emit(
+                "offer-answered", batch=batch, site=site.name, accepted=reason == "accepted", reason=reason
+            )
+            if reason == "accepted":
+                accepted.append(site)
+        return tuple(sorted(accepted, key=lambda site: site.name))
+
+    def _await_sites(self, transport: Transport, *, timeout_s: float) -> frozenset[int]:
+        """Nodes of registered sites that are online, once all are or the time is up."""
+        expected = frozenset(site.node_id for site in self._sites)
+        until = self._clock() + timeout_s
+        online = transport.online() & expected
+        while online != expected and self._clock() < until:
+            time.sleep(0.5)
+            online = transport.online() & expected
+        return online
+
+    def _collect(
+        self, batch: str, queries: Sequence[QuerySpec], roster: Sequence[Site], transport: Transport
+    ) -> dict[tuple[str, str], NDArray[np.int64]]:
+        """Opened and checked codes by (site, query id). # sensitive until noised"""
+        codes: dict[tuple[str, str], NDArray[np.int64]] = {}
+        by_node = {site.node_id: site for site in roster}
+        collection = self._study.collection
+        for attempt in range(1, collection.attempts + 1):
+            bodies = {}
+            for site in roster:
+                missing = tuple(query.id for query in queries if (site.name, query.id) not in codes)
+                if missing:
+                    request = CodesRequest(
+                        study=self._study.id,
+                        batch=batch,
+                        attempt=attempt,
+                        deadline_s=max(1, int(collection.deadline_s)),
+                        queries=missing,
+                    )
+                    bodies[site.node_id] = encode(request)
+            if not bodies:
+                break
+            self._events.emit("batch-dispatched", batch=batch, attempt=attempt, sites=len(bodies), queries=len(queries))
+            started = self._clock()
+            for reply in transport.exchange(bodies, timeout_s=collection.deadline_s + 30):
+                site = by_node[reply.node_id]
+                received = self._open_reply(reply, batch=batch, attempt=attempt, site=site, queries=queries)
+                if received is None:
+                    continue
+                codes |= {(site.name, query): code for query, code in received.items()}
+                self._events.emit(
+                    "reply-received",
+                    batch=batch,
+                    attempt=attempt,
+                    site=site.name,
+                    codes=len(received),
+                    seconds=round(self._clock() - started, 3),
+                )
+        return codes
+
+    def _open_reply(
+        self, reply: Reply, *, batch: str, attempt: int, site: Site, queries: Sequence[QuerySpec]
+    ) -> dict[str, NDArray[np.int64]] | None:
+        problem = reply.problem
+        message = None
+        if reply.body is not None:
+            try:
+                message = decode(reply.body)
+            except InvalidInput:
+                problem = "malformed"
+        if not isinstance(message, CodesReply) or message.batch != batch or message.attempt != attempt:
+            self._events.emit(
+                "reply-missing", batch=batch, attempt=attempt, site=site.name, reason=problem or "malformed"
+            )
+            return None
+        by_id = {query.id: query for query in queries}
+        opened = {}
+        for query_id, sealed in message.codes:
+            query = by_id.get(query_id)
+            try:
+                if query is None:
+                    raise Refused("unknown-query")
+                context = SealContext(study=self._study.id, query=query_id, site=site.name, attempt=attempt)
+                code = unseal(
+                    sealed, private_key=self._sealing_key, context=context, dimension=query.mechanism.dimension
+                )
+                if not within(code, bound_int=query.mechanism.site_radius_int):
+                    raise Refused("code-norm")
+            except Refused as error:
+                self._events.emit("code-refused", batch=batch, site=site.name, query=query_id, reason=error.reason)
+                continue
+            opened[query_id] = code
+        return opened
+
+    def _release(
+        self,
+        batch: str,
+        queries: Sequence[QuerySpec],
+        roster: Sequence[Site],
+        codes: Mapping[tuple[str, str], NDArray[np.int64]],
+    ) -> int:
+        candidates = []
+        for query in queries:
+            zero = np.zeros(query.mechanism.dimension, dtype=np.int64)
+            summands = [codes.get((site.name, query.id), zero) for site in roster]
+            candidates.append(
+                Candidate(query=query, make_answer=partial(noisy_sum, summands, query.mechanism, sampler=self._sampler))
+            )
+        result = self._ledger.release_batch(
+            study_id=self._study.id,
+            batch_id=batch,
+            roster=tuple(RosterEntry(site=site.name, pool=site.pool) for site in roster),
+            candidates=candidates,
+        )
+        if result.answers:
+            guarantees = self._ledger.study_guarantees(self._study.id)
+            self._events.emit(
+                "released",
+                batch=batch,
+                queries=[answer.query.id for answer in result.answers],
+                roster=[site.name for site in roster],
+                voters=len(roster) * self._study.privacy.voters_per_site,
+                epsilon_exact=guarantees[AccountantName.EXACT].epsilon,
+                epsilon_rdp=guarantees[AccountantName.RDP].epsilon,
+                delta=self._study.privacy.delta,
+                unit=str(self._study.privacy.unit),
+                relation=str(self._study.privacy.relation),
+            )
+        if result.refused:
+            self._events.emit("budget-refused", batch=batch, queries=list(result.refused))
+        return len(result.answers)
+
+
+def _offer_reason(reply: Reply, *, batch: str) -> str:
+    if reply.body is None:
+        return reply.problem or "no-reply"
+    try:
+        message = decode(reply.body)
+    except InvalidInput:
+        return "malformed"
+    if not isinstance(message, OfferReply) or message.batch != batch:
+        return "malformed"
+    return message.reason

@@ -1,0 +1,151 @@
+"""A study's directory at the server: where everything lies, and the lock that keeps one run at a time in it.
+
+Refuses to run twice at once, a directory without a study, and a study whose recorded codec or volumes have changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.canonical import check_hash, checked_fields
+from common.config import Study, load_study
+from common.errors import ConsiliumError, InvalidInput
+from common.objects import ObjectStore, write_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A registered site: its name, its patient pool and the Flower node id its registered key was given."""
+
+    name: str
+    pool: str
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodecRecord:
+    """The study's codec: content hash, dimension l, and the planned noise it was fitted for."""
+
+    sha256: str
+    dimension: int
+
+
+class StudyBusy(ConsiliumError):
+    """Another run holds this study's lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Paths of a study's directory and its small records."""
+
+    root: Path
+
+    @property
+    def study_file(self) -> Path:
+        return self.root / "study.toml"
+
+    @property
+    def ledger_file(self) -> Path:
+        return self.root / "ledger.sqlite"
+
+    @property
+    def events_file(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def sealing_key_file(self) -> Path:
+        return self.root / "keys" / "sealing.key"
+
+    @property
+    def signing_key_file(self) -> Path:
+        return self.root / "keys" / "ledger.key"
+
+    @property
+    def flower_home(self) -> Path:
+        return self.root / "flower"
+
+    @property
+    def labels_dir(self) -> Path:
+        return self.root / "labels"
+
+    @property
+    def student_dir(self) -> Path:
+        return self.root / "student"
+
+    @property
+    def bundle_dir(self) -> Path:
+        return self.root / "bundle"
+
+    @property
+    def stop_file(self) -> Path:
+        """Its presence asks a run to stop at the next safe point."""
+        return self.root / "stop-requested"
+
+    @property
+    def objects(self) -> ObjectStore:
+        return ObjectStore(self.root / "objects")
+
+    def study(self) -> Study:
+        return load_study(self.study_file)
+
+    def sites(self) -> tuple[Site, ...]:
+        """Registered sites in order of their names."""
+        records = self._read("sites.json", remedy="register sites with `consilium study register-site`")
+        sites = []
+        for record in records:
+            fields = checked_fields(record, {"name": str, "pool": str, "node_id": str})
+            sites.append(Site(name=fields["name"], pool=fields["pool"], node_id=int(fields["node_id"])))
+        return tuple(sorted(sites, key=lambda site: site.name))
+
+    def save_sites(self, sites: tuple[Site, ...]) -> None:
+        """Record the sites; no name, pool or node id may stand twice."""
+        for field in ("name", "pool", "node_id"):
+            values = [getattr(site, field) for site in sites]
+            if len(set(values)) != len(values):
+                raise InvalidInput(f"a site's {field} stands twice", value=sorted(map(str, values)))
+        self._write("sites.json", [{"name": s.name, "pool": s.pool, "node_id": str(s.node_id)} for s in sites])
+
+    def volumes(self) -> tuple[str, ...]:
+        """Content hashes of the public volumes, in query order."""
+        records = self._read("public.json", remedy="publish volumes with `consilium study publish`")
+        return tuple(check_hash(name) for name in records)
+
+    def save_volumes(self, volumes: tuple[str, ...]) -> None:
+        self._write("public.json", list(volumes))
+
+    def codec(self) -> CodecRecord:
+        record = self._read("codec.json", remedy="fit one with `consilium codec fit`")
+        return CodecRecord(**checked_fields(record, {"sha256": str, "dimension": int}))
+
+    def save_codec(self, codec: CodecRecord) -> None:
+        self._write("codec.json", {"sha256": codec.sha256, "dimension": codec.dimension})
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the study's lock; the kernel frees it when the process dies, however it dies."""
+        with (self.root / "run.lock").open("a") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StudyBusy(
+                    f"a run is already going on in {self.root}; to fix: wait for it, or `consilium study stop`"
+                ) from error
+            yield
+
+    def _read(self, name: str, *, remedy: str) -> Any:
+        path = self.root / name
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise InvalidInput(f"{name} is missing from the study's directory", remedy=remedy) from error
+        except ValueError as error:
+            raise InvalidInput(f"{name} is not valid JSON", remedy=remedy) from error
+
+    def _write(self, name: str, value: object) -> None:
+        write_atomically(self.root / name, (json.dumps(value, indent=1) + "\n").encode())
