@@ -1,0 +1,134 @@
+"""The MSD layout: what is read, what stops a dataset and what only costs one case."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from common.config import DataConfig
+from common.data.msd import Case, case_id, check_labels, read_dataset, write_dataset
+from common.errors import InvalidInput
+
+
+def write_volume(path: Path, value: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.save(nib.Nifti1Image(np.full((4, 4, 4), value, dtype=np.uint8), np.eye(4)), path)
+    return path
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    cases = []
+    for i in range(4):
+        image = write_volume(tmp_path / "raw" / f"p{i}.nii.gz", i)
+        label = write_volume(tmp_path / "raw" / "labels" / f"p{i}.nii.gz") if i < 3 else None
+        cases.append(Case(id=f"p{i}", image=image, label=label, hospital="north" if i == 0 else None))
+    write_dataset(tmp_path / "set", name="demo", labels=["background", "core"], channels=["MRI"], cases=cases)
+    return tmp_path / "set"
+
+
+def edit(directory: Path, **changes: Any) -> None:
+    path = directory / "dataset.json"
+    document = json.loads(path.read_text())
+    document.update(changes)
+    path.write_text(json.dumps(document))
+
+
+def test_a_written_dataset_is_read_back_in_the_msd_layout(directory: Path) -> None:
+    dataset = read_dataset(directory)
+    assert [case.id for case in dataset.cases] == ["p0", "p1", "p2", "p3"]
+    assert [case.id for case in dataset.labelled] == ["p0", "p1", "p2"]
+    assert dataset.labels == ("background", "core")
+    assert dataset.channels == ("MRI",)
+    assert dataset.problems == ()
+    assert dataset.cases[0].hospital == "north"
+    assert (directory / "imagesTr/p0.nii.gz").is_file()
+    assert (directory / "labelsTr/p0.nii.gz").is_file()
+    assert (directory / "imagesTs/p3.nii.gz").is_file()
+
+
+def test_one_bad_case_is_left_out_named_and_counted(directory: Path) -> None:
+    (directory / "labelsTr/p1.nii.gz").unlink()
+    dataset = read_dataset(directory)
+    assert [case.id for case in dataset.cases] == ["p0", "p2", "p3"]
+    assert [(problem.case, problem.reason) for problem in dataset.problems] == [("p1", "the label file is missing")]
+    assert dataset.listed == ("p0", "p1", "p2", "p3")
+
+
+def test_a_case_listed_twice_is_used_neither_time(directory: Path) -> None:
+    document = json.loads((directory / "dataset.json").read_text())
+    edit(directory, training=document["training"] * 2)
+    dataset = read_dataset(directory)
+    assert [case.id for case in dataset.cases] == ["p3"]
+    assert {problem.case for problem in dataset.problems} == {"p0", "p1", "p2"}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"image": "../secret.nii.gz", "label": "labelsTr/p0.nii.gz"},
+        {"image": "/etc/secret.nii.gz", "label": "labelsTr/p0.nii.gz"},
+        {"image": "imagesTr/p0.txt", "label": "labelsTr/p0.nii.gz"},
+        {"image": "imagesTr/p0.nii.gz"},
+        {"label": "labelsTr/p0.nii.gz"},
+        17,
+    ],
+)
+def test_an_entry_that_is_not_understood_is_a_problem_not_a_crash(directory: Path, entry: object) -> None:
+    edit(directory, training=[entry], test=[])
+    dataset = read_dataset(directory)
+    assert dataset.cases == ()
+    assert len(dataset.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"labels": {"0": "background"}}, "labels"),
+        ({"labels": {"0": "background", "2": "core"}}, "labels"),
+        ({"labels": {"0": "same", "1": "same"}}, "labels"),
+        ({"labels": ["background", "core"]}, "labels"),
+        ({"modality": {}}, "modality"),
+        ({"training": [], "test": []}, "no cases"),
+        ({"hospitals": []}, "hospitals"),
+    ],
+)
+def test_a_dataset_that_is_none_is_refused_with_the_key(directory: Path, changes: dict[str, Any], word: str) -> None:
+    edit(directory, **changes)
+    with pytest.raises(InvalidInput, match=word):
+        read_dataset(directory)
+
+
+def test_a_missing_or_broken_index_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"dataset\.json.*to fix"):
+        read_dataset(tmp_path)
+    (tmp_path / "dataset.json").write_text("{")
+    with pytest.raises(InvalidInput, match="JSON"):
+        read_dataset(tmp_path)
+    (tmp_path / "dataset.json").write_text("[]")
+    with pytest.raises(InvalidInput, match="object"):
+        read_dataset(tmp_path)
+
+
+def test_labels_are_compared_by_name_without_letter_case(directory: Path) -> None:
+    dataset = read_dataset(directory)
+    check_labels(dataset, DataConfig(labels=("Background", "CORE"), spacing_mm=(1, 1, 1), grid=(8, 8, 8)))
+    with pytest.raises(InvalidInput, match="labels"):
+        check_labels(dataset, DataConfig(labels=("background", "rim"), spacing_mm=(1, 1, 1), grid=(8, 8, 8)))
+    with pytest.raises(InvalidInput, match="channels"):
+        check_labels(
+            dataset,
+            DataConfig(labels=("background", "core"), spacing_mm=(1, 1, 1), grid=(8, 8, 8), channels=("T1", "T2")),
+        )
+
+
+def test_case_ids_have_no_path_and_no_suffix() -> None:
+    assert case_id("./imagesTr/patient.01.nii.gz") == "patient.01"
+    assert case_id("patient.nii") == "patient"
+    with pytest.raises(InvalidInput, match="file name"):
+        case_id("patient.mha")

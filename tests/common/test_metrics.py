@@ -1,0 +1,80 @@
+"""Dice and HD95 against independent computations: set counting and scipy's distance transform."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import ndimage
+
+from common.errors import InvalidInput
+from common.metrics import dice_per_class, hd95_mm, mean_dice
+
+
+def blobs(seed: int) -> np.ndarray:
+    noise = ndimage.gaussian_filter(np.random.default_rng(seed).normal(size=(20, 18, 16)), 2)
+    return np.digitize(noise, np.quantile(noise, [0.7, 0.85])).astype(np.uint8)
+
+
+def test_dice_equals_counting_sets() -> None:
+    for seed in range(5):
+        prediction, truth = blobs(seed), blobs(seed + 100)
+        expected = [
+            2 * len(p & t) / (len(p) + len(t))
+            for c in (1, 2)
+            for p, t in [(set(np.flatnonzero(prediction == c)), set(np.flatnonzero(truth == c)))]
+        ]
+        assert dice_per_class(prediction, truth, 3) == pytest.approx(expected, abs=1e-6)
+        assert mean_dice(prediction, truth, 3) == pytest.approx(np.mean(expected), abs=1e-6)
+
+
+def test_a_structure_in_neither_map_has_no_dice_and_leaves_the_mean() -> None:
+    truth = np.where(blobs(1) == 2, 0, blobs(1)).astype(np.uint8)
+    first, second = dice_per_class(truth, truth, 3)
+    assert first == 1
+    assert math.isnan(second)
+    assert mean_dice(truth, truth, 3) == 1
+    empty = np.zeros_like(truth)
+    assert math.isnan(mean_dice(empty, empty, 3))
+
+
+def test_a_structure_missed_or_invented_scores_zero() -> None:
+    truth, empty = blobs(1), np.zeros((20, 18, 16), dtype=np.uint8)
+    assert dice_per_class(empty, truth, 3) == (0, 0)
+    assert dice_per_class(truth, empty, 3) == (0, 0)
+
+
+def surface_distances(a: np.ndarray, b: np.ndarray, spacing: tuple[float, ...]) -> np.ndarray:
+    """Distances from a's surface voxels to b's, written from the definition."""
+    surface_a = a & ~ndimage.binary_erosion(a)
+    surface_b = b & ~ndimage.binary_erosion(b)
+    return np.asarray(ndimage.distance_transform_edt(~surface_b, sampling=spacing)[surface_a])
+
+
+@pytest.mark.parametrize("spacing", [(1.0, 1.0, 1.0), (0.8, 1.5, 3.0)])
+def test_hd95_equals_scipy_surface_distances_in_mm(spacing: tuple[float, float, float]) -> None:
+    prediction, truth = blobs(3), blobs(4)
+    expected = [
+        max(
+            np.percentile(surface_distances(prediction == c, truth == c, spacing), 95),
+            np.percentile(surface_distances(truth == c, prediction == c, spacing), 95),
+        )
+        for c in (1, 2)
+    ]
+    assert hd95_mm(prediction, truth, 3, spacing_mm=spacing) == pytest.approx(expected, rel=1e-4)
+
+
+def test_hd95_says_which_structures_are_missing() -> None:
+    truth, empty = blobs(1), np.zeros((20, 18, 16), dtype=np.uint8)
+    assert hd95_mm(truth, truth, 3, spacing_mm=(1, 1, 1)) == (0, 0)
+    assert hd95_mm(empty, truth, 3, spacing_mm=(1, 1, 1)) == (math.inf, math.inf)
+    assert all(math.isnan(d) for d in hd95_mm(empty, empty, 3, spacing_mm=(1, 1, 1)))
+
+
+def test_maps_of_different_shape_or_unknown_values_are_refused() -> None:
+    truth = blobs(1)
+    with pytest.raises(InvalidInput, match="shapes"):
+        dice_per_class(truth[1:], truth, 3)
+    with pytest.raises(InvalidInput, match="largest value"):
+        dice_per_class(truth, truth, 2)
