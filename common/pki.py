@@ -1,0 +1,343 @@
+"""The federation's certificates and node keys, made with ``cryptography`` alone (no openssl, no ssh-keygen).
+
+One private certificate authority per study signs the server's TLS certificate; every site makes its own ECDSA P-384
+node key and gives away only the public half. Refuses to replace a key that exists, to use one that others may read, and
+to hand out a certificate that has expired or does not name the server. Everything is idempotent: what is valid is kept.
+
+Formats: PEM certificates and PKCS#8 keys; node keys as OpenSSH writes them, which is what Flower reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import stat
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from common.errors import InvalidInput
+
+_CLOCK_SKEW = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Authority:
+    """A certificate authority on disk: ``certificate`` goes to every party, ``key`` (0600) stays with its owner."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerIdentity:
+    """What a TLS server needs: the authority's certificate, its own, and its private key (0600)."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeKeys:
+    """A node's key pair in OpenSSH format: ``private`` (0600) never leaves the site."""
+
+    private: Path
+    public: Path
+
+
+def create_authority(
+    folder: Path, *, name: str = "Consilium study CA", valid_days: int = 3650, now: datetime | None = None
+) -> Authority:
+    """Make ``ca.crt`` and ``ca.key`` in ``folder``, or return the pair that is there.
+
+    Errors: InvalidInput when only half of the pair exists, the halves do not belong together, or it has expired.
+    """
+    now = now or datetime.now(UTC)
+    _check_days(valid_days)
+    authority = Authority(certificate=folder / "ca.crt", key=folder / "ca.key")
+    if authority.key.exists() or authority.certificate.exists():
+        _usable_authority(authority, now=now)
+        return authority
+    key = ec.generate_private_key(ec.SECP384R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    certificate = (
+        _certificate(subject, subject, key.public_key(), now=now, until=now + timedelta(days=valid_days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    _write(authority.key, _pem(key), mode=0o600)
+    _write(authority.certificate, certificate.public_bytes(Encoding.PEM), mode=0o644)
+    return authority
+
+
+def issue_server_certificate(
+    authority: Authority,
+    folder: Path,
+    *,
+    names: Sequence[str],
+    valid_days: int = 365,
+    renew_before_days: int = 7,
+    now: datetime | None = None,
+) -> ServerIdentity:
+    """Make ``server.crt``, ``server.key`` and a copy of ``ca.crt`` in ``folder``, for DNS names and IPs.
+
+    A certificate there that this authority signed, that names all of ``names`` and runs for ``renew_before_days`` more
+    is kept; otherwise it is issued anew, with the key that is there if there is one.
+    Errors: InvalidInput for no or bad names, an unusable authority, or a key others may read.
+    """
+    now = now or datetime.now(UTC)
+    _check_days(valid_days)
+    wanted = _subject_names(names)
+    issuer_key, issuer = _usable_authority(authority, now=now)
+    identity = ServerIdentity(authority=folder / "ca.crt", certificate=folder / "server.crt", key=folder / "server.key")
+    if identity.key.exists():
+        key = _private_key(identity.key)
+    else:
+        key = ec.generate_private_key(ec.SECP384R1())
+        _write(identity.key, _pem(key), mode=0o600)
+    issuer_pem = issuer.public_bytes(Encoding.PEM)
+    if not identity.authority.exists() or identity.authority.read_bytes() != issuer_pem:
+        _write(identity.authority, issuer_pem, mode=0o644, replace=True)
+    if _still_good(identity.certificate, key, issuer, wanted, at=now + timedelta(days=renew_before_days)):
+        return identity
+    common_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
+    until = min(now + timedelta(days=valid_days), issuer.not_valid_after_utc)
+    certificate = (
+        _certificate(common_name, issuer.subject, key.public_key(), now=now, until=until)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(wanted), critical=False)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+        .sign(issuer_key, hashes.SHA384())
+    )
+    _write(identity.certificate, certificate.public_bytes(Encoding.PEM), mode=0o644, replace=True)
+    return identity
+
+
+def create_node_keys(folder: Path, *, name: str = "node", comment: str = "") -> NodeKeys:
+    """Make ``<name>`` and ``<name>.pub`` (ECDSA P-384, OpenSSH format) in ``folder``, or return the pair that is there.
+
+    A missing public half is written again from the private one.
+    Errors: InvalidInput when the private key is damaged, of another kind, readable by others, or not the public half's.
+    """
+    keys = NodeKeys(private=folder / name, public=folder / f"{name}.pub")
+    if keys.private.exists():
+        key = _node_private_key(keys.private)
+    elif keys.public.exists():
+        raise InvalidInput(
+            f"{keys.public} has no private half beside it",
+            remedy="put the private key back, or remove the public one and register the new key with the server",
+        )
+    else:
+        key = ec.generate_private_key(ec.SECP384R1())
+        _write(keys.private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), mode=0o600)
+    line = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    if keys.public.exists():
+        if read_node_public_key(keys.public) != line.decode():
+            raise InvalidInput(
+                f"{keys.public} does not belong to {keys.private}",
+                remedy="remove the public half; it is written again from the private one",
+            )
+    else:
+        suffix = f" {comment}" if comment else ""
+        _write(keys.public, line + f"{suffix}\n".encode(), mode=0o644)
+    return keys
+
+
+def read_node_public_key(path: Path) -> str:
+    """The public key in ``path`` as ``ecdsa-sha2-nistp384 BASE64``, without its comment; InvalidInput for any other."""
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise InvalidInput(f"{path} is not an OpenSSH public key", remedy="use the .pub file the site made") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise InvalidInput(f"{path} is not a node key", limit="ECDSA on P-384")
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+def node_fingerprint(path: Path) -> str:
+    """``SHA256:…`` of a public key, as ``ssh-keygen -l`` prints it, for two people to compare by telephone."""
+    blob = b64decode(read_node_public_key(path).split()[1])
+    return "SHA256:" + b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def expires(certificate: Path) -> datetime:
+    """When a PEM certificate stops being valid (UTC)."""
+    return _read_certificate(certificate).not_valid_after_utc
+
+
+def _check_days(valid_days: int) -> None:
+    if not 1 <= valid_days <= 36500:
+        raise InvalidInput("days a certificate is valid", value=valid_days, limit="1 to 36500")
+
+
+def _subject_names(names: Sequence[str]) -> list[x509.GeneralName]:
+    if isinstance(names, str) or not names:
+        raise InvalidInput("names of the server", value=names, limit="at least one DNS name or IP address")
+    found: list[x509.GeneralName] = []
+    for name in names:
+        try:
+            found.append(x509.IPAddress(ipaddress.ip_address(name)))
+            continue
+        except ValueError:
+            pass
+        labels = name.split(".")
+        if len(name) > 253 or not all(
+            0 < len(label) <= 63 and label.isascii() and label.replace("-", "").isalnum() and label.strip("-") == label
+            for label in labels
+        ):
+            raise InvalidInput("name of the server", value=name, limit="a DNS name or an IP address")
+        found.append(x509.DNSName(name.lower()))
+    return found
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, *, now: datetime, until: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)  # sites' clocks may run behind
+        .not_valid_after(until)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _usable_authority(authority: Authority, *, now: datetime) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    for path in (authority.key, authority.certificate):
+        if not path.exists():
+            raise InvalidInput(
+                f"{path} is missing", remedy="put it back, or remove the other half and start anew with every site"
+            )
+    key, certificate = _private_key(authority.key), _read_certificate(authority.certificate)
+    if certificate.public_key() != key.public_key():
+        raise InvalidInput(f"{authority.key} is not the key of {authority.certificate}")
+    if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc:
+        raise InvalidInput(
+            f"{authority.certificate} is not valid now",
+            value=now.isoformat(timespec="seconds"),
+            limit=f"{certificate.not_valid_before_utc:%Y-%m-%d} to {certificate.not_valid_after_utc:%Y-%m-%d}",
+            remedy="make a new authority and send its certificate to every site",
+        )
+    return key, certificate
+
+
+def _still_good(
+    path: Path,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Certificate,
+    wanted: Sequence[x509.GeneralName],
+    *,
+    at: datetime,
+) -> bool:
+    if not path.exists():
+        return False
+    certificate = _read_certificate(path)
+    try:
+        certificate.verify_directly_issued_by(issuer)
+        named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound):
+        return False
+    return (
+        certificate.public_key() == key.public_key()
+        and set(wanted) <= set(named)
+        and certificate.not_valid_before_utc <= at < certificate.not_valid_after_utc
+    )
+
+
+def _read_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{path} is not a readable PEM certificate") from error
+
+
+def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_pem_private_key(_private_bytes(path), password=None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InvalidInput(f"{path} is not a readable private key without a password") from error
+    return _p384(key, path)
+
+
+def _node_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_ssh_private_key(_private_bytes(path), password=None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InvalidInput(f"{path} is not a readable OpenSSH private key without a password") from error
+    return _p384(key, path)
+
+
+def _p384(key: object, path: Path) -> ec.EllipticCurvePrivateKey:
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise InvalidInput(f"{path} is a key of another kind", limit="ECDSA on P-384")
+    return key
+
+
+def _private_bytes(path: Path) -> bytes:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise InvalidInput(f"others may read {path}", value=f"{mode:04o}", limit="0600", remedy=f"chmod 600 {path}")
+    return path.read_bytes()
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _write(path: Path, content: bytes, *, mode: int, replace: bool = False) -> None:
+    """Write a whole file with its final mode or none at all; an existing one only with ``replace``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with open(handle, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            os.replace(partial, path)
+        else:
+            os.link(partial, path)  # fails if somebody else was first
+    finally:
+        partial.unlink(missing_ok=True)

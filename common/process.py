@@ -1,0 +1,404 @@
+"""Start, watch and stop the long-running processes of a federation, and leave none of them behind.
+
+Refuses to call a daemon started before its readiness check says so: a daemon that dies or stays silent is
+``DaemonFailed`` with its last log lines. What it starts, it ends: every process carries a tag in its environment, which
+children and grandchildren inherit, so a helper that moved to a session of its own is still found and stopped. Should
+this process itself be killed, the kernel ends the daemons (Linux ``PR_SET_PDEATHSIG``).
+
+Works fully on Linux, where ``/proc`` is read; elsewhere a stop reaches the daemon's process group only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from common.errors import DaemonFailed, InvalidInput
+
+TAG = "CONSILIUM_DAEMON"
+"""Environment variable that marks a daemon and all it starts: ``<group>.<number>.``"""
+
+_INHERITED = (
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV",
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "XDG_RUNTIME_DIR",
+)  # fmt: skip
+
+# Runs between fork and the daemon, in an interpreter of its own, because code run in a forked copy of a threaded
+# process may deadlock. exec keeps the pid and the death signal.
+_LAUNCH = """
+import ctypes, os, signal, sys
+parent, argv = int(sys.argv[1]), sys.argv[2:]
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
+if parent:
+    ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(143)
+try:
+    os.execv(argv[0], argv)
+except OSError as error:
+    sys.exit(f"cannot run {argv[0]}: {error.strerror}")
+"""
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x09\x20-\x7e\xa0-\uffff]")
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP reached a process that owns daemons; unwinds like Ctrl-C. ``signum`` is the signal."""
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonSpec:
+    """How to start one daemon.
+
+    ``role`` groups daemons that stop together (``supernode``), ``name`` tells them apart. ``argv[0]`` is an absolute
+    path; no secret belongs in ``argv``, which everybody on the machine can read. ``env`` is the whole environment
+    (start from ``base_env()``). ``ready`` is asked until it returns true; without one, staying alive for 0.2 s is
+    enough. ``show_log`` is false for daemons whose log may speak of a site's cases: it is then never quoted in errors.
+    """
+
+    role: str
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    log: Path
+    ready: Callable[[], bool] | None = None
+    ready_timeout_s: float = 60.0
+    stop_signal: signal.Signals = signal.SIGINT
+    grace_s: float = 10.0
+    show_log: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.argv or not Path(self.argv[0]).is_absolute():
+            raise InvalidInput("a daemon's program", value=self.argv[:1], limit="an absolute path")
+
+    @property
+    def label(self) -> str:
+        """``role name``, or the role alone when both are the same."""
+        return self.role if self.role == self.name else f"{self.role} {self.name}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Daemon:
+    """A started daemon. It leads its own session; ``pid`` is also its process group."""
+
+    spec: DaemonSpec
+    tag: str
+    _process: subprocess.Popen[bytes] = field(repr=False)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs, else its exit status (negative: the signal that ended it)."""
+        return self._process.poll()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the daemon itself still runs."""
+        return self.returncode is None
+
+    def check(self) -> None:
+        """Raise ``DaemonFailed`` with exit status and last log lines unless the daemon runs."""
+        code = self.returncode
+        if code is not None:
+            raise DaemonFailed(_obituary(self.spec, _status(code)))
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for the daemon to end by itself: its exit status, or None when the time is up."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait_ready(self) -> None:
+        """Ask ``spec.ready`` every 50 ms until it says yes; ``DaemonFailed`` if the daemon ends or time runs out."""
+        started = time.monotonic()
+        deadline = started + self.spec.ready_timeout_s
+        while True:
+            self.check()
+            if self.spec.ready is None:
+                if time.monotonic() - started >= 0.2:
+                    return
+            else:
+                with contextlib.suppress(OSError):
+                    if self.spec.ready():
+                        return
+            if time.monotonic() > deadline:
+                raise DaemonFailed(_obituary(self.spec, f"was not ready after {self.spec.ready_timeout_s:g} s"))
+            time.sleep(0.05)
+
+    def members(self) -> frozenset[int]:
+        """Pids of the daemon and of everything it started that is still alive."""
+        return _members(self.tag, session=self.pid if self.alive else None)
+
+    def stop(self, *, grace_s: float | None = None) -> None:
+        """End the daemon and all it started: its stop signal, then SIGKILL after ``grace_s``. Idempotent."""
+        _stop_together([self], grace_s=grace_s, hurry=lambda: False)
+
+    def kill(self) -> None:
+        """SIGKILL the daemon and all it started, at once."""
+        self.stop(grace_s=0.0)
+
+
+class ProcessGroup:
+    """Context manager that owns daemons: however the block is left, none of them outlives it.
+
+    Daemons stop in reverse order of their start, those of one role together. SIGTERM and SIGHUP unwind the block like
+    Ctrl-C (``Terminated``); a second signal while stopping skips the grace. Use it from the main thread: signals are
+    only handled there, and the kernel's death signal follows the thread that started a daemon.
+    """
+
+    def __init__(self) -> None:
+        self._tag = secrets.token_hex(8)
+        self._daemons: list[Daemon] = []
+        self._started = 0
+        self._stopping = False
+        self._hurry = False
+        self._handlers: dict[int, object] = {}
+
+    @property
+    def daemons(self) -> tuple[Daemon, ...]:
+        """All daemons started so far, in order, also those that ended."""
+        return tuple(self._daemons)
+
+    def start(self, spec: DaemonSpec) -> Daemon:
+        """Start one daemon and wait until it is ready; one that is not is stopped and ``DaemonFailed`` raised."""
+        return self.start_all([spec])[0]
+
+    def start_all(self, specs: Iterable[DaemonSpec]) -> tuple[Daemon, ...]:
+        """Start several at once and wait until all are ready. If one fails, all of them are stopped."""
+        begun: list[Daemon] = []
+        try:
+            for spec in specs:
+                begun.append(self._spawn(spec))
+            for daemon in begun:
+                daemon.wait_ready()
+        except DaemonFailed:
+            _stop_together(begun, grace_s=2.0, hurry=lambda: self._hurry)
+            raise
+        return tuple(begun)
+
+    def check(self) -> None:
+        """Raise ``DaemonFailed`` for the first daemon that ended though nobody stopped it."""
+        for daemon in self._daemons:
+            daemon.check()
+
+    def stop(self, daemon: Daemon) -> None:
+        """Stop one daemon and forget it, so that ``check`` no longer misses it."""
+        daemon.stop()
+        self._daemons.remove(daemon)
+
+    def stop_all(self) -> None:
+        """Stop every daemon, last started first, then whatever else carries the group's tag."""
+        for _, same_role in groupby(reversed(self._daemons), key=lambda daemon: daemon.spec.role):
+            _stop_together(list(same_role), grace_s=None, hurry=lambda: self._hurry)
+        self._sweep()
+
+    def _spawn(self, spec: DaemonSpec) -> Daemon:
+        self._started += 1
+        tag = f"{self._tag}.{self._started}."
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        spec.cwd.mkdir(parents=True, exist_ok=True)
+        parent = os.getpid() if sys.platform == "linux" and threading.current_thread() is threading.main_thread() else 0
+        with open(os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LAUNCH, str(parent), *spec.argv],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=spec.cwd,
+                env={**spec.env, TAG: tag},
+                start_new_session=True,
+            )
+        daemon = Daemon(spec, tag, process)
+        self._daemons.append(daemon)
+        return daemon
+
+    def _sweep(self) -> None:
+        """SIGKILL all that carries the group's tag: also what was born between a fork and its registration."""
+        deadline = time.monotonic() + 5.0
+        while (found := _members(f"{self._tag}.", session=None)) and time.monotonic() < deadline:
+            _signal_each(found, signal.SIGKILL)
+            time.sleep(0.02)
+        for daemon in self._daemons:
+            daemon.returncode  # noqa: B018  (reaps)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self._stopping:
+            self._hurry = True
+        elif signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            raise Terminated(signum)
+
+    def __enter__(self) -> ProcessGroup:
+        atexit.register(self._sweep)
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(signum) != signal.SIG_IGN:  # nohup stays nohup
+                    self._handlers[signum] = signal.signal(signum, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping = True
+        try:
+            self.stop_all()
+        finally:
+            for signum, handler in self._handlers.items():
+                signal.signal(signum, handler)  # type: ignore[arg-type]
+            self._handlers.clear()
+            atexit.unregister(self._sweep)
+
+
+def base_env(**extra: str) -> dict[str, str]:
+    """A small environment for a daemon: an allow-list of this process's variables, then ``extra``.
+
+    Credentials that happen to be in this process's environment are not passed on. The folder of this interpreter comes
+    first on ``PATH``, because Flower's daemons start their helpers by bare name.
+    """
+    kept = {name: value for name, value in os.environ.items() if name in _INHERITED or name.startswith("LC_")}
+    folders = dict.fromkeys([*map(str, _script_folders()), *kept.get("PATH", os.defpath).split(os.pathsep)])
+    return {**kept, "PATH": os.pathsep.join(folders), "PYTHONUNBUFFERED": "1", **extra}
+
+
+def executable(name: str) -> str:
+    """Absolute path of a command installed beside this interpreter (the environment need not be on ``PATH``)."""
+    for folder in _script_folders():
+        if os.access(folder / name, os.X_OK):
+            return str(folder / name)
+    if found := shutil.which(name):
+        return os.path.abspath(found)
+    raise DaemonFailed(f"the command {name!r} is not installed beside {sys.executable}; to fix: pip install consilium")
+
+
+def free_ports(count: int, *, host: str = "127.0.0.1") -> tuple[int, ...]:
+    """``count`` distinct TCP ports nobody listens on right now. Another program may still take one before its use."""
+    with contextlib.ExitStack() as held:
+        ports = []
+        for _ in range(count):
+            listener = held.enter_context(socket.socket())
+            listener.bind((host, 0))
+            ports.append(int(listener.getsockname()[1]))
+        return tuple(ports)
+
+
+def free_port(*, host: str = "127.0.0.1") -> int:
+    """One TCP port nobody listens on right now."""
+    return free_ports(1, host=host)[0]
+
+
+def log_tail(path: Path, *, lines: int = 12, max_bytes: int = 4096) -> str:
+    """The end of a log as plain text: no terminal escapes, no control characters, bounded. "" when there is none."""
+    try:
+        with path.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - max_bytes))
+            text = log.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join([_ESCAPES.sub("", line) for line in text.splitlines() if line.strip()][-lines:])
+
+
+def _script_folders() -> list[Path]:
+    return [Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))]
+
+
+def _status(code: int) -> str:
+    if code >= 0:
+        return f"ended with status {code}"
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"was ended by signal {-code}"
+
+
+def _obituary(spec: DaemonSpec, what: str) -> str:
+    tail = log_tail(spec.log) if spec.show_log else ""
+    quoted = "".join(f"\n  | {line}" for line in tail.splitlines())
+    return f"{spec.label} {what}; its log is {spec.log}{quoted}"
+
+
+def _members(tag: str, *, session: int | None) -> frozenset[int]:
+    """Living processes whose environment carries a tag that starts with ``tag``, or that belong to ``session``."""
+    needle = f"{TAG}={tag}".encode()
+    found = set()
+    for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = Path(entry.path, "stat").read_bytes()
+            state, _, _, its_session = stat[stat.rindex(b")") + 2 :].split(maxsplit=4)[:4]
+            if state in (b"Z", b"X"):
+                continue
+            if int(its_session) == session:
+                found.add(int(entry.name))
+                continue
+            environ = Path(entry.path, "environ").read_bytes()
+        except (OSError, ValueError):  # gone meanwhile, or another user's
+            continue
+        if any(item.startswith(needle) for item in environ.split(b"\0")):
+            found.add(int(entry.name))
+    return frozenset(found - {os.getpid()})
+
+
+def _signal_each(pids: Iterable[int], signum: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signum)
+
+
+def _stop_together(daemons: Sequence[Daemon], *, grace_s: float | None, hurry: Callable[[], bool]) -> None:
+    """Signal all, give each its grace, then SIGKILL what is left of any of them, and reap."""
+    started = time.monotonic()
+    for daemon in daemons:
+        if daemon.alive:  # not reaped yet, so the group's number cannot have been reused
+            with contextlib.suppress(OSError):
+                os.killpg(daemon.pid, daemon.spec.stop_signal if grace_s != 0.0 else signal.SIGKILL)
+    for daemon in daemons:
+        grace = daemon.spec.grace_s if grace_s is None else grace_s
+        while daemon.alive and time.monotonic() - started < grace and not hurry():
+            time.sleep(0.02)
+    if not hurry() and grace_s != 0.0:  # helpers in sessions of their own get a moment to notice
+        left = frozenset().union(*(daemon.members() for daemon in daemons))
+        _signal_each(left - {daemon.pid for daemon in daemons}, signal.SIGTERM)
+        deadline = time.monotonic() + 1.0
+        while any(daemon.members() - {daemon.pid} for daemon in daemons) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        left = frozenset().union(*(daemon.members() for daemon in daemons))
+        alive = [daemon for daemon in daemons if daemon.alive]
+        if not left and not alive:
+            return
+        for daemon in alive:
+            with contextlib.suppress(OSError):
+                os.killpg(daemon.pid, signal.SIGKILL)
+        _signal_each(left, signal.SIGKILL)
+        time.sleep(0.02)

@@ -1,0 +1,235 @@
+"""Whatever happens to the parent, no daemon and no helper of a daemon outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from common.errors import DaemonFailed, InvalidInput
+from common.process import (
+    DaemonSpec,
+    ProcessGroup,
+    Terminated,
+    base_env,
+    executable,
+    free_port,
+    free_ports,
+    log_tail,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+# A daemon with a helper in a session of its own that ignores polite signals, as Flower's daemons have them.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+helper = subprocess.Popen([sys.executable, "-S", "-c",
+    "import signal,time; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN); "
+    "open(__import__('sys').argv[1], 'w').write('up'); time.sleep(300)", sys.argv[1] + ".up"], start_new_session=True)
+while not os.path.exists(sys.argv[1] + ".up"):
+    time.sleep(0.01)
+open(sys.argv[1] + ".tmp", "w").write(f"{os.getpid()} {helper.pid}")
+os.rename(sys.argv[1] + ".tmp", sys.argv[1])
+time.sleep(300)
+"""
+
+
+def spec(
+    tmp_path: Path, code: str, *arguments: str, name: str = "one", role: str = "test", **more: object
+) -> DaemonSpec:
+    return DaemonSpec(
+        role=role,
+        name=name,
+        argv=(sys.executable, "-S", "-c", code, *arguments),
+        env=base_env(),
+        cwd=tmp_path,
+        log=tmp_path / f"{name}.log",
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def stubborn(tmp_path: Path, name: str = "one") -> tuple[DaemonSpec, Path]:
+    pids = tmp_path / f"{name}.pids"
+    return spec(tmp_path, STUBBORN, str(pids), name=name, ready=pids.exists, grace_s=0.3), pids
+
+
+def living(pid: int) -> bool:
+    """The oracle: the kernel's own word, apart from the code under test."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] not in "ZX"
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+def test_no_process_is_left_after_the_block(tmp_path: Path) -> None:
+    one, pids = stubborn(tmp_path)
+    with ProcessGroup() as group:
+        daemon = group.start(one)
+        both = [int(pid) for pid in pids.read_text().split()]
+        assert both[0] == daemon.pid
+        assert set(both) <= daemon.members()
+        assert os.getsid(daemon.pid) == daemon.pid != os.getsid(0)
+        assert os.getsid(both[1]) != daemon.pid
+    assert not any(map(living, both))
+
+
+def test_no_process_is_left_after_an_exception(tmp_path: Path) -> None:
+    one, pids = stubborn(tmp_path)
+    with pytest.raises(ZeroDivisionError), ProcessGroup() as group:  # noqa: PT012  (the block is what is tested)
+        group.start(one)
+        1 / 0  # noqa: B018
+    assert not any(living(int(pid)) for pid in pids.read_text().split())
+
+
+PARENT = """
+import sys, time, signal
+from pathlib import Path
+sys.path[:0] = [{root!r}, {here!r}]
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from test_process import stubborn
+from common.process import ProcessGroup, Terminated
+where = Path({where!r})
+try:
+    with ProcessGroup() as group:
+        group.start(stubborn(where, "a")[0])
+        group.start(stubborn(where, "b")[0])
+        (where / "started").touch()
+        time.sleep(300)
+except Terminated as error:
+    sys.exit(128 + error.signum)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(
+    ("signum", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
+    ids=["ctrl-c", "terminate", "hang-up", "kill -9"],
+)
+def test_a_signal_to_the_parent_leaves_no_process(tmp_path: Path, signum: signal.Signals, status: int) -> None:
+    root = str(Path(__file__).parents[2])
+    code = PARENT.format(root=root, here=str(Path(__file__).parent), where=str(tmp_path))
+    if signum == signal.SIGKILL:  # helpers of helpers then need their own watch, as Flower's have
+        code = code.replace("stubborn(where", "plain(where").replace("import stubborn", "import plain")
+    with subprocess.Popen([sys.executable, "-c", code], cwd=root, start_new_session=True) as parent:
+        assert eventually((tmp_path / "started").exists), "the parent did not start its daemons"
+        parent.send_signal(signum)
+        assert parent.wait(15) == status
+    pids = [int(pid) for file in tmp_path.glob("*.pids") for pid in file.read_text().split()]
+    assert len(pids) == (2 if signum == signal.SIGKILL else 4)
+    assert eventually(lambda: not any(map(living, pids)), 5.0)
+
+
+def plain(tmp_path: Path, name: str) -> tuple[DaemonSpec, Path]:
+    pids = tmp_path / f"{name}.pids"
+    code = "import os,sys,time; f=open(sys.argv[1],'w'); f.write(str(os.getpid())); f.close(); time.sleep(300)"
+    return spec(tmp_path, code, str(pids), name=name, ready=lambda: pids.exists() and pids.stat().st_size > 0), pids
+
+
+def test_a_daemon_killed_with_9_takes_its_helpers_along(tmp_path: Path) -> None:
+    one, pids = stubborn(tmp_path)
+    with ProcessGroup() as group:
+        daemon = group.start(one)
+        os.kill(daemon.pid, signal.SIGKILL)
+        assert eventually(lambda: not daemon.alive)
+        with pytest.raises(DaemonFailed, match="ended by SIGKILL"):
+            group.check()
+        assert living(int(pids.read_text().split()[1]))
+    assert not any(living(int(pid)) for pid in pids.read_text().split())
+
+
+def test_daemons_stop_last_started_first(tmp_path: Path) -> None:
+    order = tmp_path / "order"
+    code = (
+        "import signal,sys,time\n"
+        "def leave(*_):\n open(sys.argv[1],'a').write(sys.argv[2]); sys.exit(0)\n"
+        "signal.signal(2, leave); open(sys.argv[3],'w').close(); time.sleep(300)"
+    )
+    with ProcessGroup() as group:
+        for name, role in (("L", "link"), ("E", "exec"), ("n", "node"), ("n2", "node")):
+            up = tmp_path / f"{name}.up"
+            group.start(spec(tmp_path, code, str(order), name[0], str(up), name=name, role=role, ready=up.exists))
+    assert order.read_text() == "nnEL"
+    assert all(daemon.returncode == 0 for daemon in group.daemons)
+
+
+def test_a_daemon_that_dies_at_start_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    code = "import sys; print('\\033[31mno such\\x07 certificate\\033[0m'); sys.exit(3)"
+    with ProcessGroup() as group, pytest.raises(DaemonFailed) as caught:
+        group.start(spec(tmp_path, code, ready=lambda: False))
+    assert "test one ended with status 3" in str(caught.value)
+    assert "no such certificate" in str(caught.value)
+    assert str(tmp_path / "one.log") in str(caught.value)
+
+
+def test_a_site_log_is_never_quoted(tmp_path: Path) -> None:
+    with ProcessGroup() as group, pytest.raises(DaemonFailed) as caught:
+        group.start(spec(tmp_path, "print('case-of-mrs-x'); raise SystemExit(1)", show_log=False))
+    assert "mrs" not in str(caught.value)
+
+
+def test_a_silent_daemon_is_not_called_started(tmp_path: Path) -> None:
+    with ProcessGroup() as group:
+        with pytest.raises(DaemonFailed, match=r"not ready after 0\.3 s"):
+            group.start(spec(tmp_path, "import time; time.sleep(300)", ready=lambda: False, ready_timeout_s=0.3))
+        assert not group.daemons[0].alive
+
+
+def test_a_missing_program_is_one_clear_error(tmp_path: Path) -> None:
+    missing = DaemonSpec(
+        role="x", name="x", argv=("/nonexistent/program",), env={}, cwd=tmp_path, log=tmp_path / "x.log"
+    )
+    with ProcessGroup() as group, pytest.raises(DaemonFailed, match="cannot run /nonexistent/program"):
+        group.start(missing)
+    with pytest.raises(DaemonFailed, match="not installed"):
+        executable("no-such-command-at-all")
+    with pytest.raises(InvalidInput, match="absolute path"):
+        DaemonSpec(role="x", name="x", argv=("sh",), env={}, cwd=tmp_path, log=tmp_path / "x.log")
+
+
+def test_credentials_of_the_parent_do_not_reach_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_TOKEN", "hush")
+    environment = base_env(EXTRA="1")
+    assert "SOME_API_TOKEN" not in environment
+    assert environment["EXTRA"] == "1"
+    assert environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+    with ProcessGroup() as group:
+        one = spec(tmp_path, "import time; time.sleep(300)")
+        assert b"hush" not in Path(f"/proc/{group.start(one).pid}/environ").read_bytes()
+
+
+def test_signal_handlers_are_put_back() -> None:
+    before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    with pytest.raises(Terminated), ProcessGroup():
+        signal.raise_signal(signal.SIGTERM)
+    assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_free_ports_are_distinct_and_free() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    assert 0 < free_port() < 65536
+
+
+def test_a_log_tail_is_bounded(tmp_path: Path) -> None:
+    log = tmp_path / "long.log"
+    log.write_text("\n".join(f"line {number}" for number in range(10_000)))
+    assert log_tail(log, lines=3) == "line 9997\nline 9998\nline 9999"
+    assert log_tail(tmp_path / "none.log") == ""
