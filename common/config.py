@@ -8,6 +8,7 @@ to the sites' patient pools.
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -233,6 +234,17 @@ def parse_study(text: str) -> Study:
         if key not in parts:
             raise InvalidInput(f"section [{key}] is missing", remedy="see `consilium study init` for a valid study")
     return Study(name=document["name"], **parts)
+
+
+def render_study(study: Study) -> str:
+    """The study as the text of a study file; parsing it gives an equal study back."""
+    lines = [f"schema = {STUDY_SCHEMA}", f"name = {json.dumps(study.name)}"]
+    for section in ("data", "privacy", "codec", "teacher", "student", "collection"):
+        lines += ["", f"[{section}]"]
+        for key, value in dataclasses.asdict(getattr(study, section)).items():
+            plain = list(value) if isinstance(value, tuple) else value
+            lines.append(f"{key} = {json.dumps(plain, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"
 
 
 def read_section(kind: type[Any], table: object, *, where: str) -> Any:
