@@ -1,0 +1,385 @@
+"""The server ledger's running totals, computed from its rows alone, and the rules every row must keep.
+
+The same object decides whether a release may be written and replays rows that were: a ledger that breaks a rule
+anywhere (a budget passed, a quorum missed, a pool loosened, a derived value that does not follow) cannot be opened and
+does not verify. Sums of μ² are exact rationals; nothing is read from a cached column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+
+from common.errors import InvalidInput, LedgerCorrupt
+from common.ledger.chain import SCHEMA_VERSION, Row, possession_message
+from common.ledger.keys import signing_public_key
+from common.ledger.records import (
+    GenesisRecord,
+    KeyRecord,
+    NoteRecord,
+    PoolDeclaration,
+    PoolRecord,
+    Record,
+    RecoveredRecord,
+    RefusalRecord,
+    ReleaseRecord,
+    ReuseRecord,
+    Roster,
+    StudyRecord,
+    StudyTerms,
+    charge_of,
+    event_json,
+    parse_body,
+    parse_record,
+)
+from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
+from common.privacy.mechanism import Mechanism
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """What a pool has spent: Σμ² exactly, in how many releases, of how many noisy coordinates in all."""
+
+    mu_squared: Fraction = Fraction(0)
+    releases: int = 0
+    coordinates: int = 0
+
+    def plus(self, mu_squared: Fraction, coordinates: int) -> Spend:
+        return Spend(self.mu_squared + mu_squared, self.releases + 1, self.coordinates + coordinates)
+
+
+NOTHING = Spend()
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a release may not be written: the limit it would pass, for which pool, and by how much."""
+
+    reason: str
+    pool: str
+    requested: Fraction
+    remaining: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """New totals that a release brings about, not yet entered: by pool, and by (study, pool)."""
+
+    pools: dict[str, Spend]
+    studies: dict[tuple[str, str], Spend]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Where a query was answered and what it was charged as."""
+
+    seq: int
+    study_id: str
+    batch_id: str
+    mechanism: Mechanism
+    roster: Roster
+    voters: int
+    answer_sha256: str
+    row_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """The keys that have signed heads so far, each with the row that introduced it; the last one signs now."""
+
+    ledger_id: str = ""
+    history: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def public_key(self) -> str:
+        return self.history[-1][1] if self.history else ""
+
+    @classmethod
+    def first(cls, record: GenesisRecord, *, role: str) -> SigningKey:
+        """From the first row of a ledger of this role."""
+        if record.role != role or not 1 <= record.schema <= SCHEMA_VERSION or len(record.ledger_id) != 32:
+            raise InvalidInput("first row", value=record.role, limit=f"the beginning of a {role} ledger")
+        return cls(ledger_id=record.ledger_id, history=((1, record.public_key),))
+
+    def changed(self, record: KeyRecord, *, role: str, seq: int, prev_hash: str) -> SigningKey:
+        """With the key that row ``seq`` introduces, which must have signed its own introduction and be new."""
+        message = possession_message(role, ledger_id=self.ledger_id, seq=seq - 1, row_hash=prev_hash)
+        try:
+            signing_public_key(record.public_key).verify(bytes.fromhex(record.proof), message)
+        except (InvalidSignature, ValueError) as error:
+            raise InvalidInput("new key", limit="one that signed its own introduction") from error
+        if any(record.public_key == known for _, known in self.history):
+            raise InvalidInput("new key", limit="one that never signed this ledger before")
+        return SigningKey(ledger_id=self.ledger_id, history=(*self.history, (seq, record.public_key)))
+
+    def at(self, seq: int) -> str:
+        """The key that must have signed the head at row ``seq``: a key row is still signed by the key before it."""
+        return next(key for since, key in reversed(self.history) if since == 1 or seq > since)
+
+
+class Books:
+    """Totals and rules of a server ledger. Rows go in through :meth:`enter`, in order, each once."""
+
+    role = "server"
+
+    def __init__(self) -> None:
+        self.key = SigningKey()
+        self.studies: dict[str, StudyTerms] = {}
+        self.study_rows: dict[str, int] = {}
+        self.pools: dict[str, PoolDeclaration] = {}
+        self.releases: dict[str, Release] = {}
+        self.reused: dict[str, dict[str, None]] = {}
+        self.recovered: dict[str, int] = {}
+        self.refusals: dict[tuple[str, str, tuple[str, ...]], int] = {}
+        self.row_count = 0
+        self._spent: dict[str, Spend] = {}
+        self._study_spent: dict[tuple[str, str], Spend] = {}
+        self._limits: dict[str, Fraction] = {}
+        self._study_limits: dict[str, Fraction] = {}
+        self._undo: list[tuple[dict[Any, Any], Any, Any]] | None = None
+        self._before = (0, self.key)
+
+    # --- totals
+
+    def spent(self, pool: str) -> Spend:
+        """All releases the pool took part in, under the pool's own protection."""
+        return self._spent.get(pool, NOTHING)
+
+    def spent_in(self, study_id: str, pool: str) -> Spend:
+        """The study's releases the pool took part in, under the study's protection."""
+        return self._study_spent.get((study_id, pool), NOTHING)
+
+    def study_pools(self, study_id: str) -> tuple[str, ...]:
+        """Pools that took part in any release the study used, by name."""
+        return tuple(sorted(pool for study, pool in self._study_spent if study == study_id))
+
+    def limit(self, pool: str) -> Fraction:
+        """The pool's lifetime Σμ²."""
+        return self._limits[pool]
+
+    def study_limit(self, study_id: str) -> Fraction:
+        """Σμ² a study may spend on each pool."""
+        return self._study_limits[study_id]
+
+    # --- rules
+
+    def plan(self, mechanism: Mechanism, *, study_id: str, roster: Roster) -> Charge | Obstacle:
+        """The totals a release would bring about, or the first limit it would pass (pools in roster order)."""
+        study = self.studies[study_id]
+        own = charge_of(mechanism, study.protection, study.protection)
+        allowed = self._study_limits[study_id]
+        pools: dict[str, Spend] = {}
+        studies: dict[tuple[str, str], Spend] = {}
+        # pools mostly stand alike: the same sum of the same objects is worked out once
+        known: dict[tuple[int, int, int], Spend | None] = {}
+        for entry in roster:
+            cost = charge_of(mechanism, self.pools[entry.pool].protection, study.protection)
+            spend, limit = self.spent(entry.pool), self._limits[entry.pool]
+            after = _after(spend, cost, limit, mechanism.dimension, known)
+            if after is None:
+                return Obstacle("pool-budget", entry.pool, cost, limit - spend.mu_squared)
+            if after.coordinates > MAX_COORDINATES:
+                return Obstacle("coordinates", entry.pool, cost, limit - spend.mu_squared)
+            inside = self.spent_in(study_id, entry.pool)
+            after_inside = _after(inside, own, allowed, mechanism.dimension, known)
+            if after_inside is None:
+                return Obstacle("study-budget", entry.pool, own, allowed - inside.mu_squared)
+            pools[entry.pool], studies[study_id, entry.pool] = after, after_inside
+        return Charge(pools, studies)
+
+    def plan_reuse(self, query_id: str, *, study_id: str) -> Charge | Obstacle:
+        """What it does to a study's own sum to use another study's answer: the pools have paid already."""
+        release, study = self.releases[query_id], self.studies[study_id]
+        cost = charge_of(release.mechanism, study.protection, self.studies[release.study_id].protection)
+        allowed = self._study_limits[study_id]
+        studies: dict[tuple[str, str], Spend] = {}
+        for entry in release.roster:
+            inside = self.spent_in(study_id, entry.pool)
+            if not admits(inside.mu_squared, cost, allowed):
+                return Obstacle("study-budget", entry.pool, cost, allowed - inside.mu_squared)
+            studies[study_id, entry.pool] = inside.plus(cost, release.mechanism.dimension)
+        return Charge({}, studies)
+
+    def check_pool(self, new: PoolDeclaration) -> None:
+        """InvalidInput unless ``new`` is a new pool, or keeps or tightens what the pool was declared with."""
+        old = self.pools.get(new.pool)
+        if old is None:
+            return
+        for what, before, after in (("site", old.site, new.site), ("protection", old.protection, new.protection)):
+            if before != after:
+                raise InvalidInput(f"{what} of pool {new.pool}", value=str(after), limit=f"{before}, as first declared")
+        limit = max_mu_squared(new.accountant, new.budget)
+        if (
+            new.budget.epsilon > old.budget.epsilon
+            or new.budget.delta > old.budget.delta
+            or limit > self._limits[new.pool]
+        ):
+            raise InvalidInput(
+                f"budget of pool {new.pool}",
+                value=f"epsilon {new.budget.epsilon:g}, delta {new.budget.delta:g} ({new.accountant})",
+                limit=f"at most epsilon {old.budget.epsilon:g}, delta {old.budget.delta:g} ({old.accountant})",
+                remedy="a pool's budget is for its whole life and can only be made tighter",
+            )
+
+    # --- entering rows
+
+    def enter(self, row: Row, record: Record | None = None, *, charge: Charge | None = None) -> Record:
+        """Take a row into the totals. LedgerCorrupt, naming the row, if it breaks a rule; nothing is then changed.
+
+        ``record`` and ``charge`` spare the writer, who has just made the row, from reading it back.
+        """
+        try:
+            if record is None:
+                record = parse_record(self.role, row.kind, row.body)
+            self._enter(row, record, charge)
+        except InvalidInput as error:
+            raise LedgerCorrupt(str(error), row=row.seq) from error
+        except KeyError as error:
+            raise LedgerCorrupt(f"it names {error.args[0]!r}, which no row before introduces", row=row.seq) from error
+        self.row_count = row.seq
+        return record
+
+    def begin(self) -> None:
+        """Remember what later entries change, until :meth:`settle` keeps it or :meth:`roll_back` undoes it."""
+        self._undo, self._before = [], (self.row_count, self.key)
+
+    def settle(self) -> None:
+        """The transaction was committed: keep everything entered since :meth:`begin`."""
+        self._undo = None
+
+    def roll_back(self) -> None:
+        """The transaction was not committed: forget everything entered since :meth:`begin`, if that was called."""
+        if self._undo is None:
+            return
+        for mapping, key, old in reversed(self._undo):
+            if old is None:
+                del mapping[key]
+            else:
+                mapping[key] = old
+        self.row_count, self.key = self._before
+        self._undo = None
+
+    def _enter(self, row: Row, record: Record, charge: Charge | None) -> None:
+        if (row.seq == 1) != isinstance(record, GenesisRecord):
+            raise InvalidInput("first row", value=row.kind, limit="genesis, once, as row 1")
+        match record:
+            case GenesisRecord():
+                self.key = SigningKey.first(record, role=self.role)
+            case StudyRecord(terms=terms):
+                self._once(self.studies, terms.id, "study")
+                self._set(self._study_limits, terms.id, max_mu_squared(terms.accountant, terms.budget))
+                self._set(self.study_rows, terms.id, row.seq)
+                self._set(self.studies, terms.id, terms)
+            case PoolRecord(declaration=declaration):
+                self.check_pool(declaration)
+                self._set(self._limits, declaration.pool, max_mu_squared(declaration.accountant, declaration.budget))
+                self._set(self.pools, declaration.pool, declaration)
+            case ReleaseRecord():
+                self._once(self.releases, record.query_id, "query")
+                self._release(row, record, charge)
+            case RecoveredRecord(release=release):
+                self._once(self.recovered, record.release_hash, "recovered release")
+                self._set(self.recovered, record.release_hash, row.seq)
+                self._recovered(release)
+            case ReuseRecord():
+                self._reuse(record, charge)
+            case KeyRecord():
+                self.key = self.key.changed(record, role=self.role, seq=row.seq, prev_hash=row.prev_hash)
+            case RefusalRecord():
+                self._set(self.refusals, (record.study_id, record.batch_id, record.query_ids), row.seq)
+            case NoteRecord():
+                pass
+            case _:
+                raise InvalidInput("kind of row", value=row.kind)
+
+    def _release(self, row: Row, record: ReleaseRecord, charge: Charge | None) -> None:
+        study, mechanism = self.studies[record.study_id], record.query.mechanism
+        if charge is None:  # a replayed row: every rule is applied again
+            self.check_release(record.roster, mechanism, study)
+            if parse_body(row.body)["event"] != event_json(mechanism, study.protection):
+                raise InvalidInput("event of a release", limit="the one that follows from the query and the study")
+            planned = self.plan(mechanism, study_id=study.id, roster=record.roster)
+            if isinstance(planned, Obstacle):
+                raise InvalidInput(f"the release passes a limit ({planned.reason}) of pool {planned.pool!r}")
+            charge = planned
+        self._apply(charge)
+        release = Release(
+            seq=row.seq,
+            study_id=record.study_id,
+            batch_id=record.batch_id,
+            mechanism=mechanism,
+            roster=record.roster,
+            voters=record.voters,
+            answer_sha256=record.answer_sha256,
+            row_hash=row.hash,
+        )
+        self._set(self.releases, record.query_id, release)
+
+    def check_release(self, roster: Roster, mechanism: Mechanism, study: StudyTerms) -> None:
+        """InvalidInput unless roster, pools and mechanism are what the study and the declarations allow."""
+        if len(roster) < study.quorum:
+            raise InvalidInput("roster", value=len(roster), limit=f"the study's quorum, {study.quorum}")
+        if mechanism.voters_per_site != study.voters_per_site:
+            raise InvalidInput(
+                "voters per site of a query",
+                value=mechanism.voters_per_site,
+                limit=f"the study's, {study.voters_per_site}",
+            )
+        for entry in roster:
+            if entry.pool not in self.pools:
+                raise InvalidInput("pool of a roster", value=entry.pool, limit="a declared pool")
+            if self.pools[entry.pool].site != entry.site:
+                raise InvalidInput(
+                    f"site of pool {entry.pool}", value=entry.site, limit=f"{self.pools[entry.pool].site}, as declared"
+                )
+
+    def _recovered(self, release: ReleaseRecord) -> None:
+        """A charge from a receipt stands even where it passes a limit: what was released was released."""
+        study, mechanism = self.studies[release.study_id], release.query.mechanism
+        own = mechanism.mu_squared(study.protection)
+        for entry in release.roster:
+            cost = charge_of(mechanism, self.pools[entry.pool].protection, study.protection)
+            self._set(self._spent, entry.pool, self.spent(entry.pool).plus(cost, mechanism.dimension))
+            inside = self.spent_in(study.id, entry.pool)
+            self._set(self._study_spent, (study.id, entry.pool), inside.plus(own, mechanism.dimension))
+
+    def _reuse(self, record: ReuseRecord, charge: Charge | None) -> None:
+        known = self.reused.get(record.study_id, {})
+        for query_id in record.query_ids:
+            if query_id in known or self.releases[query_id].study_id == record.study_id:
+                raise InvalidInput("reused answer", value=query_id, limit="another study's, named once")
+            if len(self.releases[query_id].roster) < self.studies[record.study_id].quorum:
+                raise InvalidInput("roster of a reused answer", limit="the study's quorum")
+            planned = charge or self.plan_reuse(query_id, study_id=record.study_id)
+            if isinstance(planned, Obstacle):
+                raise InvalidInput(f"the reused answer passes a limit ({planned.reason}) of pool {planned.pool!r}")
+            self._apply(planned)
+        self._set(self.reused, record.study_id, {**known, **dict.fromkeys(record.query_ids)})
+
+    def _apply(self, charge: Charge) -> None:
+        for pool, spend in charge.pools.items():
+            self._set(self._spent, pool, spend)
+        for key, inside in charge.studies.items():
+            self._set(self._study_spent, key, inside)
+
+    def _once(self, mapping: dict[Any, Any], key: object, what: str) -> None:
+        if key in mapping:
+            raise InvalidInput(f"{what} {key}", limit="one row in the whole ledger")
+
+    def _set(self, mapping: dict[Any, Any], key: Any, value: Any) -> None:
+        if self._undo is not None:
+            self._undo.append((mapping, key, mapping.get(key)))
+        mapping[key] = value
+
+
+def _after(
+    spend: Spend, cost: Fraction, limit: Fraction, coordinates: int, known: dict[tuple[int, int, int], Spend | None]
+) -> Spend | None:
+    """``spend`` with one more release, or None if that would pass ``limit``; ``known`` remembers by identity."""
+    key = (id(spend), id(cost), id(limit))
+    if key not in known:
+        known[key] = spend.plus(cost, coordinates) if admits(spend.mu_squared, cost, limit) else None
+    return known[key]

@@ -1,0 +1,159 @@
+"""Key files: the Ed25519 key that signs a ledger's heads and the X25519 key that codes are sealed to.
+
+A private key is one PEM file (PKCS8, unencrypted) that only its owner may read. Loading refuses a file that the group
+or the world may read or write, a symbolic link, a key of the wrong kind, and anything that is not a key; a message
+names the file and never its contents. Creation never replaces an existing file.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
+from common.errors import InvalidInput
+
+MAX_KEY_BYTES = 16_384
+
+
+def create_signing_key(path: Path) -> Ed25519PrivateKey:
+    """Make an Ed25519 key and write it to ``path`` (mode 0600, durable); an existing file is refused."""
+    key = Ed25519PrivateKey.generate()
+    _write_private(path, key)
+    return key
+
+
+def create_sealing_key(path: Path) -> X25519PrivateKey:
+    """Make an X25519 key and write it to ``path`` (mode 0600, durable); an existing file is refused."""
+    key = X25519PrivateKey.generate()
+    _write_private(path, key)
+    return key
+
+
+def load_signing_key(path: Path) -> Ed25519PrivateKey:
+    """Read the Ed25519 key at ``path``; open permissions, links and other kinds of key are refused."""
+    key = _load_private(path)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise InvalidInput("signing key", value=str(path), limit="an Ed25519 private key in PEM (PKCS8)")
+    return key
+
+
+def load_sealing_key(path: Path) -> X25519PrivateKey:
+    """Read the X25519 key at ``path``; open permissions, links and other kinds of key are refused."""
+    key = _load_private(path)
+    if not isinstance(key, X25519PrivateKey):
+        raise InvalidInput("sealing key", value=str(path), limit="an X25519 private key in PEM (PKCS8)")
+    return key
+
+
+def public_hex(key: Ed25519PublicKey | X25519PublicKey | Ed25519PrivateKey | X25519PrivateKey) -> str:
+    """The raw 32 public bytes in hex, the form in which ledgers and offers name a key."""
+    public = key.public_key() if isinstance(key, Ed25519PrivateKey | X25519PrivateKey) else key
+    return public.public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+
+
+def signing_public_key(text: str) -> Ed25519PublicKey:
+    """The Ed25519 public key named by 64 hex digits."""
+    return Ed25519PublicKey.from_public_bytes(_raw(text))
+
+
+def sealing_public_key(text: str) -> X25519PublicKey:
+    """The X25519 public key named by 64 hex digits."""
+    return X25519PublicKey.from_public_bytes(_raw(text))
+
+
+def read_public_key(source: str) -> Ed25519PublicKey:
+    """A verifier's key, given as 64 hex digits or as the path of a PEM file (public, or the private key itself)."""
+    if len(source) == 64 and not set(source) - set("0123456789abcdef"):
+        return signing_public_key(source)
+    path = Path(source)
+    try:
+        data = path.read_bytes()[:MAX_KEY_BYTES]
+    except OSError as error:
+        raise InvalidInput("public key", value=source, limit="64 hex digits or a PEM file") from error
+    if b"PRIVATE" in data:
+        return load_signing_key(path).public_key()
+    try:
+        key = load_pem_public_key(data)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InvalidInput("public key file", value=source, limit="PEM") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise InvalidInput("public key file", value=source, limit="an Ed25519 key")
+    return key
+
+
+def write_public_key(path: Path, key: Ed25519PublicKey | X25519PublicKey) -> None:
+    """Write a public key as PEM (mode 0644); an existing file is refused."""
+    _write_new(path, key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), mode=0o644)
+
+
+def _raw(text: str) -> bytes:
+    if not isinstance(text, str) or len(text) != 64 or set(text) - set("0123456789abcdef"):
+        raise InvalidInput("public key", value=text, limit="64 lower-case hex digits")
+    return bytes.fromhex(text)
+
+
+def _write_private(path: Path, key: Ed25519PrivateKey | X25519PrivateKey) -> None:
+    _write_new(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600)
+
+
+def _write_new(path: Path, data: bytes, *, mode: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    except FileExistsError as error:
+        raise InvalidInput(
+            "key file exists", value=str(path), remedy="keep it; move it away yourself to start anew"
+        ) from error
+    except OSError as error:
+        raise InvalidInput("key file cannot be written", value=str(path), remedy="check the folder") from error
+    with os.fdopen(descriptor, "wb") as stream:
+        os.fchmod(stream.fileno(), mode)
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    sync_directory(path.parent)
+
+
+def _load_private(path: Path) -> object:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise InvalidInput("key file cannot be opened", value=str(path), limit="a readable file, not a link") from error
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidInput("key file", value=str(path), limit="a regular file")
+        if status.st_mode & 0o077:
+            raise InvalidInput(
+                "key file is open to others",
+                value=f"{path} mode {stat.S_IMODE(status.st_mode):04o}",
+                limit="0600 or 0400",
+                remedy=f"chmod 600 {path}, and rotate the key if someone may have read it",
+            )
+        data = stream.read(MAX_KEY_BYTES)
+    try:
+        return load_pem_private_key(data, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        # the parser's own message is dropped: nothing derived from key bytes may reach a log
+        raise InvalidInput("key file", value=str(path), limit="an unencrypted PEM (PKCS8) private key") from None
+
+
+def sync_directory(path: Path) -> None:
+    """Make a file's creation or renaming in ``path`` durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

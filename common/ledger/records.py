@@ -1,0 +1,590 @@
+"""What the rows of a ledger say: one frozen type for each kind of body, read back strictly.
+
+A body with an unknown, missing or ill-typed field is refused, and so is an unknown kind: a reader that does not
+understand a row cannot know what was spent. Everything derived (a query's id, the voters, the event) is computed again
+from the facts it derives from and must agree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from common.canonical import check_hash, checked_fields, digest, parse_rational, rational
+from common.config import Study
+from common.errors import InvalidInput
+from common.privacy.mechanism import (
+    AccountantName,
+    Budget,
+    Mechanism,
+    Protection,
+    QuerySpec,
+    Relation,
+    Unit,
+    sensitivity,
+)
+
+MAX_NOTE_CHARACTERS = 2_000
+
+
+def check_name(text: object, *, what: str) -> str:
+    """A site's, pool's or batch's name: 1 to 128 letters, digits, ``-_./``. Not a place for a person's name."""
+    if (
+        not isinstance(text, str)
+        or not 1 <= len(text) <= 128
+        or not all(c.isascii() and (c.isalnum() or c in "-_./") for c in text)
+    ):
+        raise InvalidInput(what, value=text, limit="1 to 128 letters, digits, '-', '_', '.', '/'")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDeclaration:
+    """A site's patient pool and what may be spent on it in its whole life, over all studies, editions and runs."""
+
+    pool: str
+    site: str
+    budget: Budget
+    accountant: AccountantName
+    protection: Protection
+
+    def __post_init__(self) -> None:
+        check_name(self.pool, what="pool name")
+        check_name(self.site, what="site name")
+        object.__setattr__(self, "accountant", AccountantName(self.accountant))
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "accountant": str(self.accountant),
+            "delta": float(self.budget.delta).hex(),
+            "epsilon": float(self.budget.epsilon).hex(),
+            "pool": self.pool,
+            "relation": str(self.protection.relation),
+            "site": self.site,
+            "unit": str(self.protection.unit),
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> PoolDeclaration:
+        names = ("accountant", "delta", "epsilon", "pool", "relation", "site", "unit")
+        fields = checked_fields(data, dict.fromkeys(names, str))
+        try:
+            declaration = cls(
+                pool=fields["pool"],
+                site=fields["site"],
+                budget=Budget(epsilon=float.fromhex(fields["epsilon"]), delta=float.fromhex(fields["delta"])),
+                accountant=AccountantName(fields["accountant"]),
+                protection=Protection(unit=Unit(fields["unit"]), relation=Relation(fields["relation"])),
+            )
+        except (ValueError, OverflowError) as error:
+            raise InvalidInput("pool declaration", value=str(error)) from error
+        if declaration.to_json() != data:
+            raise InvalidInput("pool declaration", limit="numbers as float.hex writes them")
+        return declaration
+
+
+@dataclass(frozen=True, slots=True)
+class StudyTerms:
+    """The part of a study a ledger acts on, read from the consent text that is stored in full."""
+
+    id: str
+    name: str
+    budget: Budget
+    accountant: AccountantName
+    protection: Protection
+    quorum: int
+    voters_per_site: int
+    radius: float
+
+    @classmethod
+    def of(cls, study: Study) -> StudyTerms:
+        return cls.from_json(study.to_json())
+
+    @classmethod
+    def from_json(cls, text: object) -> StudyTerms:
+        """Read the consent JSON of a study (:meth:`common.config.Study.to_json`); its hash is the study's id."""
+        try:
+            if not isinstance(text, dict):
+                raise TypeError("not a mapping")
+            privacy, codec = text["privacy"], text["codec"]
+            return cls(
+                id=digest("study", text),
+                name=text["name"],
+                budget=Budget(epsilon=_number(privacy["epsilon"]), delta=_number(privacy["delta"])),
+                accountant=AccountantName(privacy["accountant"]),
+                protection=Protection(unit=Unit(privacy["unit"]), relation=Relation(privacy["relation"])),
+                quorum=_whole(privacy["quorum"]),
+                voters_per_site=_whole(privacy["voters_per_site"]),
+                radius=_number(codec["radius"]),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise InvalidInput(
+                "consent text of a study", value=type(error).__name__, limit="as Study writes it"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RosterEntry:
+    """One site of a release and the pool its teachers were trained on."""
+
+    site: str
+    pool: str
+
+    def __post_init__(self) -> None:
+        check_name(self.site, what="site name")
+        check_name(self.pool, what="pool name")
+
+
+Roster = tuple[RosterEntry, ...]
+
+
+def check_roster(roster: Roster) -> Roster:
+    """The roster sorted by site; a site or a pool that occurs twice is refused (its patients would count double)."""
+    ordered = tuple(sorted(roster))
+    for attribute in ("site", "pool"):
+        names = [getattr(entry, attribute) for entry in ordered]
+        if len(set(names)) != len(names):
+            raise InvalidInput(f"roster: one {attribute} is named twice", value=names, limit=f"each {attribute} once")
+    return ordered
+
+
+@lru_cache(maxsize=4096)
+def charge_of(mechanism: Mechanism, protection: Protection, study_protection: Protection) -> Fraction:
+    """μ² that one release under a study's rules costs a pool protected for ``protection``, exactly.
+
+    A release moves a patient's pool by one voter's code only if the study promises disjoint teachers (unit
+    ``patient``). Where it does not, a pool that is accounted per patient is charged for all m voters of the site.
+    """
+    if protection.unit is Unit.PATIENT and study_protection.unit is Unit.HOSPITAL:
+        protection = Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE)
+    return mechanism.mu_squared(protection)
+
+
+@lru_cache(maxsize=4096)
+def _event(mechanism: Mechanism, protection: Protection) -> tuple[str, int, str]:
+    moved = sensitivity(
+        radius_int=mechanism.radius_int,
+        voters_per_site=mechanism.voters_per_site,
+        unit=protection.unit,
+        relation=protection.relation,
+    )
+    return rational(mechanism.noise_std / moved), moved, rational(mechanism.mu_squared(protection))
+
+
+def event_json(mechanism: Mechanism, protection: Protection) -> dict[str, object]:
+    """The release as any accountant replays it: a Gaussian of noise multiplier z = σ/Δ under the study's protection."""
+    multiplier, moved, mu_squared = _event(mechanism, protection)
+    return {
+        "kind": "gaussian",
+        "mu_squared": mu_squared,
+        "noise_multiplier": multiplier,
+        "relation": str(protection.relation),
+        "sensitivity": moved,
+        "unit": str(protection.unit),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class GenesisRecord:
+    """The first row: which ledger this is, of which schema, and the key that signs it."""
+
+    ledger_id: str
+    public_key: str
+    role: str
+    schema: int
+    site: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRecord:
+    """A study's consent text; ``pool`` is set in a site's ledger only: which pool the site lends to it."""
+
+    terms: StudyTerms
+    pool: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRecord:
+    """A declared pool, or a tighter declaration of it; the daily cap is set in a site's ledger only."""
+
+    declaration: PoolDeclaration
+    queries_per_day: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRecord:
+    """One charged and answered query."""
+
+    study_id: str
+    batch_id: str
+    query: QuerySpec
+    query_id: str
+    roster: Roster
+    voters: int
+    answer_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredRecord:
+    """A release known from a site's receipt whose row this ledger lost: its charge stands, its answer is gone."""
+
+    release: ReleaseRecord
+    origin: str
+    release_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseRecord:
+    """Stored answers of other studies that this study uses too: no pool pays again, the study's own sum counts them."""
+
+    study_id: str
+    query_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalRecord:
+    """Queries that were not released (server) or not accepted (site), and why; costs nothing.
+
+    ``requested`` and ``remaining`` are μ² of the first refused query and of what the named pool had left, or empty.
+    """
+
+    study_id: str
+    batch_id: str
+    query_ids: tuple[str, ...]
+    reason: str
+    pool: str
+    requested: str
+    remaining: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """The signing key changes: the row is signed by the old key, and ``proof`` is the new key's own signature."""
+
+    public_key: str
+    proof: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoteRecord:
+    """Something a person or a command wants on record; it has no effect on any sum."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationRecord:
+    """Site: an accepted query, charged at acceptance and never given back."""
+
+    study_id: str
+    query: QuerySpec
+    query_id: str
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRecord:
+    """Site: the code that answers a reserved query is fixed; ``outcome`` says in one word whether it is a real one."""
+
+    query_id: str
+    dimension: int
+    outcome: str
+    code_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """Site: a veto or its end (``pause``, ``resume``, ``withdraw``) for one study."""
+
+    study_id: str
+    decision: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptRecord:
+    """Site: a server's receipt that passed every check, kept word for word."""
+
+    receipt: dict[str, Any]
+
+
+Record = (
+    GenesisRecord
+    | StudyRecord
+    | PoolRecord
+    | ReleaseRecord
+    | RecoveredRecord
+    | ReuseRecord
+    | RefusalRecord
+    | KeyRecord
+    | NoteRecord
+    | ReservationRecord
+    | CodeRecord
+    | DecisionRecord
+    | ReceiptRecord
+)
+
+REFUSAL_REASONS = ("pool-budget", "study-budget", "coordinates", "daily-cap", "paused", "alarm")
+DECISIONS = ("pause", "resume", "withdraw")
+
+
+def release_body(
+    *,
+    study: StudyTerms,
+    batch_id: str,
+    query_json: dict[str, object],
+    query_id: str,
+    mechanism: Mechanism,
+    roster: Roster,
+    answer_sha256: str,
+) -> dict[str, object]:
+    """The body of a release row."""
+    return {
+        "answer_sha256": answer_sha256,
+        "batch": batch_id,
+        "event": event_json(mechanism, study.protection),
+        "query": query_json,
+        "query_id": query_id,
+        "roster": [[entry.site, entry.pool] for entry in roster],
+        "study": study.id,
+        "voters": len(roster) * mechanism.voters_per_site,
+    }
+
+
+def parse_body(text: str) -> dict[str, Any]:
+    """A row's body as a mapping; only canonical text (one spelling for one value, no floats) is accepted."""
+    try:
+        value = _DECODER.decode(text)
+        again = _ENCODER.encode(value)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("body of a row", limit="canonical JSON") from error
+    if again != text or not isinstance(value, dict):
+        raise InvalidInput("body of a row", limit="canonical JSON of a mapping")
+    return value
+
+
+def parse_record(role: str, kind: str, text: str) -> Record:
+    """The record a row holds; InvalidInput for a kind this role's ledger does not know or an ill-formed body."""
+    try:
+        reader = _READERS[role][kind]
+    except KeyError:
+        raise InvalidInput("kind of row", value=kind, limit=", ".join(_READERS.get(role, ()))) from None
+    return reader(parse_body(text))
+
+
+def parse_release(body: dict[str, Any]) -> ReleaseRecord:
+    """Read a release body; every derived field must follow from the query (the event is checked by the books)."""
+    fields = checked_fields(
+        body,
+        {
+            "answer_sha256": str,
+            "batch": str,
+            "event": dict,
+            "query": dict,
+            "query_id": str,
+            "roster": list,
+            "study": str,
+            "voters": int,
+        },
+    )
+    query = QuerySpec.from_json(fields["query"])
+    query_id = _query_id(query, fields)
+    roster = tuple(RosterEntry(site=_text(pair, 0), pool=_text(pair, 1)) for pair in fields["roster"])
+    if check_roster(roster) != roster:
+        raise InvalidInput("roster", limit="sorted by site")
+    voters = len(roster) * query.mechanism.voters_per_site
+    if fields["voters"] != voters:
+        raise InvalidInput("voters", value=fields["voters"], limit=str(voters))
+    return ReleaseRecord(
+        study_id=check_hash(fields["study"]),
+        batch_id=check_name(fields["batch"], what="batch id"),
+        query=query,
+        query_id=query_id,
+        roster=roster,
+        voters=voters,
+        answer_sha256=check_hash(fields["answer_sha256"]),
+    )
+
+
+def _query_id(query: QuerySpec, fields: dict[str, Any]) -> str:
+    query_id = query.id
+    if fields["query_id"] != query_id:
+        raise InvalidInput("query id", value=fields["query_id"], limit="the hash of the query itself")
+    return query_id
+
+
+def _genesis(body: dict[str, Any]) -> GenesisRecord:
+    kinds: dict[str, type] = {"ledger_id": str, "public_key": str, "role": str, "schema": int}
+    if "site" in body:
+        kinds["site"] = str
+    fields = checked_fields(body, kinds)
+    return GenesisRecord(
+        ledger_id=fields["ledger_id"],
+        public_key=check_hash(fields["public_key"]),
+        role=fields["role"],
+        schema=fields["schema"],
+        site=check_name(fields["site"], what="site name") if "site" in fields else None,
+    )
+
+
+def _study(body: dict[str, Any]) -> StudyRecord:
+    fields = checked_fields(body, {"study": dict, "study_id": str})
+    return StudyRecord(terms=_terms(fields), pool=None)
+
+
+def _consent(body: dict[str, Any]) -> StudyRecord:
+    fields = checked_fields(body, {"pool": str, "study": dict, "study_id": str})
+    return StudyRecord(terms=_terms(fields), pool=check_name(fields["pool"], what="pool name"))
+
+
+def _terms(fields: dict[str, Any]) -> StudyTerms:
+    terms = StudyTerms.from_json(fields["study"])
+    if terms.id != fields["study_id"]:
+        raise InvalidInput("study id", value=fields["study_id"], limit="the hash of the consent text")
+    return terms
+
+
+def _pool(body: dict[str, Any]) -> PoolRecord:
+    return PoolRecord(declaration=PoolDeclaration.from_json(body), queries_per_day=None)
+
+
+def _site_pool(body: dict[str, Any]) -> PoolRecord:
+    fields = checked_fields(body, {"declaration": dict, "queries_per_day": int})
+    if fields["queries_per_day"] < 0:
+        raise InvalidInput("queries per day", value=fields["queries_per_day"], limit="0 or more")
+    return PoolRecord(
+        declaration=PoolDeclaration.from_json(fields["declaration"]), queries_per_day=fields["queries_per_day"]
+    )
+
+
+def _recovered(body: dict[str, Any]) -> RecoveredRecord:
+    fields = checked_fields(body, {"origin": str, "release": dict, "release_hash": str})
+    return RecoveredRecord(
+        release=parse_release(fields["release"]),
+        origin=check_name(fields["origin"], what="site name"),
+        release_hash=check_hash(fields["release_hash"]),
+    )
+
+
+def _reuse(body: dict[str, Any]) -> ReuseRecord:
+    fields = checked_fields(body, {"query_ids": list, "study": str})
+    ids = tuple(check_hash(value) for value in fields["query_ids"])
+    return ReuseRecord(study_id=check_hash(fields["study"]), query_ids=ids)
+
+
+def _refusal(body: dict[str, Any]) -> RefusalRecord:
+    kinds: dict[str, type] = dict.fromkeys(("batch", "pool", "reason", "remaining", "requested", "study"), str)
+    fields = checked_fields(body, {**kinds, "query_ids": list})
+    for amount in (fields["requested"], fields["remaining"]):
+        if amount:
+            parse_rational(amount)
+    if fields["reason"] not in REFUSAL_REASONS:
+        raise InvalidInput("reason of a refusal", value=fields["reason"], limit=", ".join(REFUSAL_REASONS))
+    return RefusalRecord(
+        study_id=check_hash(fields["study"]),
+        batch_id=check_name(fields["batch"], what="batch id"),
+        query_ids=tuple(check_hash(value) for value in fields["query_ids"]),
+        reason=fields["reason"],
+        pool=fields["pool"],
+        requested=fields["requested"],
+        remaining=fields["remaining"],
+    )
+
+
+def _key(body: dict[str, Any]) -> KeyRecord:
+    fields = checked_fields(body, {"proof": str, "public_key": str})
+    return KeyRecord(public_key=check_hash(fields["public_key"]), proof=fields["proof"])
+
+
+def _note(body: dict[str, Any]) -> NoteRecord:
+    text: str = checked_fields(body, {"text": str})["text"]
+    if not 1 <= len(text) <= MAX_NOTE_CHARACTERS:
+        raise InvalidInput("note", value=len(text), limit=f"1 to {MAX_NOTE_CHARACTERS} characters")
+    return NoteRecord(text=text)
+
+
+def _reservation(body: dict[str, Any]) -> ReservationRecord:
+    fields = checked_fields(body, {"pool": str, "query": dict, "query_id": str, "study": str})
+    query = QuerySpec.from_json(fields["query"])
+    return ReservationRecord(
+        study_id=check_hash(fields["study"]),
+        query=query,
+        query_id=_query_id(query, fields),
+        pool=check_name(fields["pool"], what="pool name"),
+    )
+
+
+def _code(body: dict[str, Any]) -> CodeRecord:
+    fields = checked_fields(body, {"code_sha256": str, "dimension": int, "outcome": str, "query_id": str})
+    return CodeRecord(
+        query_id=check_hash(fields["query_id"]),
+        dimension=_whole(fields["dimension"]),
+        outcome=check_name(fields["outcome"], what="outcome"),
+        code_sha256=check_hash(fields["code_sha256"]),
+    )
+
+
+def _decision(body: dict[str, Any]) -> DecisionRecord:
+    fields = checked_fields(body, {"decision": str, "study": str})
+    if fields["decision"] not in DECISIONS:
+        raise InvalidInput("decision", value=fields["decision"], limit=", ".join(DECISIONS))
+    return DecisionRecord(study_id=check_hash(fields["study"]), decision=fields["decision"])
+
+
+def _receipt(body: dict[str, Any]) -> ReceiptRecord:
+    return ReceiptRecord(receipt=checked_fields(body, {"receipt": dict})["receipt"])
+
+
+def _number(value: object) -> float:
+    if isinstance(value, str):
+        return float.fromhex(value)
+    return float(_whole(value))
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInput("number in a record", value=value, limit="an integer from 1")
+    return value
+
+
+def _text(pair: object, index: int) -> str:
+    if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[index], str):
+        raise InvalidInput("roster entry", limit="a site and a pool")
+    return str(pair[index])
+
+
+def _no_float(text: str) -> float:
+    raise ValueError(f"a float in canonical JSON: {text}")
+
+
+_DECODER = json.JSONDecoder(parse_float=_no_float, parse_constant=_no_float)
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+_READERS: dict[str, dict[str, Callable[[dict[str, Any]], Record]]] = {
+    "server": {
+        "genesis": _genesis,
+        "study": _study,
+        "pool": _pool,
+        "release": parse_release,
+        "recovered": _recovered,
+        "reuse": _reuse,
+        "refusal": _refusal,
+        "key": _key,
+        "note": _note,
+    },
+    "site": {
+        "genesis": _genesis,
+        "study": _consent,
+        "pool": _site_pool,
+        "reservation": _reservation,
+        "code": _code,
+        "decision": _decision,
+        "refusal": _refusal,
+        "receipt": _receipt,
+        "key": _key,
+        "note": _note,
+    },
+}

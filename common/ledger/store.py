@@ -1,0 +1,454 @@
+"""The server's privacy ledger: what every patient pool has spent, and every noisy answer ever released.
+
+``release_batch`` is the one door through which answers come into being. In one transaction it decides which queries
+fit, draws their noise, writes charge and answer, signs the head, and commits; only then is an answer returned. A query
+is known by its id: asked again, it returns the stored answer and costs nothing. Refuses a release below the study's
+quorum, past a pool's lifetime budget (over all studies, editions and runs) or past the study's own budget, by any site
+or pool that was not declared, and an answer that is not the mechanism's ``int64[l]``.
+
+Threads must take turns by a lock of the caller's. Several processes may open the same file: SQLite lets one write at a
+time, and each reads what the others wrote before it decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from common.canonical import check_hash, rational, sha256_bytes
+from common.config import Study
+from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
+from common.ledger.books import Books, Charge, Obstacle, Release, Spend
+from common.ledger.chain import Chain, Clock, Row, SignedHead, utc_now
+from common.ledger.keys import public_hex
+from common.ledger.records import (
+    MAX_NOTE_CHARACTERS,
+    PoolDeclaration,
+    ReleaseRecord,
+    ReuseRecord,
+    Roster,
+    RosterEntry,
+    StudyRecord,
+    StudyTerms,
+    check_name,
+    check_roster,
+    parse_body,
+    parse_release,
+    release_body,
+)
+from common.privacy.accounting import Guarantee, guarantee
+from common.privacy.mechanism import AccountantName, QuerySpec
+
+__all__ = [
+    "BatchResult",
+    "Candidate",
+    "Ledger",
+    "PoolDeclaration",
+    "RosterEntry",
+    "Row",
+    "SignedHead",
+    "Spend",
+    "StoredAnswer",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A query put forward for release. ``make_answer`` draws the noisy sum; it is called at most once, and only when
+    the query's charge has been admitted and nothing is stored for it."""
+
+    query: QuerySpec
+    make_answer: Callable[[], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """A released answer as it stands in the ledger: ``noisy_sum`` int64[l], read-only, over ``voters`` = K′ codes."""
+
+    query: QuerySpec
+    noisy_sum: NDArray[np.int64]
+    roster: Roster
+    voters: int
+    seq: int
+    row_hash: str
+    study_id: str
+    batch_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """Answers in the order asked, stored and new alike; and the ids of the queries that did not fit the budget."""
+
+    answers: tuple[StoredAnswer, ...]
+    refused: tuple[str, ...]
+
+
+class Ledger:
+    """A privacy ledger file. ``create`` or ``open`` it; a context manager, closed by ``close``."""
+
+    def __init__(self, chain: Chain) -> None:
+        """Use :meth:`create` or :meth:`open`."""
+        self._chain = chain
+        self._books = Books()
+        self._catch_up()
+        chain.ledger_id = self._books.key.ledger_id
+
+    # --- opening and closing
+
+    @classmethod
+    def create(cls, path: Path, *, signing_key: Ed25519PrivateKey, clock: Clock = utc_now) -> Ledger:
+        """Make a new ledger (mode 0600) and open it for writing; an existing path is refused."""
+        return cls._opened(Chain.create(path, role="server", genesis={}, signing_key=signing_key, clock=clock))
+
+    @classmethod
+    def open(cls, path: Path, *, signing_key: Ed25519PrivateKey | None = None, clock: Clock = utc_now) -> Ledger:
+        """Open a ledger; without ``signing_key`` it can only be read.
+
+        Replays every row: LedgerCorrupt names the first that breaks the chain or a rule. InvalidInput if the key is not
+        the one that signs this ledger now. Signatures other than the newest, and payloads, are ``verify``'s to check.
+        """
+        return cls._opened(Chain.open(path, role="server", signing_key=signing_key, clock=clock))
+
+    @classmethod
+    def _opened(cls, chain: Chain) -> Ledger:
+        try:
+            ledger = cls(chain)
+            ledger._check_head()
+            if chain.public_key not in (None, ledger._books.key.public_key):
+                raise InvalidInput(
+                    "signing key",
+                    value=chain.public_key,
+                    limit=f"the ledger's key, {ledger._books.key.public_key}",
+                    remedy="use the key file that belongs to this ledger, or the one it was rotated to",
+                )
+        except BaseException:
+            chain.close()
+            raise
+        return ledger
+
+    def close(self) -> None:
+        """Close the file; committed rows are already durable."""
+        self._chain.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    # --- declaring
+
+    def register_study(self, study: Study) -> str:
+        """Put a study's consent text on record and return its id; a known study adds no row."""
+        text = study.to_json()
+        terms = StudyTerms.from_json(text)
+        with self._writing():
+            if terms.id not in self._books.studies:
+                row = self._chain.append("study", {"study": text, "study_id": terms.id})
+                self._books.enter(row, StudyRecord(terms, pool=None))
+        return terms.id
+
+    def declare_pool(self, declaration: PoolDeclaration) -> None:
+        """Declare a site's patient pool and its lifetime budget, or tighten it.
+
+        The same declaration adds no row. InvalidInput for a looser one (a larger ε, δ or Σμ²), for another site or
+        another protection. A budget tightened below what is spent admits nothing more.
+        """
+        with self._writing():
+            if self._books.pools.get(declaration.pool) != declaration:
+                self._books.check_pool(declaration)
+                self._books.enter(self._chain.append("pool", declaration.to_json()))
+
+    def note(self, text: str) -> None:
+        """Put a remark on record; it changes no sum. Not a place for patients' data."""
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_NOTE_CHARACTERS:
+            raise InvalidInput("note", value=len(text), limit=f"1 to {MAX_NOTE_CHARACTERS} characters")
+        with self._writing():
+            self._books.enter(self._chain.append("note", {"text": text}))
+
+    def rotate_key(self, new_key: Ed25519PrivateKey) -> None:
+        """Hand signing over: the old key signs the row that introduces ``new_key``, the new one all later heads."""
+        with self._writing():
+            body: dict[str, object] = {"proof": self._chain.possession(new_key), "public_key": public_hex(new_key)}
+            row = self._chain.append("key", body)
+            self._books.enter(row)
+        self._chain.use_key(new_key)
+
+    # --- releasing
+
+    def release_batch(
+        self, *, study_id: str, batch_id: str, roster: tuple[RosterEntry, ...], candidates: Sequence[Candidate]
+    ) -> BatchResult:
+        """Charge and answer the longest prefix of ``candidates`` that fits, in one transaction.
+
+        A new query must fit every roster pool's lifetime budget and the study's budget for that pool, each by its own
+        gate accountant. The first that does not ends the batch: it and every later query without a stored answer are
+        ``refused``, and a refusal row is written once. A query that has an answer returns it, byte for byte, costs its
+        pools nothing and draws nothing; one that another study asked is entered as reused, so that this study's own
+        sum counts it.
+
+        Raises QuorumNotReached (no row) for a roster below the study's quorum; InvalidInput (no row) for an unknown
+        study, an undeclared pool, a query named twice or one that does not fit the study; whatever ``make_answer``
+        raises, or InvalidInput if it returns anything but int64[l]. After an exception nothing is charged or stored,
+        except where the commit itself was interrupted: asking again tells.
+        """
+        check_name(batch_id, what="batch id")
+        ordered = check_roster(tuple(roster))
+        queries = [(candidate, candidate.query.id) for candidate in candidates]
+        if len({query_id for _, query_id in queries}) != len(queries):
+            raise InvalidInput("queries of a batch", limit="each query once")
+        answers: list[StoredAnswer] = []
+        refused: list[str] = []
+        with self._writing():
+            study = self._books.studies.get(study_id)
+            if study is None:
+                raise InvalidInput("study", value=study_id, limit="a study registered in this ledger")
+            if len(ordered) < study.quorum:
+                raise QuorumNotReached(
+                    f"{len(ordered)} sites are on the roster and the study's quorum is {study.quorum}; "
+                    "nothing was charged; to fix: wait for more sites, then ask again"
+                )
+            obstacle: Obstacle | None = None
+            for candidate, query_id in queries:
+                if query_id in self._books.releases:
+                    obstacle = obstacle or self._reuse(study, query_id)
+                    if self._uses(study, query_id):
+                        answers.append(self._stored(query_id))
+                    else:
+                        refused.append(query_id)
+                    continue
+                if obstacle is None:
+                    self._books.check_release(ordered, candidate.query.mechanism, study)
+                    planned = self._books.plan(candidate.query.mechanism, study_id=study_id, roster=ordered)
+                    if isinstance(planned, Charge):
+                        answers.append(self._charge(study, batch_id, candidate, query_id, ordered, planned))
+                        continue
+                    obstacle = planned
+                refused.append(query_id)
+            if obstacle is not None and (study_id, batch_id, tuple(refused)) not in self._books.refusals:
+                self._refuse(study_id, batch_id, refused, obstacle)
+        return BatchResult(tuple(answers), tuple(refused))
+
+    def _charge(
+        self, study: StudyTerms, batch_id: str, candidate: Candidate, query_id: str, roster: Roster, charge: Charge
+    ) -> StoredAnswer:
+        query = candidate.query
+        noisy = _checked_answer(candidate.make_answer(), dimension=query.mechanism.dimension)
+        data = noisy.astype("<i8").tobytes()
+        answer_sha256 = sha256_bytes(data)
+        body = release_body(
+            study=study,
+            batch_id=batch_id,
+            query_json=query.to_json(),
+            query_id=query_id,
+            mechanism=query.mechanism,
+            roster=roster,
+            answer_sha256=answer_sha256,
+        )
+        row = self._chain.append("release", body, payload=(query_id, data))
+        voters = len(roster) * query.mechanism.voters_per_site
+        record = ReleaseRecord(
+            study_id=study.id,
+            batch_id=batch_id,
+            query=query,
+            query_id=query_id,
+            roster=roster,
+            voters=voters,
+            answer_sha256=answer_sha256,
+        )
+        self._books.enter(row, record, charge=charge)
+        return StoredAnswer(
+            query=query,
+            noisy_sum=noisy,
+            roster=roster,
+            voters=voters,
+            seq=row.seq,
+            row_hash=row.hash,
+            study_id=study.id,
+            batch_id=batch_id,
+        )
+
+    def _uses(self, study: StudyTerms, query_id: str) -> bool:
+        return self._books.releases[query_id].study_id == study.id or query_id in self._books.reused.get(study.id, {})
+
+    def _reuse(self, study: StudyTerms, query_id: str) -> Obstacle | None:
+        """Enter another study's answer as used by this one too, unless it already is; the obstacle if it cannot be."""
+        if self._uses(study, query_id):
+            return None
+        roster = self._books.releases[query_id].roster
+        if len(roster) < study.quorum:
+            raise QuorumNotReached(
+                f"query {query_id[:12]} was answered by {len(roster)} sites for another study and the quorum "
+                f"of this one is {study.quorum}; to fix: ask it with other settings, as a query of its own"
+            )
+        planned = self._books.plan_reuse(query_id, study_id=study.id)
+        if isinstance(planned, Obstacle):
+            return planned
+        row = self._chain.append("reuse", {"query_ids": [query_id], "study": study.id})
+        self._books.enter(row, ReuseRecord(study_id=study.id, query_ids=(query_id,)), charge=planned)
+        return None
+
+    def _refuse(self, study_id: str, batch_id: str, refused: list[str], obstacle: Obstacle) -> None:
+        body: dict[str, object] = {
+            "batch": batch_id,
+            "pool": obstacle.pool,
+            "query_ids": refused,
+            "reason": obstacle.reason,
+            "remaining": rational(obstacle.remaining),
+            "requested": rational(obstacle.requested),
+            "study": study_id,
+        }
+        self._books.enter(self._chain.append("refusal", body))
+
+    # --- reading
+
+    def answer(self, query_id: str) -> StoredAnswer | None:
+        """The stored answer of a query, whichever study asked it, or None. LedgerCorrupt if it is not as charged."""
+        check_hash(query_id)
+        self._catch_up()
+        return self._stored(query_id) if query_id in self._books.releases else None
+
+    def answers(self, study_id: str) -> tuple[StoredAnswer, ...]:
+        """Every answer a study may use, in the order released: its own, and those it reuses."""
+        self._catch_up()
+        own = (query_id for query_id, release in self._books.releases.items() if release.study_id == study_id)
+        found = [self._stored(query_id) for query_id in (*own, *self._books.reused.get(study_id, {}))]
+        return tuple(sorted(found, key=lambda answer: answer.seq))
+
+    def spent(self, pool: str, study_id: str | None = None) -> Spend:
+        """What a pool has spent in all under its own protection; or in one study, under the study's protection."""
+        self._catch_up()
+        return self._books.spent(pool) if study_id is None else self._books.spent_in(study_id, pool)
+
+    def remaining(self, pool: str, study_id: str | None = None) -> Fraction:
+        """Σμ² left to a declared pool in all, or to it in one study; below 0 if a budget was tightened or recovered."""
+        self._catch_up()
+        try:
+            if study_id is None:
+                return self._books.limit(pool) - self._books.spent(pool).mu_squared
+            return self._books.study_limit(study_id) - self._books.spent_in(study_id, pool).mu_squared
+        except KeyError as error:
+            raise InvalidInput("pool or study", value=error.args[0], limit="one that is on record") from None
+
+    def pools(self) -> tuple[PoolDeclaration, ...]:
+        """Declared pools as they stand now, by name."""
+        self._catch_up()
+        return tuple(self._books.pools[name] for name in sorted(self._books.pools))
+
+    def studies(self) -> tuple[StudyTerms, ...]:
+        """Registered studies in order of registration."""
+        self._catch_up()
+        return tuple(self._books.studies.values())
+
+    def study_guarantees(self, study_id: str) -> dict[AccountantName, Guarantee]:
+        """What the study's answers cost the pool they cost most, by every gate accountant, at the study's δ."""
+        self._catch_up()
+        study = self._books.studies.get(study_id)
+        if study is None:
+            raise InvalidInput("study", value=study_id, limit="a study registered in this ledger")
+        sums = (self._books.spent_in(study_id, pool).mu_squared for pool in self._books.study_pools(study_id))
+        worst = max(sums, default=Fraction(0))
+        return {name: guarantee(worst, study.budget, study.protection, name) for name in AccountantName}
+
+    def pool_guarantees(self, pool: str) -> dict[AccountantName, Guarantee]:
+        """What all studies together have cost a pool, by every gate accountant, at the pool's δ and protection."""
+        self._catch_up()
+        if pool not in self._books.pools:
+            raise InvalidInput("pool", value=pool, limit="a declared pool")
+        declared, spend = self._books.pools[pool], self._books.spent(pool)
+        return {
+            name: guarantee(spend.mu_squared, declared.budget, declared.protection, name) for name in AccountantName
+        }
+
+    def head(self) -> SignedHead:
+        """The newest signed head; whoever keeps it outside this machine will notice a cut or a rewrite."""
+        self._catch_up()
+        return self._chain.head()
+
+    def rows(self) -> Iterator[Row]:
+        """Every row as stored, from the first."""
+        return self._chain.all_rows()
+
+    @property
+    def row_count(self) -> int:
+        self._catch_up()
+        return self._books.row_count
+
+    @property
+    def ledger_id(self) -> str:
+        """The random name this ledger got when it was made; every signature covers it."""
+        return self._books.key.ledger_id
+
+    @property
+    def public_key(self) -> str:
+        """The key that signs heads now, in hex."""
+        return self._books.key.public_key
+
+    # --- helpers
+
+    def _stored(self, query_id: str) -> StoredAnswer:
+        release = self._books.releases[query_id]
+        found = self._chain.payload(query_id)
+        if found is None or found[0] != release.seq or sha256_bytes(found[1]) != release.answer_sha256:
+            raise LedgerCorrupt("the stored answer is not the one that was charged", row=release.seq)
+        query = parse_release(parse_body(self._chain.row(release.seq).body)).query
+        noisy = np.frombuffer(found[1], dtype="<i8").astype(np.int64)
+        noisy.flags.writeable = False
+        return _answer(query, noisy, release)
+
+    def _catch_up(self) -> None:
+        for row in self._chain.new_rows():
+            self._books.enter(row)
+
+    def _check_head(self) -> None:
+        head, last = self._chain.head(), self._chain.last
+        if last is None or (head.seq, head.hash) != (last.seq, last.hash):
+            raise LedgerCorrupt("the newest row is not covered by a signed head", row=head.seq)
+        if head.public_key != self._books.key.at(head.seq) or not head.is_genuine():
+            raise LedgerCorrupt("the newest head's signature is not by the ledger's key", row=head.seq)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One write transaction: read what others wrote, let the block append, commit; on any exception undo it all."""
+        try:
+            with self._chain.transaction():
+                self._catch_up()
+                if self._chain.public_key != self._books.key.public_key:
+                    raise InvalidInput(
+                        "signing key", limit="the ledger's current key", remedy="it was rotated; open with the new key"
+                    )
+                self._books.begin()
+                yield
+        except BaseException:
+            self._books.roll_back()
+            raise
+        self._books.settle()
+
+
+def _answer(query: QuerySpec, noisy: NDArray[np.int64], release: Release) -> StoredAnswer:
+    return StoredAnswer(
+        query=query,
+        noisy_sum=noisy,
+        roster=release.roster,
+        voters=release.voters,
+        seq=release.seq,
+        row_hash=release.row_hash,
+        study_id=release.study_id,
+        batch_id=release.batch_id,
+    )
+
+
+def _checked_answer(noisy: object, *, dimension: int) -> NDArray[np.int64]:
+    if not isinstance(noisy, np.ndarray) or noisy.dtype != np.int64 or noisy.shape != (dimension,):
+        got = f"{noisy.dtype}{list(noisy.shape)}" if isinstance(noisy, np.ndarray) else type(noisy).__name__
+        raise InvalidInput("noisy answer", value=got, limit=f"int64[{dimension}], the mechanism's dimension")
+    answer = noisy.copy()
+    answer.flags.writeable = False
+    return answer
