@@ -1,0 +1,283 @@
+"""What releases cost. Oracles: a 200-bit integral of the privacy loss, published figures, a second algorithm (PLD)."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import InvalidInput
+from common.privacy import accounting
+from common.privacy.accounting import (
+    MAX_COORDINATES,
+    MAX_EPSILON,
+    Guarantee,
+    admits,
+    compose,
+    delta_exact,
+    epsilon_by,
+    epsilon_exact,
+    epsilon_paper,
+    epsilon_pld,
+    epsilon_rdp,
+    guarantee,
+    max_mu_squared,
+)
+from common.privacy.gaussian import SAMPLER_TV
+from common.privacy.mechanism import (
+    SAMPLER_DELTA,
+    AccountantName,
+    Budget,
+    Mechanism,
+    Protection,
+    Relation,
+    Unit,
+)
+
+HOSPITAL = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
+NOT_POSITIVE = [float("nan"), float("inf"), float("-inf"), 0.0, 0, -1.0, None, "1", True, 1j]
+
+# c(ε, δ) = σ/(S·√N): computed apart from this code with dp-accounting 0.6 and scipy, and published in docs/privacy.md
+TABLE = [
+    (1, 1e-3, 3.846897, 2.901534, 2.574657),
+    (2, 1e-3, 1.984441, 1.608261, 1.445239),
+    (4, 1e-3, 1.048454, 0.904025, 0.823078),
+    (8, 1e-3, 0.573580, 0.520052, 0.480014),
+    (1, 1e-5, 4.900555, 4.045130, 3.730632),
+    (2, 1e-5, 2.499291, 2.149108, 1.993812),
+    (4, 1e-5, 1.296076, 1.157569, 1.081162),
+    (8, 1e-5, 0.690350, 0.637651, 0.600229),
+]
+
+
+def hockey_stick(mu: float, epsilon: float) -> mpmath.mpf:
+    """δ by its definition: ∫ (p(x) − e^ε·q(x))₊ dx for p = N(μ, 1), q = N(0, 1), integrated numerically."""
+    with mpmath.workprec(200):
+        m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        start = e / m + m / 2  # where the integrand turns positive
+        peak = max(start, m)
+
+        def integrand(x: mpmath.mpf) -> mpmath.mpf:
+            return mpmath.npdf(x, m, 1) - mpmath.exp(e) * mpmath.npdf(x, 0, 1)
+
+        points = [start, *(start + (peak - start) * k / 4 for k in range(1, 5) if peak > start)]
+        points += [points[-1] + k for k in (1, 2, 4, 8, 16, 32)]
+        return mpmath.quad(integrand, points)
+
+
+def invert(function: object, target: float, low: float, high: float) -> float:
+    """The x in [low, high] where a decreasing function meets ``target``, by plain bisection."""
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) > target else (low, middle)  # type: ignore[operator]
+    return high
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "paper", "rdp", "exact"), TABLE)
+def test_the_published_calibration_factors_are_reproduced_to_six_digits(
+    epsilon: float, delta: float, paper: float, rdp: float, exact: float
+) -> None:
+    factor = {
+        name: invert(lambda c, name=name: epsilon_by(name, 1 / c**2, delta), epsilon, 0.01, 50)
+        for name in ("exact", "rdp", "paper")
+    }
+    assert factor["exact"] == pytest.approx(exact, abs=6e-7)
+    assert factor["paper"] == pytest.approx(paper, abs=6e-7)
+    assert factor["rdp"] == pytest.approx(rdp, abs=6e-7)
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "_p", "_r", "exact"), TABLE)
+def test_a_second_algorithm_agrees_with_the_exact_curve_to_a_millionth(
+    epsilon: float, delta: float, _p: float, _r: float, exact: float
+) -> None:
+    mu_squared = 1 / exact**2
+    assert epsilon_pld(mu_squared, delta) == pytest.approx(epsilon_exact(mu_squared, delta), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mu", "epsilon"),
+    [(1e-3, 0.0), (1e-3, 1e-3), (0.02, 0.05), (0.5, 1.0), (1.0, 0.0), (2.083, 8.0), (6.0, 30.0), (20.0, 260.0)],
+)
+def test_delta_equals_the_integral_that_defines_it(mu: float, epsilon: float) -> None:
+    assert delta_exact(mu, epsilon) == pytest.approx(float(hockey_stick(mu, epsilon)), rel=1e-12, abs=0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(log_mu=st.floats(math.log(1e-3), math.log(20)), delta=st.sampled_from([1e-2, 1e-3, 1e-5, 1e-9]))
+def test_epsilon_exact_inverts_the_defining_integral_to_a_billionth(log_mu: float, delta: float) -> None:
+    mu = math.exp(log_mu)
+    epsilon = epsilon_exact(mu * mu, delta)
+    if epsilon == 0:
+        assert hockey_stick(mu, 0.0) <= delta * (1 + 1e-12)
+        return
+    assert hockey_stick(mu, epsilon * (1 + 1e-9)) < delta < hockey_stick(mu, epsilon * (1 - 1e-9))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    logs=st.lists(st.floats(math.log(1e-3), math.log(6)), min_size=1, max_size=9),
+    delta=st.sampled_from([1e-2, 1e-3, 1e-5, 1e-9]),
+)
+def test_exact_is_below_rdp_is_below_the_paper_on_random_heterogeneous_charges(logs: list[float], delta: float) -> None:
+    mechanisms = [Mechanism(1, 65536, 1, Fraction(2 * 65536 / math.exp(x))) for x in logs]
+    total = compose(mechanisms, HOSPITAL)
+    assert float(total) == pytest.approx(math.fsum(math.exp(2 * x) for x in logs), rel=1e-12)
+    assert epsilon_exact(total, delta) <= epsilon_rdp(total, delta) <= epsilon_paper(total, delta)
+
+
+@pytest.mark.parametrize("mu", [1e-6, 1e-4, 1e-3, 0.1, 1.0, 20.0, 50.0, 300.0, 1000.0, 1e5])
+def test_the_order_of_the_accountants_holds_at_the_ends_where_fixed_orders_break_it(mu: float) -> None:
+    for delta in (1e-2, 1e-5, 1e-10):
+        assert epsilon_exact(mu * mu, delta) <= epsilon_rdp(mu * mu, delta) <= epsilon_paper(mu * mu, delta)
+
+
+def test_rdp_is_the_minimum_over_orders_of_the_improved_conversion() -> None:
+    """Against 40-digit minimisation of αμ²/2 + log(1 − 1/α) − log(δα)/(α − 1)."""
+    for mu, delta in [(0.05, 1e-5), (1.0, 1e-3), (2.0833, 1e-3), (12.0, 1e-6)]:
+        with mpmath.workdps(40):
+
+            def curve(log_a: mpmath.mpf, mu: float = mu, delta: float = delta) -> mpmath.mpf:
+                a = 1 + mpmath.exp(log_a)
+                return a * mpmath.mpf(mu) ** 2 / 2 + mpmath.log(1 - 1 / a) - mpmath.log(delta * a) / (a - 1)
+
+            best = mpmath.findroot(lambda x: mpmath.diff(curve, x), mpmath.log(math.sqrt(-2 * math.log(delta)) / mu))
+            oracle = float(curve(best))
+        assert oracle <= epsilon_rdp(mu * mu, delta) <= oracle * (1 + 1e-9)
+
+
+def test_the_library_is_never_told_a_neighbouring_relation(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[tuple[object, ...], dict[str, object]]] = []
+    for name in ("RdpAccountant", "PLDAccountant"):
+        real = getattr(accounting, name)
+
+        def spy(*args: object, real: object = real, **kwargs: object) -> object:
+            seen.append((args, kwargs))
+            return real(*args, **kwargs)  # type: ignore[operator]
+
+        monkeypatch.setattr(accounting, name, spy)
+    epsilon_rdp(1.2345, 1e-4)
+    epsilon_pld(1.2345, 1e-4)
+    assert len(seen) == 2
+    assert all("neighboring_relation" not in kwargs and not args for args, kwargs in seen)
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+def test_the_relation_doubles_mu_and_nothing_else(relation: Relation) -> None:
+    mechanism = Mechanism(4, 1000, 3, Fraction(7000))
+    delta = {Relation.REPLACE_ONE: 6000, Relation.ZERO_OUT: 3000}[relation]
+    assert compose([mechanism] * 5, Protection(Unit.HOSPITAL, relation)) == 5 * Fraction(delta, 7000) ** 2
+
+
+def test_zero_out_epsilons_are_far_larger_under_replace_one() -> None:
+    """Published pairs at δ = 1e-3: what zero-out calls 1, 2, 4, 8 is replace-one 2.30, 4.71, 9.82, 20.8."""
+    for zero_out, replace_one in [(1, 2.30), (2, 4.71), (4, 9.82), (8, 20.8)]:
+        mu = invert(lambda c, e=zero_out: epsilon_exact(1 / c**2, 1e-3), zero_out, 0.01, 50) ** -1
+        assert epsilon_exact(4 * mu * mu, 1e-3) == pytest.approx(replace_one, rel=5e-3)
+
+
+@pytest.mark.parametrize("accountant", list(AccountantName))
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-5), (1.0, 1e-3), (8.0, 1e-3), (8.0, 1e-9), (50.0, 1e-6)])
+def test_the_limit_is_the_largest_mu_that_fits_the_budget(
+    accountant: AccountantName, epsilon: float, delta: float
+) -> None:
+    budget = Budget(epsilon, delta)
+    limit = max_mu_squared(accountant, budget)
+    by = {AccountantName.EXACT: epsilon_exact, AccountantName.RDP: epsilon_rdp}[accountant]
+    assert by(limit, budget.analytic_delta) <= epsilon
+    assert by(limit * (1 + Fraction(1, 10**9)), budget.analytic_delta) > epsilon
+
+
+def test_the_limit_is_kept_within_the_budget_by_an_independent_integral() -> None:
+    budget = Budget(8.0, 1e-3)
+    mu = math.sqrt(max_mu_squared(AccountantName.EXACT, budget))
+    assert hockey_stick(mu * (1 - 1e-15), 8.0) + float(SAMPLER_DELTA) < 1e-3
+    assert hockey_stick(mu * (1 + 1e-9), 8.0) + float(SAMPLER_DELTA) > 1e-3
+
+
+def test_the_samplers_share_of_delta_covers_every_allowed_release_at_every_allowed_epsilon() -> None:
+    """(1 + e^ε)·τ is what a total variation of τ adds to δ; e < 2.7182818285."""
+    factor = 1 + Fraction(27182818285, 10**10) ** int(MAX_EPSILON)
+    assert factor * MAX_COORDINATES * SAMPLER_TV <= SAMPLER_DELTA
+    with pytest.raises(InvalidInput, match="epsilon of a budget"):
+        max_mu_squared(AccountantName.EXACT, Budget(MAX_EPSILON + 1, 1e-3))
+
+
+def test_the_filter_admits_up_to_the_limit_and_not_a_hair_beyond() -> None:
+    limit, hair = Fraction(1), Fraction(1, 10**30)
+    assert admits(Fraction(0), limit, limit)
+    assert admits(Fraction(1, 3), Fraction(2, 3), limit)
+    assert not admits(Fraction(1, 3), Fraction(2, 3) + hair, limit)
+    assert not admits(limit, hair, limit)
+
+
+@pytest.mark.parametrize("bad", [Fraction(-1), Fraction(0), 0.5, 1, float("nan"), None])
+def test_the_filter_refuses_requests_and_limits_that_are_not_positive_rationals(bad: object) -> None:
+    with pytest.raises(InvalidInput):
+        admits(Fraction(0), bad, Fraction(1))  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput):
+        admits(Fraction(0), Fraction(1), bad)  # type: ignore[arg-type]
+    if bad != 0:
+        with pytest.raises(InvalidInput):
+            admits(bad, Fraction(1), Fraction(1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("function", [epsilon_exact, epsilon_rdp, epsilon_pld, epsilon_paper])
+@pytest.mark.parametrize("bad", NOT_POSITIVE)
+def test_no_epsilon_is_answered_for_nonsense(function: object, bad: object) -> None:
+    with pytest.raises(InvalidInput):
+        function(bad, 1e-3)  # type: ignore[operator]
+    with pytest.raises(InvalidInput):
+        function(1.0, bad)  # type: ignore[operator]
+    with pytest.raises(InvalidInput):
+        function(Fraction(-1), 1e-3)  # type: ignore[operator]
+    with pytest.raises(InvalidInput):
+        function(1.0, 1.0)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("bad", NOT_POSITIVE)
+def test_no_delta_is_answered_for_nonsense(bad: object) -> None:
+    with pytest.raises(InvalidInput):
+        delta_exact(bad, 1.0)  # type: ignore[arg-type]
+    if bad not in (0, 0.0) or bad is False:
+        with pytest.raises(InvalidInput):
+            delta_exact(1.0, bad)  # type: ignore[arg-type]
+
+
+def test_a_guarantee_always_says_accountant_delta_unit_and_relation() -> None:
+    budget = Budget(8.0, 1e-3)
+    text = str(guarantee(max_mu_squared(AccountantName.EXACT, budget), budget, HOSPITAL, AccountantName.EXACT))
+    assert text == "ε = 8 (exact) at δ = 0.001, unit hospital, relation replace-one"
+    patient = guarantee(Fraction(1), budget, Protection(Unit.PATIENT, Relation.REPLACE_ONE), "rdp")
+    assert all(word in str(patient) for word in ("rdp", "0.001", "patient", "replace-one"))
+    assert patient.to_json().keys() == {"epsilon", "delta", "accountant", "unit", "relation"}
+
+
+def test_nothing_released_costs_nothing() -> None:
+    assert compose([], HOSPITAL) == 0
+    for name in accounting.ACCOUNTANTS:
+        assert guarantee(Fraction(0), Budget(1.0, 1e-5), HOSPITAL, name).epsilon == 0
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), None])
+def test_a_guarantee_without_a_finite_epsilon_cannot_be_built(bad: float) -> None:
+    with pytest.raises(InvalidInput):
+        Guarantee(epsilon=bad, delta=1e-3, accountant="exact", protection=HOSPITAL)
+
+
+def test_an_unknown_accountant_is_refused() -> None:
+    with pytest.raises(InvalidInput):
+        epsilon_by("moments", 1.0, 1e-3)
+    with pytest.raises(InvalidInput):
+        Guarantee(epsilon=1.0, delta=1e-3, accountant="moments", protection=HOSPITAL)
+
+
+def test_epsilon_is_monotone_in_what_was_released() -> None:
+    mu_squared = np.geomspace(1e-6, 400, 60)
+    for function in (epsilon_exact, epsilon_rdp, epsilon_paper):
+        values = [function(float(m), 1e-4) for m in mu_squared]
+        assert values == sorted(values)
