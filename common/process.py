@@ -2,8 +2,9 @@
 
 Refuses to call a daemon started before its readiness check says so: a daemon that dies or stays silent is
 ``DaemonFailed`` with its last log lines. What it starts, it ends: every process carries a tag in its environment, which
-children and grandchildren inherit, so a helper that moved to a session of its own is still found and stopped. Should
-this process itself be killed, the kernel ends the daemons (Linux ``PR_SET_PDEATHSIG``).
+children and grandchildren inherit, so a helper that moved to a session of its own is still found and stopped. Orphans
+come to this process to be reaped (``PR_SET_CHILD_SUBREAPER``), whatever the machine's init does; should this process
+itself be killed, the kernel ends the daemons (``PR_SET_PDEATHSIG``).
 
 Works fully on Linux, where ``/proc`` is read; elsewhere a stop reaches the daemon's process group only.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import re
 import secrets
@@ -177,10 +179,13 @@ class ProcessGroup:
     def __init__(self) -> None:
         self._tag = secrets.token_hex(8)
         self._daemons: list[Daemon] = []
+        self._leaders: set[int] = set()
+        self._seen: set[int] = set()
         self._started = 0
         self._stopping = False
         self._hurry = False
         self._handlers: dict[int, object] = {}
+        self._was_reaper = False
 
     @property
     def daemons(self) -> tuple[Daemon, ...]:
@@ -200,24 +205,30 @@ class ProcessGroup:
             for daemon in begun:
                 daemon.wait_ready()
         except DaemonFailed:
-            _stop_together(begun, grace_s=2.0, hurry=lambda: self._hurry)
+            self._seen |= _stop_together(begun, grace_s=2.0, hurry=lambda: self._hurry)
             raise
         return tuple(begun)
 
+    def begin(self, spec: DaemonSpec) -> Daemon:
+        """Start one daemon without waiting; for those expected to end by themselves."""
+        return self._spawn(spec)
+
     def check(self) -> None:
         """Raise ``DaemonFailed`` for the first daemon that ended though nobody stopped it."""
+        _reap_orphans(frozenset(self._leaders), frozenset(self._seen))
         for daemon in self._daemons:
             daemon.check()
 
     def stop(self, daemon: Daemon) -> None:
         """Stop one daemon and forget it, so that ``check`` no longer misses it."""
-        daemon.stop()
+        self._seen |= _stop_together([daemon], grace_s=None, hurry=lambda: self._hurry)
+        _reap_orphans(frozenset(self._leaders), frozenset(self._seen))
         self._daemons.remove(daemon)
 
     def stop_all(self) -> None:
         """Stop every daemon, last started first, then whatever else carries the group's tag."""
         for _, same_role in groupby(reversed(self._daemons), key=lambda daemon: daemon.spec.role):
-            _stop_together(list(same_role), grace_s=None, hurry=lambda: self._hurry)
+            self._seen |= _stop_together(list(same_role), grace_s=None, hurry=lambda: self._hurry)
         self._sweep()
 
     def _spawn(self, spec: DaemonSpec) -> Daemon:
@@ -238,16 +249,17 @@ class ProcessGroup:
             )
         daemon = Daemon(spec, tag, process)
         self._daemons.append(daemon)
+        self._leaders.add(daemon.pid)
         return daemon
 
     def _sweep(self) -> None:
         """SIGKILL all that carries the group's tag: also what was born between a fork and its registration."""
         deadline = time.monotonic() + 5.0
         while (found := _members(f"{self._tag}.", session=None)) and time.monotonic() < deadline:
+            self._seen |= found
             _signal_each(found, signal.SIGKILL)
             time.sleep(0.02)
-        for daemon in self._daemons:
-            daemon.returncode  # noqa: B018  (reaps)
+        _reap_orphans(frozenset(self._leaders), frozenset(self._seen))
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self._stopping:
@@ -259,6 +271,7 @@ class ProcessGroup:
 
     def __enter__(self) -> ProcessGroup:
         atexit.register(self._sweep)
+        self._was_reaper = _adopt_orphans(True)
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(signum) != signal.SIG_IGN:  # nohup stays nohup
@@ -275,6 +288,7 @@ class ProcessGroup:
             for signum, handler in self._handlers.items():
                 signal.signal(signum, handler)  # type: ignore[arg-type]
             self._handlers.clear()
+            _adopt_orphans(self._was_reaper)
             atexit.unregister(self._sweep)
 
 
@@ -368,15 +382,43 @@ def _members(tag: str, *, session: int | None) -> frozenset[int]:
     return frozenset(found - {os.getpid()})
 
 
+def _adopt_orphans(on: bool) -> bool:
+    """Make this process the one that orphaned descendants fall to, or not; returns what it was. Linux only."""
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None)
+    before = ctypes.c_int(0)
+    libc.prctl(37, ctypes.byref(before), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
+    libc.prctl(36, int(on), 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    return bool(before.value)
+
+
+def _reap_orphans(leaders: frozenset[int], seen: frozenset[int]) -> None:
+    """Collect ended processes that fell to this one, from the daemons' sessions or ``seen``; else they stay zombies.
+
+    The daemons themselves are left to their ``Popen``; so is every child that this process started elsewhere.
+    """
+    me = os.getpid()
+    for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
+        if not entry.name.isdigit() or int(entry.name) in leaders:
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            stat = Path(entry.path, "stat").read_bytes()
+            state, parent, _, session = stat[stat.rindex(b")") + 2 :].split(maxsplit=4)[:4]
+            if state == b"Z" and int(parent) == me and (int(session) in leaders or int(entry.name) in seen):
+                os.waitpid(int(entry.name), os.WNOHANG)
+
+
 def _signal_each(pids: Iterable[int], signum: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signum)
 
 
-def _stop_together(daemons: Sequence[Daemon], *, grace_s: float | None, hurry: Callable[[], bool]) -> None:
-    """Signal all, give each its grace, then SIGKILL what is left of any of them, and reap."""
+def _stop_together(daemons: Sequence[Daemon], *, grace_s: float | None, hurry: Callable[[], bool]) -> frozenset[int]:
+    """Signal all, give each its grace, then SIGKILL what is left of any of them, and reap. Returns whom it found."""
     started = time.monotonic()
+    seen = _all_members(daemons)
     for daemon in daemons:
         if daemon.alive:  # not reaped yet, so the group's number cannot have been reused
             with contextlib.suppress(OSError):
@@ -386,19 +428,26 @@ def _stop_together(daemons: Sequence[Daemon], *, grace_s: float | None, hurry: C
         while daemon.alive and time.monotonic() - started < grace and not hurry():
             time.sleep(0.02)
     if not hurry() and grace_s != 0.0:  # helpers in sessions of their own get a moment to notice
-        left = frozenset().union(*(daemon.members() for daemon in daemons))
+        left = _all_members(daemons)
+        seen |= left
         _signal_each(left - {daemon.pid for daemon in daemons}, signal.SIGTERM)
         deadline = time.monotonic() + 1.0
-        while any(daemon.members() - {daemon.pid} for daemon in daemons) and time.monotonic() < deadline:
+        while _all_members(daemons) - {daemon.pid for daemon in daemons} and time.monotonic() < deadline:
             time.sleep(0.05)
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
-        left = frozenset().union(*(daemon.members() for daemon in daemons))
+        left = _all_members(daemons)
+        seen |= left
         alive = [daemon for daemon in daemons if daemon.alive]
         if not left and not alive:
-            return
+            break
         for daemon in alive:
             with contextlib.suppress(OSError):
                 os.killpg(daemon.pid, signal.SIGKILL)
         _signal_each(left, signal.SIGKILL)
         time.sleep(0.02)
+    return seen
+
+
+def _all_members(daemons: Sequence[Daemon]) -> frozenset[int]:
+    return frozenset[int]().union(*(daemon.members() for daemon in daemons))

@@ -1,0 +1,174 @@
+"""A site's processes: the Flower SuperNode, which speaks to the aggregator, and the teacher worker, which has the data.
+
+The SuperNode's environment and settings name the worker's socket and nothing else of the site: code that Flower runs
+there learns neither where data lie nor where models do. Refuses to start a node without TLS or without its own key.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import DaemonFailed, InvalidInput
+from common.pki import NodeKeys
+from common.process import DaemonSpec, ProcessGroup, base_env, executable, log_tail
+
+_CONNECTED = "SuperNode ID:"
+_EXIT_CODE = re.compile(r"Exit Code: (\d+)")
+_API_ERROR = re.compile(r"\[code: (\d+)\] *(.*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteNode:
+    """One site's SuperNode.
+
+    ``folder`` takes Flower's home and the logs; ``superlink`` is ``host:port``; ``root_certificates`` the study
+    authority's certificate; ``socket`` the worker's Unix socket; ``port`` a free loopback port for the node's own use.
+    """
+
+    site: str
+    folder: Path
+    superlink: str
+    root_certificates: Path
+    keys: NodeKeys
+    socket: Path
+    port: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", self.folder.absolute())
+        if not self.site or '"' in self.site or not self.site.isprintable():
+            raise InvalidInput("site", value=self.site, limit="a printable name without quotation marks")
+        if not 0 < self.port < 65536:
+            raise InvalidInput("port", value=self.port, limit="1 to 65535")
+        for path in (self.root_certificates, self.keys.private):
+            if not path.is_file():
+                raise InvalidInput("file of the node", value=str(path), limit="an existing file")
+
+    @property
+    def log(self) -> Path:
+        """The SuperNode's log."""
+        return self.folder / "logs" / "supernode.log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Evidence that SuperLink turned a node away.
+
+    ``exit_status`` is the process's; ``exit_code`` and ``api_code`` are Flower's own (305 and 2004 for a key that is
+    not registered); ``line`` is the line of the log that says so.
+    """
+
+    exit_status: int
+    exit_code: int
+    api_code: int
+    line: str
+    seconds: float
+
+
+def supernode(node: SiteNode, *, max_retries: int | None = None) -> DaemonSpec:
+    """How to start a site's SuperNode: TLS by the study's authority only, its own key, its own Flower home.
+
+    Ready once SuperLink has told it its node id. ``max_retries`` bounds the attempts at an absent SuperLink (default:
+    for ever). Messages run in helper processes the node starts itself.
+    """
+    start = node.log.stat().st_size if node.log.exists() else 0
+    settings = {"site": node.site, "socket": str(node.socket.absolute())}
+    return DaemonSpec(
+        role="supernode",
+        name=node.site,
+        argv=(
+            executable("flower-supernode"),
+            *("--superlink", node.superlink),
+            *("--root-certificates", str(node.root_certificates.absolute())),
+            *("--auth-supernode-private-key", str(node.keys.private.absolute())),
+            *("--node-config", " ".join(f"{key}={_quoted(value)}" for key, value in settings.items())),
+            *("--host", "127.0.0.1", "--port", str(node.port), "--isolation", "subprocess"),
+            *(("--max-retries", str(max_retries)) if max_retries is not None else ()),
+        ),
+        env=base_env(
+            FLWR_HOME=str(node.folder / "flower"),
+            FLWR_TELEMETRY_ENABLED="0",
+            FLWR_DISABLE_UPDATE_CHECK="1",
+            FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
+            FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.05",
+        ),
+        cwd=node.folder / "flower",
+        log=node.log,
+        ready=lambda: node_id(node, since=start) is not None,
+    )
+
+
+def node_id(node: SiteNode, *, since: int = 0) -> int | None:
+    """The id SuperLink gave this node, from its log after byte ``since``; None before it connected."""
+    if not node.log.exists():
+        return None
+    with node.log.open("rb") as log:
+        log.seek(since)
+        text = log.read(1 << 20).decode("utf-8", "replace")
+    for line in text.splitlines():
+        if _CONNECTED in line and (word := line.rpartition(_CONNECTED)[2].strip()).isdigit():
+            return int(word)
+    return None
+
+
+def worker(site_dir: Path, *, ready: Callable[[], bool] | None = None, ready_timeout_s: float = 120.0) -> DaemonSpec:
+    """How to start a site's teacher worker; ready when its socket exists, or when ``ready`` says so.
+
+    Its log stays at the site and is never quoted in an error.
+    """
+    folder = site_dir.absolute()
+    socket = folder / "worker.sock"
+    return DaemonSpec(
+        role="worker",
+        name=folder.name,
+        argv=(sys.executable, "-P", "-m", "client.worker", "--site-dir", str(folder)),
+        env=base_env(),
+        cwd=folder,
+        log=folder / "logs" / "worker.log",
+        ready=ready or socket.is_socket,
+        ready_timeout_s=ready_timeout_s,
+        show_log=False,
+    )
+
+
+def expect_refused(group: ProcessGroup, node: SiteNode, *, timeout_s: float = 60.0) -> Refusal:
+    """Start a SuperNode whose key is not registered and see it turned away.
+
+    Errors: DaemonFailed if it is admitted, still trying after ``timeout_s``, or ended for another reason than
+    SuperLink's answer; in every case it is stopped.
+    """
+    started = time.monotonic()
+    daemon = group.begin(supernode(node, max_retries=3))
+    try:
+        while (status := daemon.wait(0.1)) is None:
+            if node_id(node) is not None:
+                raise DaemonFailed(f"SuperLink admitted the node {node.site!r}, whose key is not registered")
+            if time.monotonic() - started > timeout_s:
+                raise DaemonFailed(f"the node {node.site!r} was neither admitted nor refused within {timeout_s:g} s")
+    finally:
+        group.stop(daemon)
+    if node_id(node) is not None or status == 0:
+        raise DaemonFailed(f"SuperLink admitted the node {node.site!r}, whose key is not registered")
+    text = log_tail(node.log, lines=60)
+    code, answer = _EXIT_CODE.search(text), _API_ERROR.search(text)
+    if code is None or answer is None:
+        raise DaemonFailed(f"the node {node.site!r} ended without an answer from SuperLink; its log is {node.log}")
+    return Refusal(
+        exit_status=status,
+        exit_code=int(code[1]),
+        api_code=int(answer[1]),
+        line=answer[0].strip(),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _quoted(value: str) -> str:
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    tomllib.loads(f"x = {text}")
+    return text
