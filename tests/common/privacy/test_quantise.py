@@ -1,0 +1,198 @@
+"""Norms never grow. The oracle is arithmetic in Python's unbounded integers and rationals."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from common.errors import InvalidInput
+from common.privacy.mechanism import GRID_BITS
+from common.privacy.quantise import clip, quantise, within
+
+GRID = 1 << GRID_BITS
+
+sizes = st.integers(1, 40)
+dtypes = st.sampled_from([np.float16, np.float32, np.float64])
+
+
+@st.composite
+def codes(draw: st.DrawFn) -> np.ndarray:
+    dtype = draw(dtypes)
+    width = 8 * np.dtype(dtype).itemsize
+    elements = st.floats(allow_nan=False, allow_infinity=False, width=width)  # type: ignore[call-overload]
+    return draw(hnp.arrays(dtype, draw(sizes), elements=elements))
+
+
+def square(values: np.ndarray) -> Fraction:
+    return sum((Fraction(float(v)) ** 2 for v in values), start=Fraction(0))
+
+
+@settings(max_examples=300, deadline=None)
+@given(code=codes(), radius=st.floats(2.0**-16, 2.0**24))
+@example(code=np.full(7, 1.7e308), radius=1.0)
+@example(code=np.full(7, 5e-324), radius=2.0**-16)
+@example(code=np.array([1.7e308, 5e-324]), radius=2.0**24)
+@example(code=np.full(9, np.finfo(np.float32).max, dtype=np.float32), radius=1.0)
+@example(code=np.full(9, np.finfo(np.float16).max, dtype=np.float16), radius=1.0)
+def test_clip_lands_in_the_ball_is_idempotent_keeps_direction_and_writes_nothing(
+    code: np.ndarray, radius: float
+) -> None:
+    before = code.copy()
+    result = clip(code, radius=radius)
+    assert np.array_equal(code, before)
+    assert result.dtype == np.float64
+    assert square(result) <= (Fraction(radius) * (1 + Fraction(1, 2**45))) ** 2
+    assert np.array_equal(clip(result, radius=radius), result)
+    assert (result * np.sign(code.astype(np.float64)) >= 0).all()
+    assert (np.abs(result) * (1 - 1e-12) <= np.abs(code.astype(np.float64))).all()
+    if square(code) <= (Fraction(radius) * (1 - Fraction(1, 2**45))) ** 2:
+        assert np.array_equal(result, code.astype(np.float64))
+
+
+def test_a_code_on_the_sphere_is_unchanged() -> None:
+    code = np.array([3.0, 4.0])
+    assert np.array_equal(clip(code, radius=5.0), code)
+    assert np.allclose(clip(code, radius=2.5), [1.5, 2.0], rtol=1e-15)
+    assert np.array_equal(clip(np.zeros(3), radius=1.0), np.zeros(3))
+
+
+def test_clip_never_returns_the_callers_array() -> None:
+    code = np.array([0.1, 0.2])
+    assert not np.shares_memory(clip(code, radius=1.0), code)
+
+
+@settings(max_examples=400, deadline=None)
+@given(code=codes(), radius_int=st.integers(1, (1 << 40) - 1), data=st.data())
+def test_no_code_centre_or_weight_gets_past_the_integer_radius(
+    code: np.ndarray, radius_int: int, data: st.DataObject
+) -> None:
+    centre = data.draw(st.none() | hnp.arrays(np.int64, code.size, elements=st.integers(-(1 << 45), 1 << 45)))
+    weights = data.draw(st.none() | hnp.arrays(np.float64, code.size, elements=st.floats(0, 1e6)))
+    shifted = code.astype(np.float64) - (0 if centre is None else centre / GRID)
+    with np.errstate(over="ignore"):
+        overflows = weights is not None and not np.isfinite(shifted * weights).all()
+    if overflows:  # refused, not wrapped
+        with pytest.raises(InvalidInput, match="weighted code"):
+            quantise(code, radius_int=radius_int, centre=centre, weights=weights)
+        return
+    q = quantise(code, radius_int=radius_int, centre=centre, weights=weights)
+    assert q.dtype == np.int64
+    assert sum(int(v) ** 2 for v in q) <= radius_int**2
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    code=hnp.arrays(np.float64, sizes, elements=st.floats(-0.05, 0.05)),
+    centre=st.integers(-3000, 3000),
+    weight=st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0]),
+)
+def test_inside_the_ball_quantising_is_centre_weights_and_truncation_towards_zero(
+    code: np.ndarray, centre: int, weight: float
+) -> None:
+    q = quantise(code, radius_int=8 * GRID, centre=np.full(code.size, centre), weights=np.full(code.size, weight))
+    for value, got in zip(code, q, strict=True):
+        shifted = Fraction(value - centre / GRID)  # one float64 rounding, as documented
+        assert int(got) == math.trunc(shifted * Fraction(weight) * GRID)
+
+
+def test_truncation_is_towards_zero_on_both_sides() -> None:
+    code = np.array([1.9, -1.9, 0.9, -0.9]) / GRID
+    assert quantise(code, radius_int=GRID).tolist() == [1, -1, 0, 0]
+
+
+@settings(max_examples=150, deadline=None)
+@given(size=st.integers(1, 30), radius_int=st.integers(1 << 26, (1 << 40) - 1), seed=st.integers(0, 2**32 - 1))
+def test_rounding_of_large_norms_in_float64_cannot_pass_the_integer_radius(
+    size: int, radius_int: int, seed: int
+) -> None:
+    """Above 2^26 the float64 norm cannot see single steps; the exact test must."""
+    code = np.random.default_rng(seed).normal(size=size) * radius_int * 1e3
+    q = quantise(code, radius_int=radius_int)
+    total = sum(int(v) ** 2 for v in q)
+    assert total <= radius_int**2
+    assert total >= (radius_int * (1 - 1e-9) - math.sqrt(size) - 1) ** 2  # and hardly anything is lost
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    code=hnp.arrays(np.int64, sizes, elements=st.integers(-(2**63), 2**63 - 1))
+    | hnp.arrays(np.int64, sizes, elements=st.integers(-(2**32), 2**32)),
+    bound=st.integers(1, 2**70),
+)
+@example(code=np.array([-(2**63)]), bound=2**63 - 1)
+@example(code=np.array([-(2**63)]), bound=2**63)
+@example(code=np.full(4, 2**31), bound=1)  # Σq² = 2^64 wraps to 0 in int64
+@example(code=np.full(2, 3037000500), bound=2**31)  # Σq² wraps negative
+def test_within_decides_in_exact_integers_for_every_int64(code: np.ndarray, bound: int) -> None:
+    assert within(code, bound_int=bound) is (sum(int(v) ** 2 for v in code) <= bound**2)
+
+
+@settings(max_examples=100, deadline=None)
+@given(code=hnp.arrays(np.int64, sizes, elements=st.integers(-(2**40), 2**40)))
+def test_within_is_tight_at_the_integer_root(code: np.ndarray) -> None:
+    root = math.isqrt(sum(int(v) ** 2 for v in code))
+    if root >= 1:
+        assert within(code, bound_int=root + 1)
+        assert within(code, bound_int=root) is (root * root == sum(int(v) ** 2 for v in code))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_a_code_that_is_not_finite_is_refused_not_passed_through(bad: float, dtype: type) -> None:
+    code = np.array([0.0, bad, 0.0], dtype=dtype)
+    with pytest.raises(InvalidInput):
+        clip(code, radius=1.0)
+    with pytest.raises(InvalidInput):
+        quantise(code, radius_int=GRID)
+    with pytest.raises(InvalidInput):
+        quantise(np.zeros(3), radius_int=GRID, weights=np.array([1.0, bad, 1.0]))
+
+
+@pytest.mark.parametrize("radius", [math.nan, math.inf, 0.0, 0, -1.0, None, True, "1"])
+def test_nonsense_radii_are_refused(radius: float) -> None:
+    with pytest.raises(InvalidInput):
+        clip(np.ones(2), radius=radius)
+    with pytest.raises(InvalidInput):
+        quantise(np.ones(2), radius_int=radius)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput):
+        within(np.ones(2, dtype=np.int64), bound_int=radius)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "code", [np.zeros(0), np.zeros((2, 2)), np.zeros(2, dtype=np.int64), [1.0], None, np.zeros(2, dtype=complex)]
+)
+def test_codes_of_the_wrong_shape_or_type_are_refused(code: np.ndarray) -> None:
+    with pytest.raises(InvalidInput):
+        clip(code, radius=1.0)
+    with pytest.raises(InvalidInput):
+        quantise(code, radius_int=GRID)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [np.zeros(0, dtype=np.int64), np.zeros((1, 2), dtype=np.int64), np.zeros(2), np.zeros(2, dtype=np.int32), None],
+)
+def test_the_norm_test_judges_int64_vectors_only(code: np.ndarray) -> None:
+    with pytest.raises(InvalidInput):
+        within(code, bound_int=1)
+
+
+def test_centres_and_weights_of_the_wrong_kind_are_refused() -> None:
+    for centre in (np.zeros(3), np.zeros(2, dtype=np.int64), np.full(3, 2**60)):
+        with pytest.raises(InvalidInput):
+            quantise(np.zeros(3), radius_int=GRID, centre=centre)
+    for weights in (np.ones(2), np.array([1.0, -1.0, 1.0]), np.ones(3, dtype=np.int64)):
+        with pytest.raises(InvalidInput):
+            quantise(np.zeros(3), radius_int=GRID, weights=weights)
+
+
+def test_a_refusal_never_quotes_the_code() -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        quantise(np.array([0.123456, math.nan]), radius_int=GRID)
+    assert "0.123" not in str(refusal.value)
