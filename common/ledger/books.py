@@ -132,7 +132,7 @@ class Books:
         self.pools: dict[str, PoolDeclaration] = {}
         self.releases: dict[str, Release] = {}
         self.reused: dict[str, dict[str, None]] = {}
-        self.recovered: dict[str, int] = {}
+        self.recovered: dict[str, tuple[int, ReleaseRecord]] = {}
         self.refusals: dict[tuple[str, str, tuple[str, ...]], int] = {}
         self.row_count = 0
         self._spent: dict[str, Spend] = {}
@@ -282,7 +282,7 @@ class Books:
                 self._release(row, record, charge)
             case RecoveredRecord(release=release):
                 self._once(self.recovered, record.release_hash, "recovered release")
-                self._set(self.recovered, record.release_hash, row.seq)
+                self._set(self.recovered, record.release_hash, (row.seq, release))
                 self._recovered(release)
             case ReuseRecord():
                 self._reuse(record, charge)

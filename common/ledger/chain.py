@@ -302,6 +302,10 @@ class Chain:
         except sqlite3.DatabaseError as error:
             raise LedgerCorrupt(f"the ledger file cannot be read ({error})") from error
 
+    def forget(self) -> None:
+        """Start reading from the first row again."""
+        self._last = None
+
     def all_rows(self) -> Iterator[Row]:
         """Every row from the first, as stored (not checked)."""
         for values in self._db.execute("SELECT seq, time_utc, kind, body, prev_hash, hash FROM rows ORDER BY seq"):
@@ -339,12 +343,9 @@ class Chain:
             raise LedgerCorrupt("signed head is missing", row=at)
         return SignedHead(self.role, self.ledger_id, *found)
 
-    def head_at_or_after(self, seq: int) -> SignedHead:
-        """The head that ended the transaction row ``seq`` belongs to."""
-        found = self._db.execute("SELECT min(seq) FROM heads WHERE seq >= ?", (seq,)).fetchone()
-        if found[0] is None:
-            raise LedgerCorrupt("signed head is missing", row=seq)
-        return self.head(found[0])
+    def head_seqs(self) -> list[int]:
+        """The row numbers at which transactions ended, in order."""
+        return [seq for (seq,) in self._db.execute("SELECT seq FROM heads ORDER BY seq")]
 
     # --- appending
 
@@ -354,8 +355,7 @@ class Chain:
 
         What other processes appended before must be read by the caller (``new_rows``) as its first act inside.
         """
-        if self._key is None:
-            raise InvalidInput("ledger is open for reading", remedy="open it with its signing key")
+        key = self.signing_key
         try:
             self._db.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
@@ -371,7 +371,7 @@ class Chain:
                 message = head_message(self.role, ledger_id=self.ledger_id, seq=last.seq, row_hash=last.hash)
                 self._db.execute(
                     "INSERT INTO heads VALUES (?, ?, ?, ?)",
-                    (last.seq, last.hash, public_hex(self._key), self._key.sign(message).hex()),
+                    (last.seq, last.hash, public_hex(key), key.sign(message).hex()),
                 )
             self._db.execute("COMMIT")
         except BaseException:
@@ -383,6 +383,11 @@ class Chain:
             raise
         finally:
             self._appended, self._in_transaction = [], False
+
+    @property
+    def today(self) -> str:
+        """The UTC date of the transaction in progress."""
+        return self._time[:10]
 
     def append(self, kind: str, body: dict[str, object], *, payload: tuple[str, bytes] | None = None) -> Row:
         """Add a row, and the payload (query id, bytes) that belongs to it, inside the current transaction."""
@@ -408,6 +413,12 @@ class Chain:
     @property
     def public_key(self) -> str | None:
         return None if self._key is None else public_hex(self._key)
+
+    @property
+    def signing_key(self) -> Ed25519PrivateKey:
+        if self._key is None:
+            raise InvalidInput("ledger is open for reading", remedy="open it with its signing key")
+        return self._key
 
     def possession(self, key: Ed25519PrivateKey) -> str:
         """A new key's signature saying that it takes over this ledger after the newest row."""

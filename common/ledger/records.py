@@ -298,7 +298,7 @@ class CodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """Site: a veto or its end (``pause``, ``resume``, ``withdraw``) for one study."""
+    """Site: a veto (``pause``, or ``withdraw`` for good) on one study, or the end of a pause (``resume``)."""
 
     study_id: str
     decision: str
@@ -309,6 +309,21 @@ class ReceiptRecord:
     """Site: a server's receipt that passed every check, kept word for word."""
 
     receipt: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmRecord:
+    """Site: a genuine receipt that contradicts what the site knows, kept word for word; it stops the site."""
+
+    receipt: dict[str, Any]
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryRecord:
+    """Site: a person has looked into the alarm; the server's ledger of this id may go on from a recovered state."""
+
+    ledger_id: str
 
 
 Record = (
@@ -325,6 +340,8 @@ Record = (
     | CodeRecord
     | DecisionRecord
     | ReceiptRecord
+    | AlarmRecord
+    | RecoveryRecord
 )
 
 REFUSAL_REASONS = ("pool-budget", "study-budget", "coordinates", "daily-cap", "paused", "alarm")
@@ -538,6 +555,15 @@ def _receipt(body: dict[str, Any]) -> ReceiptRecord:
     return ReceiptRecord(receipt=checked_fields(body, {"receipt": dict})["receipt"])
 
 
+def _alarm(body: dict[str, Any]) -> AlarmRecord:
+    fields = checked_fields(body, {"problem": str, "receipt": dict})
+    return AlarmRecord(receipt=fields["receipt"], problem=fields["problem"])
+
+
+def _recovery(body: dict[str, Any]) -> RecoveryRecord:
+    return RecoveryRecord(ledger_id=checked_fields(body, {"ledger_id": str})["ledger_id"])
+
+
 def _number(value: object) -> float:
     if isinstance(value, str):
         return float.fromhex(value)
@@ -584,6 +610,8 @@ _READERS: dict[str, dict[str, Callable[[dict[str, Any]], Record]]] = {
         "decision": _decision,
         "refusal": _refusal,
         "receipt": _receipt,
+        "alarm": _alarm,
+        "recovery": _recovery,
         "key": _key,
         "note": _note,
     },

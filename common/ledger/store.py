@@ -12,10 +12,13 @@ time, and each reads what the others wrote before it decides.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +28,10 @@ from numpy.typing import NDArray
 from common.canonical import check_hash, rational, sha256_bytes
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
-from common.ledger.books import Books, Charge, Obstacle, Release, Spend
-from common.ledger.chain import Chain, Clock, Row, SignedHead, utc_now
+from common.ledger.books import NOTHING, Books, Charge, Obstacle, Release, Spend
+from common.ledger.chain import Chain, Clock, Row, SignedHead, body_digest, utc_now
 from common.ledger.keys import public_hex
+from common.ledger.receipts import Link, Position, Receipt, ReceiptedRelease
 from common.ledger.records import (
     MAX_NOTE_CHARACTERS,
     PoolDeclaration,
@@ -37,6 +41,7 @@ from common.ledger.records import (
     RosterEntry,
     StudyRecord,
     StudyTerms,
+    charge_of,
     check_name,
     check_roster,
     parse_body,
@@ -372,6 +377,19 @@ class Ledger:
         self._catch_up()
         return self._chain.head()
 
+    def batch_receipts(self, study_id: str, batch_id: str) -> tuple[Receipt, ...]:
+        """Signed receipts for what a batch released: one for each transaction and each site on its roster.
+
+        They are made from the rows alone: a receipt that was lost can be issued again, with the same head and totals.
+        """
+        self._catch_up()
+        return self._receipts(lambda release, _site, _end: (release.study_id, release.batch_id) == (study_id, batch_id))
+
+    def site_receipts(self, site: str, *, after: int = 0) -> tuple[Receipt, ...]:
+        """Every receipt of one site whose head is past row ``after``, in order: what it needs after a gap."""
+        self._catch_up()
+        return self._receipts(lambda _release, name, end: name == site and end > after)
+
     def rows(self) -> Iterator[Row]:
         """Every row as stored, from the first."""
         return self._chain.all_rows()
@@ -402,6 +420,52 @@ class Ledger:
         noisy = np.frombuffer(found[1], dtype="<i8").astype(np.int64)
         noisy.flags.writeable = False
         return _answer(query, noisy, release)
+
+    def _receipts(self, wanted: Callable[[Release, str, int], bool]) -> tuple[Receipt, ...]:
+        key, books, ends = self._chain.signing_key, self._books, self._chain.head_seqs()
+        charged: list[tuple[int, Release | ReleaseRecord]] = [
+            *((release.seq, release) for release in books.releases.values()),
+            *books.recovered.values(),
+        ]
+        totals: dict[str, Spend] = {}
+        last: dict[str, int] = {}
+        receipts: list[Receipt] = []
+        in_order = sorted(charged, key=itemgetter(0))
+        for end, group in groupby(in_order, key=lambda item: ends[bisect_left(ends, item[0])]):
+            items = [item for _, item in group]
+            before = dict(totals)
+            for item in items:
+                mechanism = item.mechanism if isinstance(item, Release) else item.query.mechanism
+                study = books.studies[item.study_id]
+                for entry in item.roster:
+                    cost = charge_of(mechanism, books.pools[entry.pool].protection, study.protection)
+                    totals[entry.pool] = totals.get(entry.pool, NOTHING).plus(cost, mechanism.dimension)
+            released = [item for item in items if isinstance(item, Release)]
+            for entry in released[0].roster if released else ():
+                if wanted(released[0], entry.site, end):
+                    start = last.get(entry.site, 0)
+                    spends = before.get(entry.pool, NOTHING), totals[entry.pool]
+                    receipts.append(self._receipt(released, entry, start=start, end=end, spends=spends).signed(key))
+                last[entry.site] = end
+        return tuple(receipts)
+
+    def _receipt(
+        self, released: list[Release], entry: RosterEntry, *, start: int, end: int, spends: tuple[Spend, Spend]
+    ) -> Receipt:
+        rows = self._chain.rows_between(start, end)
+        bodies = {row.seq: row.body for row in rows}
+        return Receipt(
+            study_id=released[0].study_id,
+            batch_id=released[0].batch_id,
+            site=entry.site,
+            declaration=self._books.pools[entry.pool],
+            releases=tuple(ReceiptedRelease(item.seq, parse_body(bodies[item.seq])) for item in released),
+            before=spends[0],
+            after=spends[1],
+            previous=Position(start, rows[0].prev_hash),
+            links=tuple(Link(row.time_utc, row.kind, body_digest(row.body)) for row in rows),
+            head=self._chain.head(end),
+        )
 
     def _catch_up(self) -> None:
         for row in self._chain.new_rows():

@@ -1,0 +1,421 @@
+"""The hospital's own ledger: what it accepted, what it sent, what it refused, and the receipts it holds.
+
+It trusts nothing the server says about what was spent: every query is charged here, from its own mechanism, in the
+moment the site accepts it, and stays charged whether or not a release follows. A code is stored before it leaves and
+the stored one answers every retry. Refuses acceptance past the pool's lifetime cap, the study's budget or the day's
+cap, for a study that was not consented to, is paused or withdrawn, and after a receipt that contradicts the record.
+
+The file holds codes, which are sensitive: it and its signing key are readable by their owner only. It holds no
+patient's name, image or label. Threads must take turns by a lock of the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol as StructuralType
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from numpy.typing import NDArray
+
+from common.canonical import check_hash, rational, sha256_bytes
+from common.config import Study
+from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.ledger.books import Spend
+from common.ledger.chain import Chain, Clock, Row, SignedHead, format_time, utc_now
+from common.ledger.keys import create_signing_key, load_signing_key
+from common.ledger.receipts import Receipt
+from common.ledger.records import DECISIONS, PoolDeclaration, PoolRecord, StudyTerms, check_name, parse_body
+from common.ledger.site_books import SiteBooks
+from common.privacy.accounting import Guarantee, guarantee
+from common.privacy.mechanism import AccountantName, Budget, Protection, QuerySpec
+from common.privacy.quantise import within
+
+
+class Caps(StructuralType):
+    """A site's own limits, as its policy states them."""
+
+    @property
+    def budget(self) -> Budget: ...
+
+    @property
+    def accountant(self) -> AccountantName: ...
+
+    @property
+    def protection(self) -> Protection: ...
+
+    @property
+    def queries_per_day(self) -> int: ...
+
+
+class SiteLedger:
+    """A site's ledger file, one for each patient pool. A context manager, closed by ``close``."""
+
+    def __init__(self, chain: Chain) -> None:
+        """Use :meth:`open` or :meth:`read`."""
+        self._chain = chain
+        self._books = SiteBooks()
+        self._catch_up()
+        chain.ledger_id = self._books.key.ledger_id
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        pool: str,
+        *,
+        caps: Caps,
+        site: str | None = None,
+        signing_key: Ed25519PrivateKey | None = None,
+        clock: Clock = utc_now,
+    ) -> SiteLedger:
+        """Open the ledger of a pool for writing, making it first if there is none; put changed caps on record.
+
+        The signing key lies beside it (``site-ledger.sqlite`` → ``site-ledger.key``) unless one is given. ``site``
+        names the site in the pool's declaration (default: the pool's name). InvalidInput if the file is another pool's
+        or the pool's unit or relation changed; LedgerCorrupt if any row breaks the chain or a rule.
+        """
+        check_name(pool, what="pool name")
+        key = signing_key or _own_key(path)
+        if not path.exists():
+            genesis: dict[str, object] = {"site": site or pool}
+            chain = Chain.create(path, role="site", genesis=genesis, signing_key=key, clock=clock)
+        else:
+            chain = Chain.open(path, role="site", signing_key=key, clock=clock)
+        ledger = cls._opened(chain)
+        try:
+            ledger._declare(pool, site or pool, caps)
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
+
+    @classmethod
+    def read(cls, path: Path) -> SiteLedger:
+        """Open an existing ledger for reading only."""
+        return cls._opened(Chain.open(path, role="site", signing_key=None, clock=utc_now))
+
+    @classmethod
+    def _opened(cls, chain: Chain) -> SiteLedger:
+        try:
+            ledger = cls(chain)
+            head, last = chain.head(), chain.last
+            if last is None or (head.seq, head.hash) != (last.seq, last.hash) or not head.is_genuine():
+                raise LedgerCorrupt("the newest row is not covered by a signed head", row=head.seq)
+            if head.public_key != ledger._books.key.at(head.seq):
+                raise LedgerCorrupt("the newest head's signature is not by the ledger's key", row=head.seq)
+            if chain.public_key not in (None, ledger._books.key.public_key):
+                raise InvalidInput("signing key", value=chain.public_key, limit="the ledger's own key")
+        except BaseException:
+            chain.close()
+            raise
+        return ledger
+
+    def close(self) -> None:
+        """Close the file; committed rows are already durable."""
+        self._chain.close()
+
+    def __enter__(self) -> SiteLedger:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    # --- consent and veto
+
+    def consent(self, study: Study) -> str:
+        """Put a study this site consents to on record and return its id; a known study adds no row."""
+        text = study.to_json()
+        terms = StudyTerms.from_json(text)
+        with self._writing():
+            if terms.id not in self._books.studies:
+                self._append("study", {"pool": self.pool, "study": text, "study_id": terms.id})
+        return terms.id
+
+    def decide(self, study_id: str, decision: str) -> None:
+        """``pause``, ``resume`` or ``withdraw`` (for good) a study; no release already made is recalled by it."""
+        if decision not in DECISIONS:
+            raise InvalidInput("decision", value=decision, limit=", ".join(DECISIONS))
+        with self._writing():
+            if self._books.paused.get(study_id) == "withdraw":
+                raise InvalidInput("decision", value=decision, limit="none: the site withdrew for good")
+            if study_id not in self._books.studies:
+                raise InvalidInput("study", value=study_id, limit="a study this site consented to")
+            self._append("decision", {"decision": decision, "study": study_id})
+
+    def note(self, text: str) -> None:
+        """Put a remark on record. Not a place for patients' data."""
+        with self._writing():
+            self._append("note", {"text": text})
+
+    # --- accepting and answering
+
+    def reserve(self, study_id: str, queries: Sequence[QuerySpec]) -> None:
+        """Accept a batch as a whole: charge every query of it that was not accepted before, or none.
+
+        Refused with a word fit to leave the site, after a refusal row: ``unknown-study``, ``paused`` (a veto, or an
+        alarm), ``wrong-mechanism`` (other voters than the study says), ``budget``, ``daily-cap``.
+        What was accepted stays accepted, and costs nothing when it is offered again.
+        """
+        with self._writing():
+            refusal = self._reserve(study_id, queries)
+        if refusal is not None:  # raised outside: the refusal row is committed
+            raise refusal
+
+    def _reserve(self, study_id: str, queries: Sequence[QuerySpec]) -> Refused | None:
+        books = self._books
+        study = books.studies.get(study_id)
+        if study is None:
+            return Refused("unknown-study", "this site has not consented to that study")
+        new = {query.id: query for query in queries if query.id not in books.reservations}
+        if study_id in books.paused:
+            return self._refuse(study_id, new, "paused", word="paused")
+        if books.alarms:
+            return self._refuse(study_id, new, "alarm", word="paused")
+        known = [books.reservations[query.id] for query in queries if query.id in books.reservations]
+        if any(reservation.study_id != study_id for reservation in known):
+            return Refused("unknown-study", "a query of the batch was accepted for another study")
+        mechanisms = [query.mechanism for query in new.values()]
+        if any(mechanism.voters_per_site != study.voters_per_site for mechanism in mechanisms):
+            return Refused("wrong-mechanism", "a query asks for other voters than the study says")
+        short = books.shortfall(mechanisms, study_id=study_id)
+        if short is not None:
+            amounts = rational(short.requested), rational(short.remaining)
+            return self._refuse(study_id, new, short.reason, word="budget", amounts=amounts)
+        if books.per_day.get(self._chain.today, 0) + len(new) > (books.declared.queries_per_day or 0):
+            return self._refuse(study_id, new, "daily-cap", word="daily-cap")
+        for query_id, query in new.items():
+            body: dict[str, object] = {
+                "pool": self.pool,
+                "query": query.to_json(),
+                "query_id": query_id,
+                "study": study_id,
+            }
+            self._append("reservation", body)
+        return None
+
+    def _refuse(
+        self,
+        study_id: str,
+        queries: dict[str, QuerySpec],
+        reason: str,
+        *,
+        word: str,
+        amounts: tuple[str, str] = ("", ""),
+    ) -> Refused:
+        body: dict[str, object] = {
+            "batch": "offer",
+            "pool": self.pool,
+            "query_ids": list(queries),
+            "reason": reason,
+            "remaining": amounts[1],
+            "requested": amounts[0],
+            "study": study_id,
+        }
+        if (study_id, reason, tuple(queries), self._chain.today) not in self._books.refusals:  # once a day is enough
+            self._append("refusal", body)
+        return Refused(word, f"the site's ledger declines {len(queries)} queries ({reason})")
+
+    def reserved(self, query_id: str) -> QuerySpec | None:
+        """The query accepted under this id, or None."""
+        check_hash(query_id)
+        self._catch_up()
+        reservation = self._books.reservations.get(query_id)
+        return None if reservation is None else reservation.query
+
+    def store_code(self, query_id: str, code: NDArray[np.int64], *, outcome: str = "stored") -> None:
+        """Fix the code that answers an accepted query, before it leaves. # the code is sensitive until noised
+
+        The same code again adds nothing; another one for the same query is refused, and so is a code that is not
+        int64[l] within the norm m·R, or of a query never accepted. ``outcome`` is the site's own word for how it came
+        about (a zero code's reason, say); it never leaves the site.
+        """
+        check_hash(query_id)
+        check_name(outcome, what="outcome")
+        with self._writing():
+            reservation = self._books.reservations.get(query_id)
+            if reservation is None:
+                raise Refused("not-accepted", f"query {query_id[:12]} was never accepted here")
+            mechanism = reservation.query.mechanism
+            if not isinstance(code, np.ndarray) or code.dtype != np.int64 or code.shape != (mechanism.dimension,):
+                raise InvalidInput("code", value=type(code).__name__, limit=f"int64[{mechanism.dimension}]")
+            if not within(code, bound_int=mechanism.site_radius_int):
+                raise InvalidInput("norm of a code", limit=f"{mechanism.site_radius_int} grid steps, m·R")
+            data = code.astype("<i8").tobytes()
+            stored = self._books.codes.get(query_id)
+            if stored is not None:
+                if stored[1].code_sha256 != sha256_bytes(data):
+                    raise InvalidInput(f"code of query {query_id[:12]}", limit="the one already stored")
+                return
+            body: dict[str, object] = {
+                "code_sha256": sha256_bytes(data),
+                "dimension": mechanism.dimension,
+                "outcome": outcome,
+                "query_id": query_id,
+            }
+            self._append("code", body, payload=(query_id, data))
+
+    def code(self, query_id: str) -> NDArray[np.int64] | None:
+        """The stored code (read-only int64[l]) of a query, or None. # sensitive until noised"""
+        check_hash(query_id)
+        self._catch_up()
+        if query_id not in self._books.codes:
+            return None
+        seq, record = self._books.codes[query_id]
+        found = self._chain.payload(query_id)
+        if found is None or found[0] != seq or sha256_bytes(found[1]) != record.code_sha256:
+            raise LedgerCorrupt("the stored code is not the one on record", row=seq)
+        code = np.frombuffer(found[1], dtype="<i8").astype(np.int64)
+        code.flags.writeable = False
+        return code
+
+    # --- receipts
+
+    def record_receipt(self, receipt: Receipt, *, public_key: Ed25519PublicKey) -> None:
+        """Check a server's receipt against everything on record here, and keep it.
+
+        InvalidInput if the server's key did not sign it (no row: anyone could send that). LedgerCorrupt if it is signed
+        and contradicts the record: the receipt is kept as evidence and nothing is accepted until :meth:`recover`.
+        Refused (``receipt-gap``) if receipts before it are missing. A receipt already recorded changes nothing.
+        """
+        if not receipt.is_genuine(public_key):
+            raise InvalidInput("receipt", limit="signed by the server's key", remedy="ask the consortium for its key")
+        problem: LedgerCorrupt | None = None
+        with self._writing():
+            books = self._books
+            if books.heads.get((receipt.ledger_id, receipt.head.seq)) == receipt.head.hash:
+                return
+            try:
+                books.check_receipt(receipt)
+            except LedgerCorrupt as error:
+                problem = error
+                self._append("alarm", {"problem": str(error), "receipt": receipt.to_json()})
+            else:
+                self._append("receipt", {"receipt": receipt.to_json()})
+        if problem is not None:
+            raise problem
+
+    def recover(self, ledger_id: str) -> None:
+        """End an alarm: the server's ledger may go on from where it was restored, if it still owns every charge."""
+        with self._writing():
+            self._append("recovery", {"ledger_id": ledger_id})
+
+    def alarms(self) -> tuple[str, ...]:
+        """What contradicted the record, one line for each server ledger under alarm; empty when all is well."""
+        self._catch_up()
+        return tuple(alarm.problem for alarm in self._books.alarms.values())
+
+    def server_heads(self) -> dict[str, tuple[int, str]]:
+        """By server ledger id: row and hash of the newest head this site holds a receipt for."""
+        self._catch_up()
+        known = self._books.known
+        return {ledger_id: (known[ledger_id].position.seq, known[ledger_id].position.hash) for ledger_id in known}
+
+    def receipts(self) -> tuple[Receipt, ...]:
+        """Every receipt on record, in order: the site's evidence of what the server charged."""
+        self._catch_up()
+        rows = (row for row in self._chain.all_rows() if row.kind == "receipt")
+        return tuple(Receipt.from_json(parse_body(row.body)["receipt"]) for row in rows)
+
+    # --- reading
+
+    @property
+    def pool(self) -> str:
+        """The pool this ledger belongs to, for life."""
+        return self._books.declared.declaration.pool
+
+    def spent(self, study_id: str | None = None) -> Spend:
+        """What the pool has spent in all by the site's own account, or in one study under the study's protection."""
+        self._catch_up()
+        return self._books.spent() if study_id is None else self._books.spent_in(study_id)
+
+    def guarantees(self) -> dict[AccountantName, Guarantee]:
+        """What every accepted query together costs the pool, by every gate accountant, at the pool's own δ."""
+        spent, declared = self.spent(), self._books.declared.declaration
+        return {
+            name: guarantee(spent.mu_squared, declared.budget, declared.protection, name) for name in AccountantName
+        }
+
+    def summary(self) -> dict[str, object]:
+        """Plain facts for a person or a machine; JSON-ready."""
+        spent, books = self.spent(), self._books
+        declared = books.declared.declaration
+        today = format_time(self._chain.clock())[:10]
+        return {
+            "pool": self.pool,
+            "spent": {name.value: g.to_json() for name, g in self.guarantees().items()},
+            "cap": {"accountant": str(declared.accountant), **_budget(declared.budget)},
+            "share_spent": float(spent.mu_squared / books.limit),
+            "queries_accepted": len(books.reservations),
+            "queries_today": books.per_day.get(today, 0),
+            "queries_per_day": books.declared.queries_per_day or 0,
+            "codes_stored": len(books.codes),
+            "receipted": len(books.receipted),
+            "refusals": len(books.refusals),
+            "studies": [
+                {"id": terms.id, "name": terms.name, "state": books.paused.get(terms.id, "open")}
+                for terms in books.studies.values()
+            ],
+            "alarms": list(self.alarms()),
+        }
+
+    def head(self) -> SignedHead:
+        """The newest signed head of this site's own ledger."""
+        self._catch_up()
+        return self._chain.head()
+
+    def rows(self) -> Iterator[Row]:
+        """Every row as stored, from the first."""
+        return self._chain.all_rows()
+
+    @property
+    def row_count(self) -> int:
+        self._catch_up()
+        return self._books.row_count
+
+    # --- helpers
+
+    def _declare(self, pool: str, site: str, caps: Caps) -> None:
+        declaration = PoolDeclaration(
+            pool=pool, site=site, budget=caps.budget, accountant=caps.accountant, protection=caps.protection
+        )
+        record = PoolRecord(declaration=declaration, queries_per_day=caps.queries_per_day)
+        if self._books.caps == record:
+            return
+        self._books.check_caps(record)
+        with self._writing():
+            body: dict[str, object] = {"declaration": declaration.to_json(), "queries_per_day": caps.queries_per_day}
+            self._append("pool", body)
+
+    def _append(self, kind: str, body: dict[str, object], *, payload: tuple[str, bytes] | None = None) -> None:
+        self._books.enter(self._chain.append(kind, body, payload=payload))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One write transaction; on any exception nothing is kept and the totals are read from the file again."""
+        try:
+            with self._chain.transaction():
+                self._catch_up()
+                yield
+        except BaseException:
+            self._books = SiteBooks()
+            self._chain.forget()
+            self._catch_up()
+            raise
+
+    def _catch_up(self) -> None:
+        for row in self._chain.new_rows():
+            self._books.enter(row)
+
+
+def _own_key(path: Path) -> Ed25519PrivateKey:
+    key_path = path.with_suffix(".key")
+    if key_path.exists() or path.exists():
+        return load_signing_key(key_path)
+    return create_signing_key(key_path)
+
+
+def _budget(budget: Budget) -> dict[str, float]:
+    return {"epsilon": budget.epsilon, "delta": budget.delta}

@@ -1,0 +1,252 @@
+"""A site ledger's running totals, computed from its rows alone, and the rules every row must keep.
+
+The site charges itself when it accepts, from the query's own mechanism; the server's figures are kept beside, as
+evidence, and never enter a sum. Like the server's books, the same object decides and replays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from common.errors import InvalidInput, LedgerCorrupt
+from common.ledger.books import NOTHING, SigningKey, Spend
+from common.ledger.chain import Row
+from common.ledger.receipts import Known, Position, Receipt, check_arithmetic, check_continuity
+from common.ledger.records import (
+    AlarmRecord,
+    CodeRecord,
+    DecisionRecord,
+    GenesisRecord,
+    KeyRecord,
+    NoteRecord,
+    PoolRecord,
+    ReceiptRecord,
+    Record,
+    RecoveryRecord,
+    RefusalRecord,
+    ReservationRecord,
+    StudyRecord,
+    StudyTerms,
+    charge_of,
+    parse_record,
+)
+from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
+from common.privacy.mechanism import Mechanism, QuerySpec
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """An accepted query: charged on ``day`` (UTC date) in row ``seq``."""
+
+    query: QuerySpec
+    study_id: str
+    day: str
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """Which of the site's limits a query would pass."""
+
+    reason: str
+    requested: Fraction
+    remaining: Fraction
+
+
+class SiteBooks:
+    """Totals and rules of a site's ledger. Rows go in through :meth:`enter`, in order, each once."""
+
+    role = "site"
+
+    def __init__(self) -> None:
+        self.key = SigningKey()
+        self.row_count = 0
+        self.caps: PoolRecord | None = None
+        self.studies: dict[str, StudyTerms] = {}
+        self.reservations: dict[str, Reservation] = {}
+        self.codes: dict[str, tuple[int, CodeRecord]] = {}
+        self.per_day: dict[str, int] = {}
+        self.paused: dict[str, str] = {}
+        self.known: dict[str, Known] = {}
+        self.lines: dict[str, str] = {}
+        self.receipted: dict[str, int] = {}
+        self.heads: dict[tuple[str, int], str] = {}
+        self.alarms: dict[str, AlarmRecord] = {}
+        self.refusals: dict[tuple[str, str, tuple[str, ...], str], int] = {}
+        self._spent = NOTHING
+        self._study_spent: dict[str, Spend] = {}
+
+    def spent(self) -> Spend:
+        """Everything accepted over all studies, under the pool's own protection."""
+        return self._spent
+
+    def spent_in(self, study_id: str) -> Spend:
+        """Everything accepted in one study, under the study's protection."""
+        return self._study_spent.get(study_id, NOTHING)
+
+    @property
+    def limit(self) -> Fraction:
+        """The pool's lifetime Σμ² by the site's own cap."""
+        declaration = self.declared.declaration
+        return max_mu_squared(declaration.accountant, declaration.budget)
+
+    @property
+    def declared(self) -> PoolRecord:
+        if self.caps is None:
+            raise InvalidInput("caps of the site's pool", limit="declared before anything is accepted")
+        return self.caps
+
+    def shortfall(self, mechanisms: list[Mechanism], *, study_id: str) -> Shortfall | None:
+        """The first limit that accepting all of these would pass, or None."""
+        study = self.studies[study_id]
+        spent, inside = self._spent.mu_squared, self.spent_in(study_id).mu_squared
+        allowed = max_mu_squared(study.accountant, study.budget)
+        coordinates = self._spent.coordinates
+        for mechanism in mechanisms:
+            cost, own = self._costs(mechanism, study)
+            if not admits(spent, cost, self.limit):
+                return Shortfall("pool-budget", cost, self.limit - spent)
+            if not admits(inside, own, allowed):
+                return Shortfall("study-budget", own, allowed - inside)
+            coordinates += mechanism.dimension
+            if coordinates > MAX_COORDINATES:
+                return Shortfall("coordinates", cost, self.limit - spent)
+            spent, inside = spent + cost, inside + own
+        return None
+
+    def enter(self, row: Row, record: Record | None = None) -> Record:
+        """Take a row into the totals. LedgerCorrupt, naming the row, if it breaks a rule."""
+        try:
+            record = record or parse_record(self.role, row.kind, row.body)
+            self._enter(row, record)
+        except InvalidInput as error:
+            raise LedgerCorrupt(str(error), row=row.seq) from error
+        except KeyError as error:
+            raise LedgerCorrupt(f"it names {error.args[0]!r}, which no row before introduces", row=row.seq) from error
+        self.row_count = row.seq
+        return record
+
+    def _enter(self, row: Row, record: Record) -> None:
+        if (row.seq == 1) != isinstance(record, GenesisRecord):
+            raise InvalidInput("first row", value=row.kind, limit="genesis, once, as row 1")
+        match record:
+            case GenesisRecord():
+                self.key = SigningKey.first(record, role=self.role)
+            case StudyRecord(terms=terms):
+                _once(terms.id, self.studies, "study")
+                self.studies[terms.id] = terms
+            case PoolRecord():
+                self.check_caps(record)
+                self.caps = record
+            case ReservationRecord():
+                self._reserve(row, record)
+            case CodeRecord():
+                _once(record.query_id, self.codes, "code of query")
+                if record.dimension != self.reservations[record.query_id].query.mechanism.dimension:
+                    raise InvalidInput("dimension of a code", value=record.dimension, limit="the query's")
+                self.codes[record.query_id] = (row.seq, record)
+            case DecisionRecord():
+                self._decide(record)
+            case ReceiptRecord(receipt=text):
+                self.accept(Receipt.from_json(text))
+            case AlarmRecord(receipt=text):
+                self.alarms[Receipt.from_json(text).ledger_id] = record
+            case RecoveryRecord():
+                known = self.known.get(record.ledger_id, Known())
+                self.known[record.ledger_id] = Known(known.position, known.spend, recovering=True)
+                self.alarms.pop(record.ledger_id, None)
+            case RefusalRecord():
+                self.refusals[record.study_id, record.reason, record.query_ids, row.time_utc[:10]] = row.seq
+            case KeyRecord():
+                self.key = self.key.changed(record, role=self.role, seq=row.seq, prev_hash=row.prev_hash)
+            case NoteRecord():
+                pass
+            case _:
+                raise InvalidInput("kind of row", value=row.kind)
+
+    def check_caps(self, new: PoolRecord) -> None:
+        """InvalidInput if caps name another pool or protection than before. The site may lower or raise its own ε."""
+        if self.caps is None:
+            return
+        for what, before, after in (
+            ("pool", self.caps.declaration.pool, new.declaration.pool),
+            ("protection", self.caps.declaration.protection, new.declaration.protection),
+        ):
+            if before != after:
+                raise InvalidInput(
+                    f"{what} of this site's ledger",
+                    value=str(after),
+                    limit=f"{before}, as first declared",
+                    remedy="a pool keeps its ledger for life; another pool needs another ledger",
+                )
+
+    def check_receipt(self, receipt: Receipt) -> None:
+        """That a genuine receipt agrees with what this site consented to, accepted and was told before.
+
+        LedgerCorrupt for a contradiction; Refused (``receipt-gap``) if earlier receipts are missing.
+        """
+        study = self.studies.get(receipt.study_id)
+        if study is None:
+            raise LedgerCorrupt("the receipt is for a study this site never consented to")
+        if receipt.declaration.pool != self.declared.declaration.pool:
+            raise LedgerCorrupt(f"the receipt charges pool {receipt.declaration.pool!r}, which is not this site's")
+        if receipt.declaration.protection != self.declared.declaration.protection:
+            raise LedgerCorrupt("the receipt accounts this site's pool under another unit or relation than the site")
+        if self.lines.get(receipt.study_id, receipt.ledger_id) != receipt.ledger_id:
+            raise LedgerCorrupt("the study's receipts came from another ledger before")
+        for record in check_arithmetic(receipt, study):
+            if record.query_id not in self.reservations:
+                raise LedgerCorrupt(f"the receipt charges query {record.query_id[:12]}, which this site never accepted")
+            if self.reservations[record.query_id].study_id != receipt.study_id:
+                raise LedgerCorrupt(f"query {record.query_id[:12]} was accepted for another study")
+        check_continuity(receipt, self.known.get(receipt.ledger_id, Known()))
+
+    def accept(self, receipt: Receipt) -> None:
+        """Enter a receipt after all its checks."""
+        self.check_receipt(receipt)
+        position = Position(receipt.head.seq, receipt.head.hash)
+        self.known[receipt.ledger_id] = Known(position, receipt.after)
+        self.lines[receipt.study_id] = receipt.ledger_id
+        self.heads[receipt.ledger_id, receipt.head.seq] = receipt.head.hash
+        for query_id in receipt.query_ids:
+            self.receipted[query_id] = receipt.head.seq
+
+    def _reserve(self, row: Row, record: ReservationRecord) -> None:
+        _once(record.query_id, self.reservations, "reservation of query")
+        if record.pool != self.declared.declaration.pool:
+            raise InvalidInput("pool of a reservation", value=record.pool, limit=self.declared.declaration.pool)
+        study, mechanism = self.studies[record.study_id], record.query.mechanism
+        if (short := self.shortfall([mechanism], study_id=study.id)) is not None:
+            raise InvalidInput(f"the reservation passes a limit ({short.reason})")
+        if mechanism.voters_per_site != study.voters_per_site:
+            raise InvalidInput("voters of a reservation", value=mechanism.voters_per_site, limit="the study's")
+        cost, own = self._costs(mechanism, study)
+        day = row.time_utc[:10]
+        if self.per_day.get(day, 0) >= (self.declared.queries_per_day or 0):
+            raise InvalidInput("the reservation passes the daily cap", value=self.declared.queries_per_day)
+        self._spent = self._spent.plus(cost, mechanism.dimension)
+        self._study_spent[study.id] = self.spent_in(study.id).plus(own, mechanism.dimension)
+        self.per_day[day] = self.per_day.get(day, 0) + 1
+        self.reservations[record.query_id] = Reservation(record.query, study.id, day, row.seq)
+
+    def _costs(self, mechanism: Mechanism, study: StudyTerms) -> tuple[Fraction, Fraction]:
+        protection = self.declared.declaration.protection
+        own = charge_of(mechanism, study.protection, study.protection)
+        return charge_of(mechanism, protection, study.protection), own
+
+    def _decide(self, record: DecisionRecord) -> None:
+        if record.study_id not in self.studies:
+            raise InvalidInput("study", value=record.study_id, limit="a study consented to")
+        if self.paused.get(record.study_id) == "withdraw":
+            raise InvalidInput("decision", value=record.decision, limit="none: the site withdrew for good")
+        if record.decision == "resume":
+            self.paused.pop(record.study_id, None)
+        else:
+            self.paused[record.study_id] = record.decision
+
+
+def _once(key: str, mapping: Mapping[str, object], what: str) -> None:
+    if key in mapping:
+        raise InvalidInput(f"{what} {key}", limit="one row in the whole ledger")
