@@ -1,0 +1,287 @@
+"""The one training loop: teachers learn one-hot label maps, the student learns pseudo-label probabilities.
+
+Every random draw is a function of (seed, step): the order of the cases and the augmentation. So a run that was stopped
+resumes from its checkpoint to bit-identical weights (same machine, same thread count), and no global random state is
+touched. Refuses shapes that do not match, targets that are not probabilities, and a loss that is no longer finite.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import math
+import pickle
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from monai.inferers import Inferer, SimpleInferer
+from monai.losses import DiceLoss
+from monai.transforms import (
+    Compose,
+    RandAdjustContrastd,
+    RandAffined,
+    RandGaussianNoised,
+    RandScaleIntensityd,
+    RandShiftIntensityd,
+)
+
+from common.config import TrainingConfig
+from common.errors import InvalidInput
+from common.models.unet import weights_to_bytes, write_atomic
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_SCHEMA = 1
+CHECKPOINT_EVERY = 50  # steps
+WARM_UP = 0.1  # share of the steps
+WEIGHT_DECAY = 1e-4
+MAX_GRADIENT_NORM = 5.0
+
+OnStep: TypeAlias = Callable[[int, float], None]
+"""Called after every step with the number of steps done and that step's loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """What a training run did: ``loss`` is the mean of the last tenth of the steps, ``resumed_from`` a step."""
+
+    steps: int
+    loss: float
+    seconds: float
+    resumed_from: int = 0
+
+
+def one_hot(labels: UInt8[np.ndarray, "x y z"], classes: int) -> Float[np.ndarray, "k x y z"]:
+    """A label map as float32 probabilities of 0 and 1, one map per class."""
+    result: np.ndarray = np.moveaxis(np.eye(classes, dtype=np.float32)[labels], -1, 0)
+    return np.ascontiguousarray(result)
+
+
+def fit(
+    model: torch.nn.Module,
+    images: Float[np.ndarray, "n c x y z"],
+    targets: Float[np.ndarray, "n k x y z"],
+    recipe: TrainingConfig,
+    *,
+    seed: int,
+    augment: bool = True,
+    weights: Float[np.ndarray, "n"] | None = None,
+    checkpoint: Path | None = None,
+    on_step: OnStep | None = None,
+) -> FitResult:
+    """Train ``model`` in place for ``recipe.steps`` steps of cross-entropy + Dice, AdamW, warm-up and cosine decay.
+
+    ``targets`` are probabilities (one-hot maps among them), summing to 1 in every voxel; ``weights`` ≥ 0 says how much
+    each volume counts (normalised to mean 1). With ``checkpoint``, state is saved every 50 steps and an interrupted
+    run goes on from there; a checkpoint of other data, seed, recipe or starting weights is ignored. The caller deletes
+    the file when the result is safe.
+
+    Augmentation moves image and target alike by small rotations, scalings, shears and shifts, and varies the image's
+    contrast, brightness and noise. There are no flips: left and right are different labels in many anatomies.
+
+    Raises InvalidInput for wrong shapes or values, and when the loss diverges.
+    """
+    _check(images, targets, weights)
+    started = time.monotonic()
+    device = next(model.parameters()).device
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=WEIGHT_DECAY)
+    share = np.ones(len(images)) if weights is None else weights / weights.mean()
+    identity = _identity(model, images, targets, share, recipe, seed=seed, augment=augment)
+    step, losses = _resume(checkpoint, identity, model, optimizer)
+    resumed_from = step
+    transform = augmentation(images.shape[2:]) if augment else None
+    model.train()
+    while step < recipe.steps:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, recipe)
+        picks = batch_of(step, cases=len(images), batch_size=recipe.batch_size, seed=seed)
+        image, target = _batch(images, targets, picks, transform, seed=seed, step=step)
+        optimizer.zero_grad()
+        each = soft_dice_ce(model(image.to(device)), target.to(device))
+        loss = (each * torch.tensor(share[picks], dtype=each.dtype, device=device)).mean()
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise InvalidInput("training diverged", value=value, remedy="lower the learning rate")
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
+        optimizer.step()
+        step += 1
+        losses.append(value)
+        if checkpoint is not None and (step % CHECKPOINT_EVERY == 0 or step == recipe.steps):
+            _save(checkpoint, identity, step, losses, model, optimizer)
+        if on_step is not None:
+            on_step(step, value)
+    model.eval()
+    last = losses[-max(1, recipe.steps // 10) :]
+    return FitResult(
+        steps=step, loss=math.fsum(last) / len(last), seconds=time.monotonic() - started, resumed_from=resumed_from
+    )
+
+
+def predict(
+    model: torch.nn.Module, image: Float[np.ndarray, "c x y z"], *, inferer: Inferer | None = None
+) -> Float[np.ndarray, "k x y z"]:
+    """Class probabilities (float32, summing to 1) of one volume on the grid; a MONAI inferer may tile large ones."""
+    device = next(model.parameters()).device
+    model.eval()
+    with torch.inference_mode():
+        batch = torch.tensor(image, dtype=torch.float32, device=device)[None]
+        logits = (inferer or SimpleInferer())(batch, model)
+        result: np.ndarray = torch.softmax(logits[0], dim=0).cpu().numpy()
+    return result
+
+
+def soft_dice_ce(
+    logits: Float[torch.Tensor, "n k x y z"], target: Float[torch.Tensor, "n k x y z"]
+) -> Float[torch.Tensor, "n"]:
+    """Cross-entropy + soft Dice of each volume, both minimal where softmax(logits) = target, hard or soft.
+
+    Dice is taken with MONAI's ``soft_label`` form (Wang et al. 2023, Dice semimetric losses), which equals the usual
+    soft Dice on one-hot targets.
+    """
+    dice = DiceLoss(softmax=True, soft_label=True, reduction="none")(logits, target)
+    cross_entropy = torch.nn.functional.cross_entropy(logits, target, reduction="none")
+    return dice.flatten(1).mean(1) + cross_entropy.flatten(1).mean(1)
+
+
+def learning_rate(step: int, recipe: TrainingConfig) -> float:
+    """Linear warm-up over the first tenth of the steps, then a cosine down to zero."""
+    warm = max(1, round(WARM_UP * recipe.steps))
+    if step < warm:
+        return recipe.learning_rate * (step + 1) / warm
+    return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, recipe.steps - warm)))
+
+
+def batch_of(step: int, *, cases: int, batch_size: int, seed: int) -> list[int]:
+    """The cases of one step: a fresh permutation every epoch, batches running over the seam."""
+    picks = []
+    for position in range(step * batch_size, (step + 1) * batch_size):
+        epoch, place = divmod(position, cases)
+        picks.append(int(np.random.default_rng([_ORDER, seed, epoch]).permutation(cases)[place]))
+    return picks
+
+
+def augmentation(grid: tuple[int, ...]) -> Compose:
+    """MONAI transforms of {"image", "target"}; shifts are up to a twelfth of the grid."""
+    both = ["image", "target"]
+    return Compose(
+        [
+            RandAffined(
+                keys=both,
+                prob=0.9,
+                rotate_range=(0.25,) * 3,
+                shear_range=(0.08,) * 6,
+                translate_range=[n / 12 for n in grid],
+                scale_range=(0.15,) * 3,
+                mode="bilinear",
+                padding_mode="border",
+            ),
+            RandAdjustContrastd(keys=["image"], prob=0.5, gamma=(0.7, 1.5)),
+            RandScaleIntensityd(keys=["image"], prob=1.0, factors=0.2),
+            RandShiftIntensityd(keys=["image"], prob=1.0, offsets=0.2),
+            RandGaussianNoised(keys=["image"], prob=0.5, std=0.15),
+        ]
+    )
+
+
+_ORDER, _AUGMENT = 1, 2  # keep the two kinds of draws apart
+
+
+def _batch(
+    images: np.ndarray,
+    targets: np.ndarray,
+    picks: list[int],
+    transform: Compose | None,
+    *,
+    seed: int,
+    step: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    pairs = [{"image": torch.tensor(images[i]), "target": torch.tensor(targets[i])} for i in picks]
+    if transform is not None:
+        draws = np.random.default_rng([_AUGMENT, seed, step])
+        moved = []
+        for pair in pairs:
+            transform.set_random_state(seed=int(draws.integers(1 << 32)))
+            moved.append({name: tensor.as_tensor() for name, tensor in transform(pair).items()})
+        pairs = moved
+    return torch.stack([p["image"] for p in pairs]), torch.stack([p["target"] for p in pairs])
+
+
+def _check(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> None:
+    if len(images) == 0:
+        raise InvalidInput("no volume to train on", remedy="check the data and the problems reported above")
+    if (
+        images.ndim != 5
+        or targets.ndim != 5
+        or images.shape[:1] + images.shape[2:] != targets.shape[:1] + targets.shape[2:]
+    ):
+        raise InvalidInput(
+            "training arrays", value=(images.shape, targets.shape), limit="[n, c, x, y, z] and [n, k, x, y, z]"
+        )
+    if not np.isfinite(images).all():
+        raise InvalidInput("training images hold NaN or infinite voxels")
+    sums = targets.sum(axis=1)
+    if not (np.isfinite(sums).all() and targets.min() >= -1e-4 and abs(sums - 1).max() < 1e-2):
+        raise InvalidInput("training targets", limit="probabilities that sum to 1 in every voxel")
+    if weights is not None and not (
+        weights.shape == images.shape[:1] and np.isfinite(weights).all() and weights.min() >= 0 and weights.max() > 0
+    ):
+        raise InvalidInput("training weights", value=weights.shape, limit="one finite number ≥ 0 per volume, not all 0")
+
+
+def _identity(
+    model: torch.nn.Module,
+    images: np.ndarray,
+    targets: np.ndarray,
+    share: np.ndarray,
+    recipe: TrainingConfig,
+    *,
+    seed: int,
+    augment: bool,
+) -> str:
+    """A hash of everything the result depends on."""
+    total = hashlib.sha256(repr((CHECKPOINT_SCHEMA, recipe, seed, augment, images.shape, targets.shape)).encode())
+    for array in (images, targets, share):
+        total.update(np.ascontiguousarray(array).tobytes())
+    total.update(weights_to_bytes(model))
+    return total.hexdigest()
+
+
+def _save(
+    path: Path,
+    identity: str,
+    step: int,
+    losses: list[float],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    stream = io.BytesIO()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save({"identity": identity, "step": step, "losses": losses, **state}, stream)
+    write_atomic(path, stream.getvalue())
+
+
+def _resume(
+    path: Path | None, identity: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[int, list[float]]:
+    """Load a checkpoint of exactly this run; anything else means starting from the first step."""
+    if path is None or not path.exists():
+        return 0, []
+    try:
+        saved: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError):
+        log.warning("checkpoint=unreadable starting_from=0")
+        return 0, []
+    if not isinstance(saved, dict) or saved.get("identity") != identity:
+        log.warning("checkpoint=of_another_run starting_from=0")
+        return 0, []
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    return int(saved["step"]), list(saved["losses"])

@@ -1,0 +1,201 @@
+"""The training loop: it learns, repeats itself exactly, and an interrupted run ends where a whole one does."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from monai.inferers import SlidingWindowInferer
+
+from common.config import TrainingConfig
+from common.errors import InvalidInput
+from common.models.fit import (
+    augmentation,
+    batch_of,
+    fit,
+    learning_rate,
+    one_hot,
+    predict,
+    soft_dice_ce,
+)
+from common.models.unet import build_unet, weights_to_bytes
+
+RECIPE = TrainingConfig(channels=(4, 8), steps=60, batch_size=2, learning_rate=1e-2)
+
+
+def balls(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Noisy volumes with one bright and one dark ball each, and their one-hot targets."""
+    rng = np.random.default_rng(seed)
+    axes = np.stack(np.meshgrid(*[np.arange(16)] * 3, indexing="ij"), axis=-1)
+    images, targets = [], []
+    for _ in range(count):
+        labels = np.zeros((16, 16, 16), dtype=np.uint8)
+        for value, low in ((1, 4), (2, 10)):
+            labels[np.linalg.norm(axes - rng.uniform(low, low + 2, 3), axis=-1) < 3] = value
+        images.append(rng.normal(np.choose(labels, [0, 3, -3]), 0.5).astype(np.float32)[None])
+        targets.append(one_hot(labels, 3))
+    return np.stack(images), np.stack(targets)
+
+
+def model(seed: int = 1) -> torch.nn.Module:
+    return build_unet(RECIPE.channels, in_channels=1, out_channels=3, seed=seed)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_it_learns_and_predicts_probabilities() -> None:
+    images, targets = balls(4)
+    net = model()
+    result = fit(net, images, targets, RECIPE, seed=5)
+    assert result.steps == 60
+    assert result.loss < 0.6
+    unseen, truth = balls(1, seed=9)
+    probabilities = predict(net, unseen[0])
+    assert probabilities.dtype == np.float32
+    np.testing.assert_allclose(probabilities.sum(axis=0), 1, atol=1e-5)
+    agreement = (probabilities.argmax(0) == truth[0].argmax(0)).mean()
+    assert agreement > 0.97
+
+
+def test_a_seed_repeats_the_run_exactly_and_global_randomness_is_left_alone() -> None:
+    images, targets = balls(3)
+    recipe = TrainingConfig(channels=(4, 8), steps=6, batch_size=2)
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    weights = []
+    for seed in (5, 5, 6):
+        net = model()
+        fit(net, images, targets, recipe, seed=seed)
+        weights.append(weights_to_bytes(net))
+    assert weights[0] == weights[1] != weights[2]
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    np.testing.assert_array_equal(np.random.get_state()[1], numpy_state)  # noqa: NPY002
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_an_interrupted_run_resumes_to_bit_identical_weights(tmp_path: Path) -> None:
+    images, targets = balls(3)
+    whole = model()
+    expected = fit(whole, images, targets, RECIPE, seed=5)
+
+    def stop(step: int, loss: float) -> None:
+        if step == 53:
+            raise Stopped
+
+    checkpoint = tmp_path / "checkpoint.pt"
+    with pytest.raises(Stopped):
+        fit(model(), images, targets, RECIPE, seed=5, checkpoint=checkpoint, on_step=stop)
+    resumed = model()
+    result = fit(resumed, images, targets, RECIPE, seed=5, checkpoint=checkpoint)
+    assert result.resumed_from == 50
+    assert result.loss == expected.loss
+    assert weights_to_bytes(resumed) == weights_to_bytes(whole)
+    again = model()
+    assert fit(again, images, targets, RECIPE, seed=5, checkpoint=checkpoint).resumed_from == 60
+    assert weights_to_bytes(again) == weights_to_bytes(whole)
+
+
+@pytest.mark.parametrize("change", ["data", "seed", "start", "damage"])
+def test_a_checkpoint_of_another_run_is_not_continued(tmp_path: Path, change: str) -> None:
+    images, targets = balls(3)
+    recipe = TrainingConfig(channels=(4, 8), steps=3, batch_size=1)
+    checkpoint = tmp_path / "checkpoint.pt"
+    fit(model(), images, targets, recipe, seed=5, checkpoint=checkpoint)
+    if change == "data":
+        images[0, 0, 0, 0, 0] += 1
+    if change == "damage":
+        checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    net = model(2 if change == "start" else 1)
+    result = fit(net, images, targets, recipe, seed=6 if change == "seed" else 5, checkpoint=checkpoint)
+    assert result.resumed_from == 0
+
+
+def test_the_loss_is_smallest_where_the_prediction_is_the_soft_target() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 3, 6, 6, 6, generator=generator)
+    target = torch.softmax(logits, dim=1)
+    best = soft_dice_ce(logits, target)
+    for scale in (0.5, 0.9, 1.1, 2.0):
+        assert (soft_dice_ce(logits * scale, target) > best).all()
+
+
+def test_on_one_hot_targets_the_loss_is_cross_entropy_plus_one_minus_soft_dice() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3, 6, 6, 6, generator=generator)
+    target = torch.nn.functional.one_hot(torch.randint(3, (2, 6, 6, 6), generator=generator), 3).movedim(-1, 1).float()
+    p = torch.softmax(logits, 1)
+    dice = 2 * (p * target).sum((2, 3, 4)) / (p + target).sum((2, 3, 4))
+    cross_entropy = -(target * p.log()).sum(1).mean((1, 2, 3))
+    torch.testing.assert_close(soft_dice_ce(logits, target), (1 - dice).mean(1) + cross_entropy, rtol=1e-4, atol=1e-4)
+
+
+def test_a_volume_of_weight_zero_teaches_nothing() -> None:
+    images, targets = balls(2)
+    recipe = TrainingConfig(channels=(4, 8), steps=5, batch_size=2)
+    weights = np.array([1.0, 0.0])
+    one, other = model(), model()
+    fit(one, images, targets, recipe, seed=5, weights=weights, augment=False)
+    targets[1] = np.roll(targets[1], 1, axis=0)
+    fit(other, images, targets, recipe, seed=5, weights=weights, augment=False)
+    assert weights_to_bytes(one) == weights_to_bytes(other)
+
+
+def test_every_epoch_shows_every_case_once() -> None:
+    order = [pick for step in range(10) for pick in batch_of(step, cases=5, batch_size=3, seed=1)]
+    for epoch in range(6):
+        assert sorted(order[5 * epoch : 5 * epoch + 5]) == [0, 1, 2, 3, 4]
+    assert order[:5] != order[5:10]
+
+
+def test_the_learning_rate_warms_up_peaks_and_ends_near_zero() -> None:
+    rates = [learning_rate(step, TrainingConfig(steps=100, learning_rate=0.01)) for step in range(100)]
+    assert rates[0] == pytest.approx(0.001)
+    assert max(rates) == rates[10] == pytest.approx(0.01)
+    assert rates[-1] < 1e-5
+    assert all(math.isfinite(learning_rate(0, TrainingConfig(steps=s))) for s in (1, 2))
+
+
+def test_augmentation_moves_image_and_target_alike_and_never_mirrors() -> None:
+    images, targets = balls(1)
+    transform = augmentation((16, 16, 16))
+    left_right = []
+    for seed in range(12):
+        transform.set_random_state(seed=seed)
+        moved = transform({"image": torch.tensor(images[0]), "target": torch.tensor(targets[0])})
+        image, target = moved["image"].numpy()[0], moved["target"].numpy()
+        np.testing.assert_allclose(target.sum(axis=0), 1, atol=1e-4)
+        inside = image[target[1] > 0.9].mean(), image[target[0] > 0.9].mean(), image[target[2] > 0.9].mean()
+        assert inside[0] > inside[1] > inside[2]
+        where = [np.average(np.arange(16), weights=target[c].sum(axis=(1, 2))) for c in (1, 2)]
+        left_right.append(where[0] < where[1])
+    assert all(left_right)
+
+
+def test_a_tiling_inferer_may_be_given() -> None:
+    net = model()
+    image = np.zeros((1, 32, 16, 16), dtype=np.float32)
+    tiled = predict(net, image, inferer=SlidingWindowInferer(roi_size=(16, 16, 16), overlap=0.5))
+    assert tiled.shape == (3, 32, 16, 16)
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    images, targets = balls(2)
+    recipe = TrainingConfig(channels=(4, 8), steps=1)
+    for bad_images, bad_targets, word in [
+        (images[:0], targets[:0], "no volume"),
+        (images[:1], targets, "arrays"),
+        (images * np.nan, targets, "NaN"),
+        (images, targets * 2, "probabilities"),
+    ]:
+        with pytest.raises(InvalidInput, match=word):
+            fit(model(), bad_images, bad_targets, recipe, seed=1)
+    with pytest.raises(InvalidInput, match="weights"):
+        fit(model(), images, targets, recipe, seed=1, weights=np.zeros(2))
