@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common.errors import DaemonFailed, InvalidInput
 from common.pki import NodeKeys
-from common.process import DaemonSpec, ProcessGroup, base_env, executable, log_tail
+from common.process import DaemonSpec, ProcessGroup, base_env, executable
 
 _CONNECTED = "SuperNode ID:"
 _EXIT_CODE = re.compile(r"Exit Code: (\d+)")
@@ -42,8 +42,8 @@ class SiteNode:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", self.folder.absolute())
-        if not self.site or '"' in self.site or not self.site.isprintable():
-            raise InvalidInput("site", value=self.site, limit="a printable name without quotation marks")
+        if not self.site or not self.site.isprintable():
+            raise InvalidInput("site", value=self.site, limit="a printable name")
         if not 0 < self.port < 65536:
             raise InvalidInput("port", value=self.port, limit="1 to 65535")
         for path in (self.root_certificates, self.keys.private):
@@ -77,8 +77,11 @@ def supernode(node: SiteNode, *, max_retries: int | None = None) -> DaemonSpec:
     Ready once SuperLink has told it its node id. ``max_retries`` bounds the attempts at an absent SuperLink (default:
     for ever). Messages run in helper processes the node starts itself.
     """
-    start = node.log.stat().st_size if node.log.exists() else 0
-    settings = {"site": node.site, "socket": str(node.socket.absolute())}
+    start = _log_size(node)
+    settings = node.folder / "flower" / "node.toml"  # a file, because Flower's own key=value syntax knows no escapes
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    values = {"site": node.site, "socket": str(node.socket.absolute())}
+    settings.write_text("".join(f"{key} = {_quoted(value)}\n" for key, value in values.items()), encoding="utf-8")
     return DaemonSpec(
         role="supernode",
         name=node.site,
@@ -87,7 +90,7 @@ def supernode(node: SiteNode, *, max_retries: int | None = None) -> DaemonSpec:
             *("--superlink", node.superlink),
             *("--root-certificates", str(node.root_certificates.absolute())),
             *("--auth-supernode-private-key", str(node.keys.private.absolute())),
-            *("--node-config", " ".join(f"{key}={_quoted(value)}" for key, value in settings.items())),
+            *("--node-config", str(settings)),
             *("--host", "127.0.0.1", "--port", str(node.port), "--isolation", "subprocess"),
             *(("--max-retries", str(max_retries)) if max_retries is not None else ()),
         ),
@@ -106,12 +109,7 @@ def supernode(node: SiteNode, *, max_retries: int | None = None) -> DaemonSpec:
 
 def node_id(node: SiteNode, *, since: int = 0) -> int | None:
     """The id SuperLink gave this node, from its log after byte ``since``; None before it connected."""
-    if not node.log.exists():
-        return None
-    with node.log.open("rb") as log:
-        log.seek(since)
-        text = log.read(1 << 20).decode("utf-8", "replace")
-    for line in text.splitlines():
+    for line in _log_text(node, since).splitlines():
         if _CONNECTED in line and (word := line.rpartition(_CONNECTED)[2].strip()).isdigit():
             return int(word)
     return None
@@ -143,19 +141,19 @@ def expect_refused(group: ProcessGroup, node: SiteNode, *, timeout_s: float = 60
     Errors: DaemonFailed if it is admitted, still trying after ``timeout_s``, or ended for another reason than
     SuperLink's answer; in every case it is stopped.
     """
-    started = time.monotonic()
+    started, start = time.monotonic(), _log_size(node)
     daemon = group.begin(supernode(node, max_retries=3))
     try:
         while (status := daemon.wait(0.1)) is None:
-            if node_id(node) is not None:
+            if node_id(node, since=start) is not None:
                 raise DaemonFailed(f"SuperLink admitted the node {node.site!r}, whose key is not registered")
             if time.monotonic() - started > timeout_s:
                 raise DaemonFailed(f"the node {node.site!r} was neither admitted nor refused within {timeout_s:g} s")
     finally:
         group.stop(daemon)
-    if node_id(node) is not None or status == 0:
+    if node_id(node, since=start) is not None or status == 0:
         raise DaemonFailed(f"SuperLink admitted the node {node.site!r}, whose key is not registered")
-    text = log_tail(node.log, lines=60)
+    text = _log_text(node, start)
     code, answer = _EXIT_CODE.search(text), _API_ERROR.search(text)
     if code is None or answer is None:
         raise DaemonFailed(f"the node {node.site!r} ended without an answer from SuperLink; its log is {node.log}")
@@ -166,6 +164,18 @@ def expect_refused(group: ProcessGroup, node: SiteNode, *, timeout_s: float = 60
         line=answer[0].strip(),
         seconds=time.monotonic() - started,
     )
+
+
+def _log_size(node: SiteNode) -> int:
+    return node.log.stat().st_size if node.log.exists() else 0
+
+
+def _log_text(node: SiteNode, since: int) -> str:
+    if not node.log.exists():
+        return ""
+    with node.log.open("rb") as log:
+        log.seek(since)
+        return log.read(1 << 20).decode("utf-8", "replace")
 
 
 def _quoted(value: str) -> str:

@@ -431,7 +431,7 @@ def _stop_together(daemons: Sequence[Daemon], *, grace_s: float | None, hurry: C
         left = _all_members(daemons)
         seen |= left
         _signal_each(left - {daemon.pid for daemon in daemons}, signal.SIGTERM)
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + min(1.0, max(daemon.spec.grace_s for daemon in daemons))
         while _all_members(daemons) - {daemon.pid for daemon in daemons} and time.monotonic() < deadline:
             time.sleep(0.05)
     deadline = time.monotonic() + 5.0

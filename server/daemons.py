@@ -226,9 +226,10 @@ def list_nodes(server: FlowerServer) -> tuple[Node, ...]:
 
 def submit(server: FlowerServer, app: Path, run_config: Mapping[str, str | int | float | bool]) -> int:
     """Submit the app in folder ``app``: the run's id. ``run_config`` may only override keys the app declares."""
-    pairs = [f"{key}={_toml(value)}" for key, value in sorted(run_config.items())]
-    options = [part for pair in pairs for part in ("--run-config", pair)]
-    answer = _flwr(server, "run", str(app.absolute()), CONNECTION, *options)
+    with tempfile.TemporaryDirectory() as scratch:  # a file, because Flower's own key=value syntax knows no escapes
+        overrides = Path(scratch, "run-config.toml")
+        overrides.write_text(_toml_table(run_config), encoding="utf-8")
+        answer = _flwr(server, "run", str(app.absolute()), CONNECTION, "--run-config", str(overrides))
     return int(_text(answer, "run-id"))
 
 
@@ -300,8 +301,7 @@ def app_dir(folder: Path, *, config: Mapping[str, str | int | float | bool] | No
         'clientapp = "client.app:app"',
         "",
         "[tool.flwr.app.config]",
-        *(f"{key} = {_toml(value)}" for key, value in sorted(settings.items())),
-        "",
+        _toml_table(settings),
     ]
     (folder / "pyproject.toml").write_text("\n".join(lines), encoding="utf-8")
     return folder
@@ -384,6 +384,10 @@ def _toml(value: str | int | float | bool) -> str:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
     tomllib.loads(f"x = {text}")
     return text
+
+
+def _toml_table(values: Mapping[str, str | int | float | bool]) -> str:
+    return "".join(f"{key} = {_toml(value)}\n" for key, value in sorted(values.items()))
 
 
 def _version() -> str:

@@ -1,0 +1,231 @@
+"""What the daemons are started with: TLS and node authentication always, no secret in an argument, no cloud address."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from client.daemons import SiteNode, node_id, supernode, worker
+from common.errors import DaemonFailed, InvalidInput
+from common.pki import NodeKeys, ServerIdentity, create_authority, create_node_keys, issue_server_certificate
+from common.process import DaemonSpec, ProcessGroup, base_env, free_port
+from server.daemons import (
+    FlowerServer,
+    app_dir,
+    app_files,
+    build_app,
+    healthy,
+    prepare,
+    register_node,
+    superexec,
+    superlink,
+)
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory: pytest.TempPathFactory) -> ServerIdentity:
+    folder = tmp_path_factory.mktemp("tls")
+    return issue_server_certificate(create_authority(folder / "ca"), folder, names=["127.0.0.1", "localhost"])
+
+
+@pytest.fixture
+def server(tmp_path: Path, identity: ServerIdentity) -> FlowerServer:
+    made = FlowerServer(folder=tmp_path / "flower", port=free_port(), identity=identity)
+    prepare(made)
+    return made
+
+
+@pytest.fixture
+def node(tmp_path: Path, server: FlowerServer) -> SiteNode:
+    return SiteNode(
+        site='St. Anna "Süd"',
+        folder=tmp_path / "site",
+        superlink=server.address,
+        root_certificates=server.identity.authority,
+        keys=create_node_keys(tmp_path / "keys"),
+        socket=tmp_path / "with space" / "worker.sock",
+        port=free_port(),
+    )
+
+
+def test_superlink_has_tls_node_authentication_a_database_and_separate_serverapps(server: FlowerServer) -> None:
+    argv = superlink(server).argv
+    assert "--enable-supernode-auth" in argv
+    assert "--insecure" not in argv
+    pairs = dict(pairwise(argv))
+    assert pairs["--isolation"] == "process"
+    assert pairs["--database"] == str(server.database)
+    assert Path(pairs["--ssl-certfile"]) == server.identity.certificate
+
+
+def test_no_secret_is_in_an_argument_or_the_environment(server: FlowerServer, node: SiteNode) -> None:
+    keys = server.identity.key.read_text() + node.keys.private.read_text()
+    secrets = [server.secret.read_bytes().hex(), *(line for line in keys.splitlines() if not line.startswith("-----"))]
+    for spec in (superlink(server), superexec(server), supernode(node), worker(node.folder)):
+        said = "\n".join([*spec.argv, *spec.env.values()])
+        assert not any(secret in said for secret in secrets)
+    assert stat.S_IMODE(server.secret.stat().st_mode) == 0o600
+    assert len(server.secret.read_bytes()) >= 32
+
+
+def test_nothing_is_reported_or_installed_from_outside(server: FlowerServer, node: SiteNode) -> None:
+    for spec in (superlink(server), superexec(server), supernode(node)):
+        assert spec.env["FLWR_TELEMETRY_ENABLED"] == "0"
+        assert spec.env["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+        assert spec.env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+        assert not any("allow-runtime" in argument for argument in spec.argv)
+
+
+def test_server_and_site_have_flower_homes_of_their_own(server: FlowerServer, node: SiteNode) -> None:
+    homes = {superlink(server).env["FLWR_HOME"], supernode(node).env["FLWR_HOME"]}
+    assert homes == {str(server.folder / "home"), str(node.folder / "flower")}
+
+
+def test_the_connection_is_this_server_and_nothing_else(server: FlowerServer) -> None:
+    config = tomllib.loads((server.home / "config.toml").read_text())
+    assert config == {
+        "superlink": {
+            "default": "consilium",
+            "consilium": {"address": server.address, "root-certificates": str(server.identity.authority)},
+        }
+    }
+
+
+def test_preparing_twice_keeps_the_secret(server: FlowerServer) -> None:
+    before = server.secret.read_bytes()
+    prepare(server)
+    assert server.secret.read_bytes() == before
+
+
+def test_a_node_is_told_its_site_and_its_worker_socket_only(node: SiteNode) -> None:
+    argv = supernode(node).argv
+    settings = Path(argv[argv.index("--node-config") + 1])
+    assert settings.suffix == ".toml"
+    assert tomllib.loads(settings.read_text()) == {"site": 'St. Anna "Süd"', "socket": str(node.socket)}
+    assert "--insecure" not in argv
+
+
+def test_a_worker_log_is_never_quoted(node: SiteNode) -> None:
+    assert not worker(node.folder).show_log
+
+
+def test_a_node_id_is_read_from_the_latest_start_only(node: SiteNode) -> None:
+    node.log.parent.mkdir(parents=True)
+    node.log.write_text("INFO : SuperNode ID: 12345\n")
+    spec = supernode(node)
+    assert node_id(node) == 12345
+    assert spec.ready is not None
+    assert not spec.ready()
+    with node.log.open("a") as log:
+        log.write("INFO : SuperNode ID: 678\n")
+    assert spec.ready()
+
+
+@pytest.mark.parametrize("site", ["", "a\nb", "a\0"])
+def test_bad_site_names_are_refused(node: SiteNode, site: str) -> None:
+    with pytest.raises(InvalidInput, match="site"):
+        SiteNode(
+            site=site,
+            folder=node.folder,
+            superlink=node.superlink,
+            root_certificates=node.root_certificates,
+            keys=node.keys,
+            socket=node.socket,
+            port=node.port,
+        )
+
+
+def test_a_node_without_its_key_is_refused(node: SiteNode, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="existing file"):
+        SiteNode(
+            site="A",
+            folder=node.folder,
+            superlink=node.superlink,
+            root_certificates=node.root_certificates,
+            keys=NodeKeys(private=tmp_path / "none", public=tmp_path / "none.pub"),
+            socket=node.socket,
+            port=node.port,
+        )
+
+
+def test_health_means_the_study_s_own_server(tmp_path: Path, server: FlowerServer) -> None:
+    """A server with a certificate of another authority on the same port does not count."""
+    code = (
+        "import http.server,ssl,sys\n"
+        "class H(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self): self.send_response(200); self.end_headers()\n"
+        "s=http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), H)\n"
+        "c=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER); c.load_cert_chain(sys.argv[2], sys.argv[3])\n"
+        "s.socket=c.wrap_socket(s.socket, server_side=True); open(sys.argv[4], 'w').close(); s.serve_forever()"
+    )
+    stranger = issue_server_certificate(create_authority(tmp_path / "x"), tmp_path / "x", names=["127.0.0.1"])
+    assert not healthy(server)
+    for who, expected in ((server.identity, True), (stranger, False)):
+        up = tmp_path / f"{expected}.up"
+        with ProcessGroup() as group:
+            group.start(
+                DaemonSpec(
+                    role="fake",
+                    name="fake",
+                    argv=(sys.executable, "-c", code, str(server.port), str(who.certificate), str(who.key), str(up)),
+                    env=base_env(),
+                    cwd=tmp_path,
+                    log=tmp_path / "fake.log",
+                    ready=up.exists,
+                )
+            )
+            assert healthy(server) is expected
+
+
+def test_a_foreign_key_is_not_registered(server: FlowerServer, tmp_path: Path) -> None:
+    (tmp_path / "rsa.pub").write_text("ssh-rsa AAAA nonsense")
+    with pytest.raises(InvalidInput, match="OpenSSH public key"):
+        register_node(server, tmp_path / "rsa.pub", name="A")
+
+
+def test_an_absent_server_is_one_clear_error(server: FlowerServer, node: SiteNode) -> None:
+    with pytest.raises(DaemonFailed, match="flwr supernode register"):
+        register_node(server, node.keys.public, name="A")
+
+
+def test_the_app_is_our_own_code_without_dependencies(tmp_path: Path) -> None:
+    folder = app_dir(tmp_path / "app")
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert project["project"]["dependencies"] == []
+    assert project["tool"]["flwr"]["app"]["components"] == {
+        "serverapp": "server.app:app",
+        "clientapp": "client.app:app",
+    }
+    root = Path(__file__).parents[2]
+    for package in ("server", "client", "common"):
+        for path in (root / package).rglob("*.py"):
+            assert (folder / path.relative_to(root)).read_bytes() == path.read_bytes()
+    assert not list(folder.rglob("__pycache__"))
+    with pytest.raises(InvalidInput, match="empty"):
+        app_dir(folder)
+
+
+def test_flower_bundles_every_file_and_the_same_bytes_each_time(tmp_path: Path) -> None:
+    hashes = set()
+    for name in ("one", "two"):
+        folder = app_dir(tmp_path / name)
+        hashes.add(build_app(tmp_path / "home", folder, tmp_path / "app.fab"))
+    assert len(hashes) == 1
+    with ZipFile(tmp_path / "app.fab") as bundle:
+        names = set(bundle.namelist())
+        assert {n: bundle.read(n) for n in app_files()} == app_files()
+    assert names - set(app_files()) == {"pyproject.toml", ".info/CONTENT"}
+    assert os.path.getsize(tmp_path / "app.fab") < 10 * 1024 * 1024
+
+
+def test_daemon_modules_do_not_import_flower() -> None:
+    code = "import sys, server.daemons, client.daemons; sys.exit('flwr' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
