@@ -1,8 +1,8 @@
 """The Flower ClientApp: hands a message's bytes to the site's teacher worker and its reply back.
 
-It imports no torch and has neither data nor models: only the worker's Unix socket. It enforces a deadline of its own, and
-answers every failure with an empty body and one allow-listed word in nothing but the reply's absence: an exception's text
-never leaves the site.
+It imports no torch and has neither data nor models: only the worker's Unix socket. It enforces a deadline of its own,
+and answers every failure with an empty body and one allow-listed word in nothing but the reply's absence: an
+exception's text never leaves the site.
 """
 
 from __future__ import annotations

@@ -41,10 +41,14 @@ class PublicObjects:
     def _download(self, name: str) -> bytes:
         for remaining in reversed(range(TRIES)):
             try:
-                with urllib.request.urlopen(f"{self._url}/public/{name}", timeout=TIMEOUT_S, context=self._tls) as reply:
+                with urllib.request.urlopen(
+                    f"{self._url}/public/{name}", timeout=TIMEOUT_S, context=self._tls
+                ) as reply:
                     return bytes(reply.read(MAX_OBJECT_BYTES + 1))
             except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
                 if remaining == 0 or (isinstance(error, urllib.error.HTTPError) and error.code == 404):
-                    raise InvalidInput("public object cannot be fetched", value=name, remedy="check the network") from error
+                    raise InvalidInput(
+                        "public object cannot be fetched", value=name, remedy="check the network"
+                    ) from error
                 time.sleep(1.0)
         raise AssertionError("unreachable")

@@ -32,6 +32,7 @@ class ServerFacts:
     sealing_key: str
     signing_key: str
     objects_url: str
+    superlink: str
     root_certificates: str
 
     def __post_init__(self) -> None:
@@ -96,7 +97,9 @@ class SiteConfig:
         for name in ("site", "pool"):
             value = getattr(self, name)
             if not value or len(value) > 64 or not all(c.isascii() and (c.isalnum() or c in "-_./") for c in value):
-                raise InvalidInput(f"{name} in site.toml", value=value, limit="1 to 64 letters, digits, '-', '_', '.', '/'")
+                raise InvalidInput(
+                    f"{name} in site.toml", value=value, limit="1 to 64 letters, digits, '-', '_', '.', '/'"
+                )
 
     def path(self, name: str) -> Path:
         """``name`` relative to the site's directory."""

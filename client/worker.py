@@ -2,8 +2,8 @@
 
 It trusts nothing that arrives: an offer is reviewed against the consented study and the site's own ledger before any
 inference, a codes request is answered only for accepted queries, public objects are taken by content hash. After
-acceptance every failure of a query is the zero code, sealed like any other; the reason stays in the site's log. A code is
-stored before it leaves, and a retry gets the stored one.
+acceptance every failure of a query is the zero code, sealed like any other; the reason stays in the site's log. A
+code is stored before it leaves, and a retry gets the stored one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 import numpy as np
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from client.policy import Consent, SiteConfig, load_site, review
 from common.codecs.base import Codec, load_codec
-from common.config import load_study
+from common.config import DataConfig, load_study
 from common.errors import ConsiliumError, InvalidInput, Refused
 from common.ledger.receipts import Receipt
 from common.ledger.site import SiteLedger
@@ -41,9 +41,12 @@ from common.messages import (
     encode,
 )
 from common.privacy.mechanism import QuerySpec
-from common.privacy.quantise import quantise, within
+from common.privacy.quantise import quantise
 from common.sealing import SealContext, seal
 from common.worker_api import HEALTH, SERVICE, channel_options
+
+if TYPE_CHECKING:
+    from client.teacher import Teachers
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,18 @@ class Voters(Protocol):
 
     def predict(self, volume: bytes) -> Sequence[NDArray[np.float32] | None]:
         """One probability map [c, x, y, z] a voter for a public volume's bytes; None for an empty slot."""
+
+
+class _VolumeVoters:
+    """Teachers that take a public volume's bytes."""
+
+    def __init__(self, teachers: Teachers, data: DataConfig) -> None:
+        self._teachers, self._data = teachers, data
+
+    def predict(self, volume: bytes) -> Sequence[NDArray[np.float32] | None]:
+        from common.data.volume import volume_from_bytes
+
+        return self._teachers.predict(volume_from_bytes(volume, self._data).image)
 
 
 Fetch = Callable[[str], bytes]
@@ -110,20 +125,20 @@ class Worker:
             if code is None:
                 if time.monotonic() >= until:
                     break
-                code = self._answer(query)
-                self._ledger.store_code(query_id, code)
-            context = SealContext(
-                study=request.study, query=query_id, site=self._config.site, attempt=request.attempt
-            )
+                code, outcome = self._answer(query)
+                self._ledger.store_code(query_id, code, outcome=outcome)
+            context = SealContext(study=request.study, query=query_id, site=self._config.site, attempt=request.attempt)
             sealed.append((query_id, seal(code, public_key=self._config.server.sealing_public_key, context=context)))
         log.info("event=codes batch=%s attempt=%d codes=%d", request.batch[:12], request.attempt, len(sealed))
         return CodesReply(batch=request.batch, attempt=request.attempt, codes=tuple(sealed))
 
-    def _answer(self, query: QuerySpec) -> NDArray[np.int64]:
-        """The site's integer code, the sum over its voters; the zero code whatever goes wrong. # sensitive"""
+    def _answer(self, query: QuerySpec) -> tuple[NDArray[np.int64], str]:
+        """The site's integer code, the sum over its voters, and a word for the site's own record. # sensitive
+
+        The zero code whatever goes wrong: after acceptance a failure must look like any other answer.
+        """
         mechanism = query.mechanism
-        zero = np.zeros(mechanism.dimension, dtype=np.int64)
-        total = zero.copy()
+        total = np.zeros(mechanism.dimension, dtype=np.int64)
         try:
             if len(query.volumes) != 1:
                 raise InvalidInput("volumes of a query", value=len(query.volumes), limit="one, for this codec")
@@ -131,23 +146,25 @@ class Worker:
             maps = self._voters.predict(self._fetch(query.volumes[0]))
             if len(maps) > mechanism.voters_per_site:
                 raise InvalidInput("voters", value=len(maps), limit=f"at most {mechanism.voters_per_site}")
-        except Exception as error:  # noqa: BLE001  after acceptance a failure must look like any other answer
+        except Exception as error:  # noqa: BLE001
             log.warning("event=zero-code query=%s cause=%s", query.id[:12], type(error).__name__)
-            return zero
+            return total, "zero-code"
+        zero_votes = 0
         for slot, probabilities in enumerate(maps):
-            if probabilities is None:
-                continue
             try:
+                if probabilities is None:
+                    raise InvalidInput("voter", limit="a trained teacher in this slot")
                 total += quantise(codec.encode(probabilities), radius_int=mechanism.radius_int)
             except Exception as error:  # noqa: BLE001  one voter's failure is that voter's zero code
                 log.warning("event=zero-vote query=%s slot=%d cause=%s", query.id[:12], slot, type(error).__name__)
-        return total if within(total, bound_int=mechanism.site_radius_int) else zero
+                zero_votes += 1
+        return total, f"zero-votes-{zero_votes}" if zero_votes else "stored"
 
     def _codec(self, query: QuerySpec) -> Codec:
         if query.codec not in self._codecs:
             codec = load_codec(self._fetch(query.codec))
             study = self._consent.study
-            if codec.grid != study.data.grid or codec.classes != len(study.data.labels):
+            if codec.grid != study.data.grid or codec.labels != len(study.data.labels):
                 raise InvalidInput("codec", limit="the study's grid and labels")
             self._codecs[query.codec] = codec
         codec = self._codecs[query.codec]
@@ -198,7 +215,7 @@ def open_worker(directory: Path) -> Worker:
     config = load_site(directory)
     study = load_study(config.path(config.study))
     teachers = Teachers.load(directory / "teachers")
-    ledger = SiteLedger.open(directory / "site-ledger.sqlite", config.pool, caps=config.caps)
+    ledger = SiteLedger.open(directory / "site-ledger.sqlite", config.pool, caps=config.caps, site=config.site)
     ledger.consent(study)
     objects = PublicObjects(config)
     return Worker(
@@ -210,20 +227,25 @@ def open_worker(directory: Path) -> Worker:
     )
 
 
-def main() -> None:
-    """``python -m client.worker --site-dir DIR``: serve until SIGTERM or SIGINT."""
-    parser = argparse.ArgumentParser(description="Consilium's teacher worker")
-    parser.add_argument("--site-dir", type=Path, required=True)
-    parser.add_argument("--socket", type=Path, required=True)
-    arguments = parser.parse_args()
+def run_worker(directory: Path, *, socket: Path) -> None:
+    """Serve until SIGTERM or SIGINT."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    server = serve(open_worker(arguments.site_dir), socket=arguments.socket)
+    server = serve(open_worker(directory), socket=socket)
     log.info("event=ready")
     stop.wait()
     server.stop(grace=2).wait()
+
+
+def main() -> None:
+    """``python -m client.worker --site-dir DIR --socket PATH``: serve until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(description="Consilium's teacher worker")
+    parser.add_argument("--site-dir", type=Path, required=True)
+    parser.add_argument("--socket", type=Path)
+    arguments = parser.parse_args()
+    run_worker(arguments.site_dir, socket=arguments.socket or arguments.site_dir / "worker.sock")
 
 
 if __name__ == "__main__":

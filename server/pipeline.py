@@ -1,8 +1,8 @@
 """A study's run from open queries to the exported bundle, each stage resumable.
 
-Stages: ``collect`` (the core; what counts is in the ledger), ``decode``, ``student``, ``export``. After a crash or a stop
-the next run starts at the first thing that is not yet done; stored answers are read, never drawn again. Refuses to start
-while another run holds the study.
+Stages: ``collect`` (the core; what counts is in the ledger), ``decode``, ``student``, ``export``. After a crash or a
+stop the next run starts at the first thing that is not yet done; stored answers are read, never drawn again. Refuses
+to start while another run holds the study.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> 
     """Answer the study's open queries through the core."""
     study = workspace.study()
     queries = plan_queries(study, codec=workspace.codec(), volumes=workspace.volumes())
-    with open_ledger(workspace) as ledger, stage(events, "collect", total=len(queries)):
+    signing_key = load_signing_key(workspace.signing_key_file)
+    with (
+        Ledger.open(workspace.ledger_file, signing_key=signing_key) as ledger,
+        stage(events, "collect", total=len(queries)),
+    ):
         core = Aggregator(
             study=study,
             queries=queries,
@@ -71,13 +75,10 @@ def finish(workspace: Workspace, *, events: EventLog) -> None:
 
 
 @contextmanager
-def open_ledger(workspace: Workspace) -> Iterator[Ledger]:
-    """The study's ledger with its signing key."""
-    ledger = Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file))
-    try:
-        yield ledger
-    finally:
-        ledger.close()
+def locked_events(workspace: Workspace) -> Iterator[tuple[Workspace, EventLog]]:
+    """The study's lock and its event log, for post-processing outside a run."""
+    with workspace.locked():
+        yield workspace, EventLog(workspace.events_file, study=workspace.study().id)
 
 
 @contextmanager

@@ -166,7 +166,7 @@ class Aggregator:
         for site in self._sites:
             if site.node_id not in online:
                 self._events.emit("offer-answered", batch=batch, site=site.name, accepted=False, reason="offline")
-        for reply in transport.exchange({node: body for node in sorted(online)}, timeout_s=timeout_s):
+        for reply in transport.exchange(dict.fromkeys(sorted(online), body), timeout_s=timeout_s):
             site = by_node[reply.node_id]
             reason = _offer_reason(reply, batch=batch)
             self._events.emit(

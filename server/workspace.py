@@ -36,6 +36,23 @@ class CodecRecord:
     dimension: int
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the server's daemons listen: ``host`` as clients call it, SuperLink's port, the public objects' port."""
+
+    host: str
+    port: int
+    objects_port: int
+
+    @property
+    def superlink(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def objects_url(self) -> str:
+        return f"https://{self.host}:{self.objects_port}"
+
+
 class StudyBusy(ConsiliumError):
     """Another run holds this study's lock."""
 
@@ -67,8 +84,12 @@ class Workspace:
         return self.root / "keys" / "ledger.key"
 
     @property
-    def flower_home(self) -> Path:
+    def flower_dir(self) -> Path:
         return self.root / "flower"
+
+    @property
+    def tls_dir(self) -> Path:
+        return self.root / "tls"
 
     @property
     def labels_dir(self) -> Path:
@@ -125,6 +146,31 @@ class Workspace:
 
     def save_codec(self, codec: CodecRecord) -> None:
         self._write("codec.json", {"sha256": codec.sha256, "dimension": codec.dimension})
+
+    def endpoint(self) -> Endpoint:
+        record = self._read("endpoint.json", remedy="set it with `consilium study endpoint`")
+        return Endpoint(**checked_fields(record, {"host": str, "port": int, "objects_port": int}))
+
+    def save_endpoint(self, endpoint: Endpoint) -> None:
+        self._write(
+            "endpoint.json", {"host": endpoint.host, "port": endpoint.port, "objects_port": endpoint.objects_port}
+        )
+
+    def run_id(self) -> int | None:
+        """The Flower run last submitted for this study, if any."""
+        path = self.root / "run.json"
+        return int(json.loads(path.read_text(encoding="utf-8"))["run_id"]) if path.exists() else None
+
+    def save_run_id(self, run_id: int) -> None:
+        self._write("run.json", {"run_id": str(run_id)})
+
+    def busy(self) -> bool:
+        """Whether a run holds the study's lock now."""
+        try:
+            with self.locked():
+                return False
+        except StudyBusy:
+            return True
 
     @contextmanager
     def locked(self) -> Iterator[None]:

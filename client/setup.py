@@ -1,0 +1,98 @@
+"""Setting a site up from the consortium's startup kit: its directory, node key, policy and copy of the study.
+
+Refuses a directory that already holds a site, and a kit that misses a part. The node's private key is made here and
+never leaves; the consortium is sent the public one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from client.policy import load_site
+from common.canonical import checked_fields
+from common.config import Study, load_study
+from common.errors import InvalidInput
+from common.ledger.site import SiteLedger
+from common.objects import write_atomically
+from common.pki import create_node_keys
+
+
+@dataclass(frozen=True, slots=True)
+class SiteKit:
+    """What a site is given: the server's public keys and addresses, the root certificate and the study."""
+
+    sealing_key: str
+    signing_key: str
+    objects_url: str
+    superlink: str
+    root_certificate: Path
+    study_file: Path
+
+    @classmethod
+    def load(cls, directory: Path) -> SiteKit:
+        """Read a kit's directory: kit.json, ca.crt, study.toml."""
+        try:
+            record = json.loads((directory / "kit.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InvalidInput("startup kit", value=str(directory), limit="kit.json, ca.crt, study.toml") from error
+        fields = checked_fields(record, {"sealing_key": str, "signing_key": str, "objects_url": str, "superlink": str})
+        kit = cls(**fields, root_certificate=directory / "ca.crt", study_file=directory / "study.toml")
+        for path in (kit.root_certificate, kit.study_file):
+            if not path.is_file():
+                raise InvalidInput(
+                    "startup kit misses a file", value=path.name, remedy="ask the consortium for a new kit"
+                )
+        return kit
+
+
+def create_site(directory: Path, *, name: str, pool: str, data: Path, kit: SiteKit) -> None:
+    """Lay out a site's directory; its caps start as the study's own budget."""
+    if (directory / "site.toml").exists():
+        raise InvalidInput("directory already holds a site", value=str(directory), remedy="choose another one")
+    (directory / "keys").mkdir(parents=True, exist_ok=True)
+    create_node_keys(directory / "keys", comment=name)
+    shutil.copyfile(kit.root_certificate, directory / "ca.crt")
+    shutil.copyfile(kit.study_file, directory / "study.toml")
+    text = _site_toml(
+        name=name, pool=pool, data=os.path.relpath(data, directory), kit=kit, study=load_study(kit.study_file)
+    )
+    write_atomically(directory / "site.toml", text.encode())
+    load_site(directory)
+
+
+def site_status(directory: Path) -> dict[str, object]:
+    """What the site's own ledger says it has spent: plain facts for a person or a machine."""
+    config = load_site(directory)
+    with SiteLedger.read(directory / "site-ledger.sqlite") as ledger:
+        return {"site": config.site, **ledger.summary()}
+
+
+def _site_toml(*, name: str, pool: str, data: str, kit: SiteKit, study: Study) -> str:
+    privacy = study.privacy
+    values = {
+        "": {"schema": 1, "site": name, "pool": pool, "data": data, "study": "study.toml"},
+        "server": {
+            "sealing_key": kit.sealing_key,
+            "signing_key": kit.signing_key,
+            "objects_url": kit.objects_url,
+            "superlink": kit.superlink,
+            "root_certificates": "ca.crt",
+        },
+        "caps": {
+            "epsilon": privacy.epsilon,
+            "delta": privacy.delta,
+            "accountant": privacy.accountant,
+            "unit": privacy.unit,
+            "relation": privacy.relation,
+            "queries_per_day": 1000,
+        },
+    }
+    lines = ["# A hospital's policy. Everything here is the site's own to change; the server cannot."]
+    for section, table in values.items():
+        lines += ["", f"[{section}]"] if section else []
+        lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""The demo: every party of a study as real daemons on one machine."""

@@ -1,0 +1,360 @@
+"""``consilium study …``, ``consilium codec …`` and ``consilium student …``: the consortium's side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, load_study
+from common.errors import InvalidInput
+from common.events import read_events
+from common.ledger.store import Ledger
+from common.privacy.mechanism import AccountantName, Relation, Unit
+from server import describe, setup
+from server.workspace import Endpoint, Site, Workspace
+
+study_app = typer.Typer(no_args_is_help=True, help="Define, publish, run and follow a study.")
+codec_app = typer.Typer(no_args_is_help=True, help="Fit the study's codec on public label maps.")
+student_app = typer.Typer(no_args_is_help=True, help="Train the student and export it as a MONAI bundle.")
+
+StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+@study_app.command("init")
+def init(
+    directory: StudyDir,
+    name: Annotated[str, typer.Option(help="The study's name.")],
+    labels: Annotated[str, typer.Option(help="Label names by value, separated by commas, background first.")],
+    grid: Annotated[str, typer.Option(help="Grid in voxels, e.g. 32,48,32 (multiples of 8).")],
+    queries: Annotated[int, typer.Option(help="Planned queries N: public volumes to be labelled.")],
+    quorum: Annotated[int, typer.Option(help="Fewest sites in a release.")],
+    spacing: Annotated[str, typer.Option(help="Voxel spacing in mm.")] = "1,1,1",
+    epsilon: Annotated[float, typer.Option(help="Privacy budget ε.")] = 8.0,
+    delta: Annotated[float, typer.Option(help="Privacy budget δ.")] = 1e-5,
+    accountant: Annotated[AccountantName, typer.Option(help="Accountant that gates.")] = AccountantName.EXACT,
+    unit: Annotated[Unit, typer.Option(help="Unit of privacy.")] = Unit.HOSPITAL,
+    relation: Annotated[Relation, typer.Option(help="Neighbouring relation.")] = Relation.REPLACE_ONE,
+    voters: Annotated[int, typer.Option(help="Voters m a site, on disjoint patients.")] = 1,
+    codec: Annotated[str, typer.Option(help="Codec.")] = "pca",
+) -> None:
+    """Create a study's directory: study.toml, keys and an empty ledger.
+
+    Example: consilium study init trial --name trial --labels background,lesion --grid 64,64,64 --queries 40 --quorum 5
+    """
+    study = Study(
+        name=name,
+        data=DataConfig(
+            labels=tuple(labels.split(",")),
+            spacing_mm=_triple(spacing, float, what="--spacing"),
+            grid=_triple(grid, int, what="--grid"),
+        ),
+        privacy=PrivacyConfig(
+            epsilon=epsilon,
+            delta=delta,
+            planned_queries=queries,
+            quorum=quorum,
+            accountant=accountant,
+            relation=relation,
+            unit=unit,
+            voters_per_site=voters,
+        ),
+        codec=CodecConfig(name=codec),
+    )
+    setup.create_study(Workspace(directory), study)
+    typer.echo(describe.for_consortium(study))
+    typer.echo(f"created {directory}; next: `consilium study publish {directory} --images DIR`")
+
+
+@study_app.command("show")
+def show(
+    path: Annotated[Path, typer.Argument(help="A study file or a study's directory.")],
+    for_site: Annotated[bool, typer.Option("--for-site", help="What a hospital reads before it consents.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a study's terms and plan; every ε with its accountant, δ, unit and relation.
+
+    Example: consilium study show study.toml --for-site
+    """
+    study = load_study(path / "study.toml" if path.is_dir() else path)
+    if as_json:
+        typer.echo(json.dumps(describe.facts(study), indent=1))
+    else:
+        typer.echo(describe.for_site(study) if for_site else describe.for_consortium(study))
+
+
+@study_app.command("publish")
+def publish(
+    directory: StudyDir,
+    images: Annotated[Path, typer.Option(help="Folder of public volumes (.nii, .nii.gz), queried in order of name.")],
+) -> None:
+    """Publish the public volumes: they get content hashes, and the queries their order.
+
+    Example: consilium study publish trial --images public/images
+    """
+    files = sorted(path for path in images.iterdir() if path.name.endswith((".nii", ".nii.gz")))
+    volumes = setup.publish_volumes(Workspace(directory), files)
+    typer.echo(f"published {len(volumes)} volumes")
+
+
+@study_app.command("endpoint")
+def endpoint(
+    directory: StudyDir,
+    host: Annotated[str, typer.Option(help="Name or address by which sites reach the server.")],
+    port: Annotated[int, typer.Option(help="SuperLink's port.")] = 8000,
+    objects_port: Annotated[int, typer.Option(help="Port of the public objects.")] = 8443,
+) -> None:
+    """Set where the server listens, and make its CA and certificate.
+
+    Example: consilium study endpoint trial --host pate.example.org
+    """
+    from server.supervisor import create_tls
+
+    workspace = Workspace(directory)
+    workspace.save_endpoint(Endpoint(host=host, port=port, objects_port=objects_port))
+    create_tls(workspace, names=[host])
+    typer.echo(f"{host}:{port}, objects on {objects_port}; next: start the daemons, then `consilium study kit`")
+
+
+@study_app.command("kit")
+def kit(
+    directory: StudyDir,
+    out: Annotated[Path, typer.Option(help="Where to write the kit.")],
+) -> None:
+    """Write the startup kit a site needs: public keys, addresses, CA, study. Nothing in it is secret.
+
+    Example: consilium study kit trial --out kit
+    """
+    workspace = Workspace(directory)
+    address = workspace.endpoint()
+    setup.write_kit(
+        workspace,
+        out,
+        superlink=address.superlink,
+        objects_url=address.objects_url,
+        authority=workspace.tls_dir / "ca.crt",
+    )
+    typer.echo(f"{out}: kit written")
+
+
+@study_app.command("register-site")
+def register_site(
+    directory: StudyDir,
+    name: Annotated[str, typer.Argument(help="The site's name.")],
+    node_key: Annotated[Path, typer.Option(help="The public key the site sent (node.pub).")],
+    pool: Annotated[str | None, typer.Option(help="Its patient pool; the site's name by default.")] = None,
+) -> None:
+    """Register a site: its node key with SuperLink (which must be up), its patient pool with the ledger.
+
+    Example: consilium study register-site trial north --node-key north.pub
+    """
+    from server.daemons import register_node
+    from server.supervisor import flower_server
+
+    workspace = Workspace(directory)
+    node_id = register_node(flower_server(workspace), node_key, name=name)
+    setup.add_site(workspace, Site(name=name, pool=pool or name, node_id=node_id))
+    typer.echo(f"registered {name} with node id {node_id}")
+
+
+@study_app.command("run")
+def run(directory: StudyDir, as_json: AsJson = False) -> None:
+    """Run the study over Flower until it is finished; an interrupted run is resumed by running again.
+
+    Example: consilium study run trial
+    """
+    from server.supervisor import supervise
+
+    workspace = Workspace(directory)
+    with run_progress() as on_event:
+        supervise(workspace, on_event=on_event)
+    _print_status(workspace, as_json=as_json)
+
+
+@study_app.command("resume")
+def resume(directory: StudyDir, as_json: AsJson = False) -> None:
+    """Go on where a run stopped or died; stored answers are read, never drawn or charged again.
+
+    Example: consilium study resume trial
+    """
+    run(directory, as_json)
+
+
+@study_app.command("stop")
+def stop(
+    directory: StudyDir,
+    now: Annotated[bool, typer.Option("--now", help="End it at once instead of after the running batch.")] = False,
+) -> None:
+    """Ask a run to stop after its batch; what was answered stays answered.
+
+    Example: consilium study stop trial
+    """
+    from server.supervisor import request_stop
+
+    request_stop(Workspace(directory), now=now)
+    typer.echo("stop requested; `consilium study resume` goes on")
+
+
+@study_app.command("status")
+def status(directory: StudyDir, as_json: AsJson = False) -> None:
+    """Where a study stands: stage, answers, what was spent, which site answered last.
+
+    Example: consilium study status trial --json
+    """
+    _print_status(Workspace(directory), as_json=as_json)
+
+
+@codec_app.command("fit")
+def fit(
+    directory: StudyDir,
+    label_maps: Annotated[Path, typer.Option(help="Folder of public label maps of other cases (.nii, .nii.gz).")],
+    sites: Annotated[int, typer.Option(help="Sites expected in a release: sets the planned noise on the mean.")],
+) -> None:
+    """Fit the study's codec on public label maps only, and publish it.
+
+    Example: consilium codec fit trial --label-maps public/label-maps --sites 8
+    """
+    files = sorted(path for path in label_maps.iterdir() if path.name.endswith((".nii", ".nii.gz")))
+    record = setup.fit_study_codec(Workspace(directory), files, sites=sites)
+    typer.echo(
+        f"codec {record.sha256[:16]}… with {record.dimension} dimensions, fitted on {len(files)} public label maps"
+    )
+
+
+@student_app.command("train")
+def student_train(directory: StudyDir) -> None:
+    """Decode the stored answers and train the student on them; free of privacy cost, repeatable.
+
+    Example: consilium student train trial
+    """
+    from server.finish import decode_labels, fit_student
+
+    with _own_events(directory) as (workspace, events):
+        decode_labels(workspace, events=events)
+        fit_student(workspace, events=events)
+    typer.echo(f"student: {Workspace(directory).student_dir}")
+
+
+@student_app.command("export")
+def student_export(directory: StudyDir) -> None:
+    """Export the student as a MONAI bundle with its privacy facts.
+
+    Example: consilium student export trial
+    """
+    from server.finish import export_student
+
+    with _own_events(directory) as (workspace, events):
+        export_student(workspace, events=events)
+    typer.echo(f"bundle: {Workspace(directory).bundle_dir}")
+
+
+def status_facts(workspace: Workspace) -> dict[str, Any]:
+    """A study's standing as plain values, from the ledger and the event log."""
+    study = workspace.study()
+    with Ledger.open(workspace.ledger_file) as ledger:
+        answers = len(ledger.answers(study.id))
+        guarantees = {str(k): v.epsilon for k, v in ledger.study_guarantees(study.id).items()}
+        head = ledger.head()
+    last: dict[str, Any] = {}
+    sites: dict[str, dict[str, Any]] = {}
+    for event in read_events(workspace.events_file):
+        if event["event"] in ("stage-started", "run-started", "run-finished", "run-failed", "quorum-missed"):
+            last = event
+        if event["event"] in ("offer-answered", "reply-received", "reply-missing"):
+            sites[event["site"]] = {"event": event["event"], "time": event["time"]} | (
+                {"reason": event["reason"]} if "reason" in event else {}
+            )
+    return {
+        "study": study.name,
+        "id": study.id,
+        "running": workspace.busy(),
+        "last_event": last,
+        "answers": answers,
+        "planned_queries": study.privacy.planned_queries,
+        "epsilon": guarantees,
+        "budget_epsilon": study.privacy.epsilon,
+        "delta": study.privacy.delta,
+        "unit": str(study.privacy.unit),
+        "relation": str(study.privacy.relation),
+        "sites": sites,
+        "ledger_head": head.hash,
+    }
+
+
+class run_progress:  # noqa: N801  used as a context manager, like a function
+    """A live bar a stage on stderr, fed by the study's events."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description:<10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console or Console(stderr=True),
+        )
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> Any:
+        self._progress.start()
+        return self._on_event
+
+    def __exit__(self, *_exc: object) -> None:
+        self._progress.stop()
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "stage-started":
+            self._tasks[event["stage"]] = self._progress.add_task(event["stage"], total=event["total"])
+        elif kind == "stage-progress" and event["stage"] in self._tasks:
+            self._progress.update(self._tasks[event["stage"]], completed=event["done"])
+        elif kind == "student-step" and "student" in self._tasks:
+            self._progress.update(self._tasks["student"], completed=event["step"])
+        elif kind == "label-decoded" and "decode" in self._tasks:
+            self._progress.advance(self._tasks["decode"])
+        elif kind == "stage-finished" and event["stage"] in self._tasks:
+            task = self._tasks[event["stage"]]
+            self._progress.update(task, completed=self._progress.tasks[task].total)
+        elif kind == "offer-answered" and not event["accepted"]:
+            self._progress.console.print(f"site {event['site']} declined: {event['reason']}")
+        elif kind in ("reply-missing", "code-refused"):
+            self._progress.console.print(f"site {event['site']}: {kind}, {event['reason']}; counts as the zero code")
+        elif kind == "run-restarted":
+            self._progress.console.print("the ServerApp died; it was submitted again and resumes from the ledger")
+
+
+def _own_events(directory: Path) -> Any:
+    from server.pipeline import locked_events
+
+    return locked_events(Workspace(directory))
+
+
+def _print_status(workspace: Workspace, *, as_json: bool) -> None:
+    facts = status_facts(workspace)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+        return
+    stated = f"δ = {facts['delta']:g}, unit {facts['unit']}, relation {facts['relation']}"
+    typer.echo(f"study {facts['study']}: {'running' if facts['running'] else 'not running'}")
+    typer.echo(f"answers {facts['answers']} of {facts['planned_queries']} planned")
+    spent = ", ".join(f"ε = {value:.4f} ({name})" for name, value in facts["epsilon"].items())
+    typer.echo(f"spent {spent or 'ε = 0'} of ε = {facts['budget_epsilon']:g}; {stated}")
+    for name, site in sorted(facts["sites"].items()):
+        typer.echo(
+            f"site {name}: {site['event']} at {site['time']}" + (f", {site['reason']}" if "reason" in site else "")
+        )
+
+
+def _triple(text: str, kind: type, *, what: str) -> Any:
+    try:
+        values = tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        raise InvalidInput(what, value=text, limit="three numbers separated by commas") from error
+    if len(values) != 3:
+        raise InvalidInput(what, value=text, limit="three numbers separated by commas")
+    return values

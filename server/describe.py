@@ -1,0 +1,107 @@
+"""A study in words: what the consortium sees, and what a hospital reads before it consents.
+
+Every ε stands with its accountant, δ, unit and relation.
+"""
+
+from __future__ import annotations
+
+from common.config import Study
+from common.privacy.accounting import guarantee
+from common.privacy.calibration import noise_multiplier
+from common.privacy.mechanism import AccountantName, Relation, Unit
+from server.query import study_mechanism
+
+_UNITS = {
+    Unit.HOSPITAL: "everything one hospital holds",
+    Unit.PATIENT: "one patient of one hospital",
+}
+_RELATIONS = {
+    Relation.REPLACE_ONE: "exchanged for any other {unit}",
+    Relation.ZERO_OUT: "left out, its code counting as zero",
+}
+
+
+def facts(study: Study) -> dict[str, object]:
+    """The study's plan as plain values: what `consilium study show --json` prints."""
+    privacy = study.privacy
+    mechanism = study_mechanism(study, dimension=1)
+    spent = mechanism.mu_squared(privacy.protection) * privacy.planned_queries
+    planned = {str(name): guarantee(spent, privacy.budget, privacy.protection, name).epsilon for name in AccountantName}
+    return {
+        "name": study.name,
+        "id": study.id,
+        "labels": list(study.data.labels),
+        "spacing_mm": list(study.data.spacing_mm),
+        "grid": list(study.data.grid),
+        "codec": study.codec.name,
+        "clipping_norm": study.codec.radius,
+        "unit": str(privacy.unit),
+        "relation": str(privacy.relation),
+        "epsilon": privacy.epsilon,
+        "delta": privacy.delta,
+        "accountant": str(privacy.accountant),
+        "planned_queries": privacy.planned_queries,
+        "voters_per_site": privacy.voters_per_site,
+        "quorum": privacy.quorum,
+        "noise_multiplier": noise_multiplier(mechanism, privacy.protection),
+        "epsilon_of_plan": planned,
+    }
+
+
+def for_consortium(study: Study) -> str:
+    """The plan as text, one fact a line."""
+    f, privacy = facts(study), study.privacy
+    plan = f["epsilon_of_plan"]
+    assert isinstance(plan, dict)
+    stated = f"δ = {f['delta']:g}, unit {f['unit']}, relation {f['relation']}"
+    return "\n".join(
+        [
+            f"study {f['name']} ({study.id[:16]}…)",
+            f"labels {', '.join(study.data.labels)}; grid {study.data.grid} at {study.data.spacing_mm} mm",
+            f"budget ε = {f['epsilon']:g} ({f['accountant']} accountant), {stated}",
+            f"plan {privacy.planned_queries} queries, {privacy.voters_per_site} voter(s) a site, quorum {privacy.quorum} sites",
+            f"noise multiplier z = {f['noise_multiplier']:.6f} on a sum clipped at C = {f['clipping_norm']:g}",
+            f"whole plan: ε = {plan['exact']:.4f} (exact), ε = {plan['rdp']:.4f} (RDP), {stated}",
+        ]
+    )
+
+
+def for_site(study: Study) -> str:
+    """What a hospital reads before it consents."""
+    f = facts(study)
+    privacy = study.privacy
+    unit = _UNITS[privacy.unit]
+    relation = _RELATIONS[privacy.relation].format(unit=privacy.unit)
+    guarantee_line = (
+        f"ε = {privacy.epsilon:g} ({privacy.accountant} accountant), δ = {privacy.delta:g}, unit {privacy.unit}, "
+        f"relation {privacy.relation}"
+    )
+    return f"""\
+Study {study.name}, {study.id}
+
+WHAT IS ASKED OF YOU
+  Your teachers, {privacy.voters_per_site} a site, trained at your site on your own patients, segment up to
+  {privacy.planned_queries} public volumes: {", ".join(study.data.labels[1:])}. For each volume your site sends the sum
+  of their codes. Each code is clipped to norm C = {study.codec.radius:g} at your site. No image, label map, weight or
+  gradient of yours leaves.
+
+WHAT IS GUARANTEED
+  {guarantee_line}.
+  In words: whatever is released in this study looks almost the same if {unit} were
+  {relation}. "Almost" is ε and δ.
+  Noise: standard deviation {f["noise_multiplier"]:.4f} × the sensitivity of the sum, on every number released.
+  A release names at least {privacy.quorum} sites; below that nothing is released.
+  The budget belongs to your patient pool: other studies on the same pool add up, and your own ledger refuses
+  past your own cap in site.toml.
+
+WHO SEES WHAT
+  The server's operator   your clipped codes, opened by the server core. The operator is TRUSTED to add the noise;
+                          receipts prove the accounting, not the noise.
+  Flower and its database sealed codes only, unreadable without the core's key.
+  The other hospitals     the noisy releases, the roster of each, and the student.
+  The public              whatever the consortium publishes of those: the guarantee covers all of it.
+
+WHAT IS NOT COVERED
+  Whether you take part (your name is on the roster). Patients known at several sites count once per site.
+  The public volumes and public label maps. What your own staff can see at your own site.
+"""

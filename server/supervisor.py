@@ -1,0 +1,143 @@
+"""Runs a study through Flower and sees it to its end: submits the ServerApp, follows its events, submits it again.
+
+A ServerApp that was killed is not restarted by Flower; its death is seen by the study's lock, which the kernel frees,
+and the next run goes on from the ledger. Gives up after a bounded number of restarts, and at once on a run that ended
+with a reason (budget, quorum, bad input), which another try would not cure.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConsiliumError, DaemonFailed
+from common.events import read_events
+from common.pki import ServerIdentity, create_authority, issue_server_certificate
+from common.process import DaemonSpec, base_env
+from server.daemons import FlowerServer, app_dir, run_status, stop_run, submit
+from server.workspace import Endpoint, Workspace
+
+START_TIMEOUT_S = 120.0
+POLL_S = 0.3
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+class RunFailed(ConsiliumError):
+    """The run ended with a reason of its own; nothing was lost, `consilium study resume` goes on from the ledger."""
+
+
+def create_tls(workspace: Workspace, *, names: list[str]) -> ServerIdentity:
+    """The consortium's CA and the server's certificate in the study's directory; existing ones are kept."""
+    return issue_server_certificate(create_authority(workspace.tls_dir / "authority"), workspace.tls_dir, names=names)
+
+
+def flower_server(workspace: Workspace) -> FlowerServer:
+    """The SuperLink of this study as the daemons module describes it."""
+    endpoint = workspace.endpoint()
+    tls = workspace.tls_dir
+    identity = ServerIdentity(authority=tls / "ca.crt", certificate=tls / "server.crt", key=tls / "server.key")
+    return FlowerServer(folder=workspace.flower_dir, port=endpoint.port, identity=identity, host=endpoint.host)
+
+
+def objects_daemon(workspace: Workspace, *, bind: str) -> DaemonSpec:
+    """How to start the server of public objects."""
+    endpoint: Endpoint = workspace.endpoint()
+    return DaemonSpec(
+        role="objects",
+        name="objects",
+        argv=(
+            *(sys.executable, "-P", "-m", "server.objects_app"),
+            *("--objects", str((workspace.root / "objects").absolute())),
+            *("--host", bind, "--port", str(endpoint.objects_port)),
+            *("--certificate", str((workspace.tls_dir / "server.crt").absolute())),
+            *("--key", str((workspace.tls_dir / "server.key").absolute())),
+        ),
+        env=base_env(),
+        cwd=workspace.root.absolute(),
+        log=workspace.root.absolute() / "logs" / "objects.log",
+    )
+
+
+def start_run(workspace: Workspace) -> int:
+    """Submit the ServerApp for this study; returns Flower's run id, which is recorded."""
+    with tempfile.TemporaryDirectory(prefix="consilium-app-") as scratch:
+        app = app_dir(Path(scratch) / "app")
+        run_id = submit(flower_server(workspace), app, {"workspace": str(workspace.root.absolute())})
+    workspace.save_run_id(run_id)
+    return run_id
+
+
+def request_stop(workspace: Workspace, *, now: bool = False) -> None:
+    """Ask the run to stop at its next safe point; ``now`` also tells Flower to end it. Stored answers stay."""
+    workspace.stop_file.touch()
+    run_id = workspace.run_id()
+    if now and run_id is not None:
+        stop_run(flower_server(workspace), run_id)
+
+
+def supervise(
+    workspace: Workspace,
+    *,
+    on_event: OnEvent = lambda _event: None,
+    check: Callable[[], None] = lambda: None,
+    restarts: int = 3,
+) -> None:
+    """Run the study to its end, starting the ServerApp again when it dies; :class:`RunFailed` when it ends badly.
+
+    ``check`` is called often and may raise, for instance when a daemon died.
+    """
+    for remaining in reversed(range(restarts + 1)):
+        seen = sum(1 for _ in read_events(workspace.events_file))
+        run_id = start_run(workspace)
+        ending = _follow(workspace, run_id, seen=seen, on_event=on_event, check=check)
+        if ending == "run-finished":
+            return
+        if remaining:
+            on_event({"event": "run-restarted", "run": str(run_id)})
+    raise RunFailed(f"the ServerApp died {restarts + 1} times; to fix: see `consilium study status` and the logs")
+
+
+def _follow(workspace: Workspace, run_id: int, *, seen: int, on_event: OnEvent, check: Callable[[], None]) -> str:
+    """Pass on events of this run until it ends; ``"died"`` when it holds no lock and told no ending."""
+    started = False
+    until = time.monotonic() + START_TIMEOUT_S
+    for event in _tail(workspace, seen=seen):
+        check()
+        if event is None:
+            if not started and time.monotonic() > until:
+                state = run_status(flower_server(workspace), run_id)
+                raise DaemonFailed(f"run {run_id} did not start within {START_TIMEOUT_S:g} s; it is {state.status}")
+            if started and not workspace.busy():
+                endings = [
+                    e["event"]
+                    for e in read_events(workspace.events_file)
+                    if e["event"] in ("run-finished", "run-failed") and e["run"] == str(run_id)
+                ]
+                if not endings:
+                    return "died"
+            continue
+        on_event(event)
+        if event.get("run") != str(run_id):
+            continue
+        if event["event"] == "run-started":
+            started = True
+        if event["event"] == "run-failed":
+            raise RunFailed(event["reason"])
+        if event["event"] == "run-finished":
+            return "run-finished"
+    return "died"
+
+
+def _tail(workspace: Workspace, *, seen: int) -> Iterator[dict[str, Any] | None]:
+    """Events after the first ``seen``, and None whenever there is nothing new."""
+    while True:
+        events = list(read_events(workspace.events_file))
+        yield from events[seen:]
+        seen = len(events)
+        yield None
+        time.sleep(POLL_S)

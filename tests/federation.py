@@ -1,0 +1,185 @@
+"""A federation in one process: real workers, ledgers, sealing and core; only the transport and the teachers are stubs.
+
+The transport hands bytes straight to the workers' ``handle``, so every message is encoded, sealed and checked for real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from client.policy import Caps, Consent, ServerFacts, SiteConfig
+from client.worker import Worker
+from common.canonical import sha256_bytes
+from common.codecs.base import Codec, fit_codec
+from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
+from common.errors import ConsiliumError
+from common.events import EventLog, read_events
+from common.ledger.keys import public_hex
+from common.ledger.site import SiteLedger
+from common.ledger.store import Ledger, PoolDeclaration
+from common.objects import ObjectStore
+from common.privacy.gaussian import Sampler, rounded_gaussian
+from server.query import Aggregator, Reply, plan_queries
+from server.workspace import CodecRecord, Site
+
+GRID = (8, 8, 8)
+
+
+def make_study(**privacy) -> Study:
+    terms = {"epsilon": 8.0, "delta": 1e-3, "planned_queries": 6, "quorum": 2} | privacy
+    return Study(
+        name="test",
+        data=DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=GRID),
+        privacy=PrivacyConfig(**terms),
+        codec=CodecConfig(max_dimension=6, augmentations=0),
+    )
+
+
+def ball(centre: tuple[float, float, float], radius: float) -> np.ndarray:
+    axes = np.meshgrid(*(np.arange(n) for n in GRID), indexing="ij")
+    distance = sum((axis - middle) ** 2 for axis, middle in zip(axes, centre, strict=True))
+    return (distance <= radius**2).astype(np.uint8)
+
+
+def make_codec(study: Study, *, noise_std: float = 0.01) -> Codec:
+    maps = [ball((3 + i / 5, 3 + (i % 3) / 2, 4), 1.5 + (i % 4) / 3) for i in range(10)]
+    return fit_codec(study, maps, noise_std=noise_std)
+
+
+@dataclass
+class StubVoters:
+    """One teacher that sees the same ball in every volume, or fails in a chosen way."""
+
+    radius: float = 2.0
+    failure: Exception | str | None = None
+    calls: int = 0
+    voters: int = 1
+
+    def predict(self, volume: bytes):
+        self.calls += 1
+        if isinstance(self.failure, Exception):
+            raise self.failure
+        body = ball((4, 4, 4), self.radius).astype(np.float32)
+        probabilities = np.stack([1 - body, body])
+        if self.failure == "nan":
+            probabilities = np.full_like(probabilities, np.nan)
+        if self.failure == "huge":
+            probabilities = probabilities * 1e30
+        return [probabilities] * self.voters
+
+
+@dataclass
+class LoopTransport:
+    """Bodies go to workers by node id; ``offline`` nodes are not there, ``intercept`` may change or drop a reply."""
+
+    workers: Mapping[int, Worker]
+    offline: set[int] = field(default_factory=set)
+    intercept: Callable[[int, bytes, bytes], bytes | None] = lambda node, body, reply: reply
+    replies: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def online(self) -> frozenset[int]:
+        return frozenset(self.workers) - self.offline
+
+    def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
+        for node, body in bodies.items():
+            try:
+                reply = self.intercept(node, body, self.workers[node].handle(body))
+            except ConsiliumError:
+                reply = None
+            if reply is None:
+                yield Reply(node_id=node, body=None, problem="deadline")
+            else:
+                self.replies.append((node, reply))
+                yield Reply(node_id=node, body=reply)
+
+
+class Federation:
+    """K hospitals, one server, everything on disk under ``root``."""
+
+    def __init__(self, root: Path, *, study: Study | None = None, sites: int = 3, sampler: Sampler = rounded_gaussian):
+        self.root, self.study, self.sampler = root, study or make_study(), sampler
+        self.objects = ObjectStore(root / "objects")
+        self.codec = make_codec(self.study)
+        self.codec_hash = self.objects.put(self.codec.to_bytes())
+        planned = self.study.privacy.planned_queries
+        self.volumes = tuple(self.objects.put(f"volume {i}".encode()) for i in range(planned))
+        self.signing_key = Ed25519PrivateKey.generate()
+        self.sealing_key = X25519PrivateKey.generate()
+        self.ledger = Ledger.create(root / "ledger.sqlite", signing_key=self.signing_key)
+        self.ledger.register_study(self.study)
+        self.sites = tuple(Site(name=f"site-{i}", pool=f"pool-{i}", node_id=100 + i) for i in range(sites))
+        self.voters = {site.name: StubVoters(radius=1.5 + i / 4) for i, site in enumerate(self.sites)}
+        self.site_ledgers = {}
+        self.workers = {}
+        privacy = self.study.privacy
+        for site in self.sites:
+            self.ledger.declare_pool(
+                PoolDeclaration(
+                    pool=site.pool,
+                    site=site.name,
+                    budget=privacy.budget,
+                    accountant=privacy.accountant,
+                    protection=privacy.protection,
+                )
+            )
+            self.workers[site.node_id] = self._worker(site)
+        self.transport = LoopTransport(self.workers)
+        self.events_file = root / "events.jsonl"
+
+    def _worker(self, site: Site) -> Worker:
+        privacy = self.study.privacy
+        config = SiteConfig(
+            site=site.name,
+            pool=site.pool,
+            data="data",
+            server=ServerFacts(
+                sealing_key=public_hex(self.sealing_key),
+                signing_key=public_hex(self.signing_key),
+                objects_url="https://localhost",
+                superlink="localhost:1",
+                root_certificates="ca.crt",
+            ),
+            caps=Caps(epsilon=privacy.epsilon, delta=privacy.delta, unit=privacy.unit, relation=privacy.relation),
+        )
+        directory = self.root / site.name
+        directory.mkdir(exist_ok=True)
+        ledger = SiteLedger.open(directory / "site-ledger.sqlite", site.pool, caps=config.caps, site=site.name)
+        ledger.consent(self.study)
+        self.site_ledgers[site.name] = ledger
+        return Worker(
+            config=config,
+            consent=Consent.of(self.study),
+            ledger=ledger,
+            voters=self.voters[site.name],
+            fetch=self.objects.get,
+        )
+
+    def core(self) -> Aggregator:
+        """A new core, as after a restart: it knows only what is on disk."""
+        record = CodecRecord(sha256=self.codec_hash, dimension=self.codec.dimension)
+        return Aggregator(
+            study=self.study,
+            queries=plan_queries(self.study, codec=record, volumes=self.volumes),
+            sites=self.sites,
+            ledger=self.ledger,
+            sealing_key=self.sealing_key,
+            events=EventLog(self.events_file, study=self.study.id),
+            sampler=self.sampler,
+        )
+
+    def events(self, kind: str) -> list[dict]:
+        return [event for event in read_events(self.events_file) if event["event"] == kind]
+
+    def volume_hash(self, index: int) -> str:
+        return sha256_bytes(f"volume {index}".encode())
+
+    def close(self) -> None:
+        self.ledger.close()
+        for ledger in self.site_ledgers.values():
+            ledger.close()
