@@ -250,17 +250,31 @@ def run_status(server: FlowerServer, run_id: int) -> RunStatus:
 
 
 def wait_for_run(
-    server: FlowerServer, run_id: int, *, timeout_s: float, poll_s: float = 2.0, watch: Callable[[], None] | None = None
+    server: FlowerServer,
+    run_id: int,
+    *,
+    timeout_s: float,
+    poll_s: float = 10.0,
+    watch: Callable[[], None] | None = None,
+    hint: Callable[[], bool] | None = None,
 ) -> RunStatus:
-    """Poll until the run is finished, calling ``watch`` (``ProcessGroup.check``) each time; DaemonFailed when late."""
+    """Wait until the run is finished; DaemonFailed when it is not within ``timeout_s``.
+
+    Asking costs most of a second of processor time, so it happens every ``poll_s`` only, and every second once ``hint``
+    (say, the event log's last line) is true. ``watch`` (``ProcessGroup.check``) is called four times a second.
+    """
     deadline = time.monotonic() + timeout_s
-    while not (status := run_status(server, run_id)).finished:
-        if watch is not None:
-            watch()
-        if time.monotonic() > deadline:
-            raise DaemonFailed(f"run {run_id} is still {status.status} after {timeout_s:g} s")
-        time.sleep(poll_s)
-    return status
+    while True:
+        status = run_status(server, run_id)
+        if status.finished:
+            return status
+        asked = time.monotonic()
+        while (waited := time.monotonic() - asked) < poll_s and not (waited >= 1.0 and hint is not None and hint()):
+            if watch is not None:
+                watch()
+            if time.monotonic() > deadline:
+                raise DaemonFailed(f"run {run_id} is still {status.status} after {timeout_s:g} s")
+            time.sleep(0.25)
 
 
 def stop_run(server: FlowerServer, run_id: int) -> None:

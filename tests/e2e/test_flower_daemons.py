@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -133,7 +133,7 @@ def all_pids(daemons: tuple[Daemon, ...]) -> set[int]:
     return set().union(*(daemon.members() for daemon in daemons))
 
 
-def test_only_a_registered_node_with_the_right_authority_is_admitted(tmp_path: Path) -> None:
+def test_a_registered_node_is_admitted_and_a_stranger_refused(tmp_path: Path) -> None:
     with ProcessGroup() as group:
         federation = start(group, tmp_path)
         refusal = expect_refused(group, federation.node("stranger", 0))
@@ -142,18 +142,39 @@ def test_only_a_registered_node_with_the_right_authority_is_admitted(tmp_path: P
 
         site = federation.node("A", 1)
         node_id = register_node(federation.server, site.keys.public, name="A")
-        daemon = group.start(supernode(site))
+        group.start(supernode(site))
         assert [(node.node_id, node.status) for node in list_nodes(federation.server)] == [(node_id, "online")]
-        assert expect_refused(group, federation.node("A", 2)).api_code == 2004  # one node per key at a time
+        pids = all_pids(group.daemons)
+    assert len(pids) >= 3
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.slow
+def test_a_key_is_good_for_one_node_until_it_is_withdrawn(tmp_path: Path) -> None:
+    with ProcessGroup() as group:
+        federation = start(group, tmp_path)
+        site = federation.node("A", 1)
+        node_id = register_node(federation.server, site.keys.public, name="A")
+        daemon = group.start(supernode(site))
+        assert expect_refused(group, federation.node("A", 2)).api_code == 2004
         group.stop(daemon)
         with pytest.raises(DaemonFailed, match="admitted the node 'A'"):
             expect_refused(group, site)  # the check itself can fail
 
         unregister_node(federation.server, node_id)
         assert expect_refused(group, site).api_code == 2004
-        pids = all_pids(group.daemons)
-    assert pids
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.slow
+def test_a_node_that_trusts_another_authority_never_gets_through(tmp_path: Path) -> None:
+    with ProcessGroup() as group:
+        federation = start(group, tmp_path)
+        right = federation.node("A", 1)
+        register_node(federation.server, right.keys.public, name="A")
+        wrong = replace(right, root_certificates=create_authority(tmp_path / "other").certificate)
+        with pytest.raises(DaemonFailed, match=r"without an answer|neither admitted nor refused"):
+            expect_refused(group, wrong, timeout_s=20)
+        assert [node.status for node in list_nodes(federation.server)] == ["registered"]
 
 
 @pytest.mark.slow
@@ -167,7 +188,7 @@ def test_an_app_reaches_every_site_and_only_their_sockets_are_told(tmp_path: Pat
         group.start_all([supernode(site) for site in sites])
         out = tmp_path / 'out "1".json'
         run = submit(server, echo_app(tmp_path / "app"), {"out": str(out), "nodes": 2})
-        status = wait_for_run(server, run, timeout_s=120, watch=group.check)
+        status = wait_for_run(server, run, timeout_s=120, watch=group.check, hint=out.exists)
         assert (status.status, status.outcome) == ("finished", "completed")
         facts = json.loads(out.read_text())
         assert {fact["node"]: fact["site"] for fact in facts} == ids
