@@ -37,7 +37,7 @@ from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protecti
 MAX_COORDINATES = 1 << 24
 """Noisy coordinates a pool may release in all, so that the sampler's part of δ stays within ``SAMPLER_DELTA``."""
 
-MAX_EPSILON = 600.0
+MAX_EPSILON = 2000.0
 """Largest ε of a budget: up to here (1 + e^ε)·``MAX_COORDINATES``·``SAMPLER_TV`` stays inside ``SAMPLER_DELTA``."""
 
 MIN_MU, MAX_MU = 2.0**-40, 2.0**20
@@ -82,6 +82,13 @@ def epsilon_rdp(mu_squared: Fraction | float, delta: float) -> float:
     used: each gives a valid bound. Source: Mironov 2017; Canonne, Kamath & Steinke 2020, Proposition 12.
     """
     return _epsilon_rdp(_checked_mu_squared(mu_squared), _checked_delta(delta))
+
+
+def epsilon_rdp_library(mu_squared: Fraction | float, delta: float) -> float:
+    """ε by Rényi DP on dp-accounting's default orders alone: what other tools print. Shown, never gated on."""
+    accountant = RdpAccountant()
+    accountant.compose(dp_accounting.GaussianDpEvent(1 / sqrt(_checked_mu_squared(mu_squared))))
+    return float(accountant.get_epsilon(_checked_delta(delta)))
 
 
 def epsilon_pld(mu_squared: Fraction | float, delta: float) -> float:

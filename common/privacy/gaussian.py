@@ -21,7 +21,7 @@ If no rounding boundary k + ½ lies within σ·guard of σ·z, the rounded value
 give and is taken. Otherwise, and whenever n < 2²⁰, the sample is settled exactly: boundary probabilities Φ̄((k ± ½)/σ)
 are computed by mpmath to 60 bits more than are drawn, and further random bits are drawn until P lies strictly between
 two of them. So the output is distributed exactly as the rounded Gaussian, except that int64 may not hold |Z| > 2¹⁶, of
-probability below e^(−2³¹): the total variation per coordinate is below :data:`SAMPLER_TV` = 2⁻¹⁰²⁴. The tests hold
+probability below e^(−2³¹): the total variation per coordinate is below :data:`SAMPLER_TV` = 2⁻⁴⁰⁹⁶. The tests hold
 ``ndtri`` to a thousandth of the guard against mpmath. What rests on faith: the CSPRNG, and mpmath's erfc.
 """
 
@@ -45,7 +45,7 @@ Sampler: TypeAlias = Callable[[int, Fraction], Int64[np.ndarray, "l"]]
 
 Entropy: TypeAlias = Callable[[int], bytes]
 
-SAMPLER_TV = Fraction(1, 2**1024)
+SAMPLER_TV = Fraction(1, 2**4096)
 """Bound on the total variation between one coordinate and the true rounded Gaussian."""
 
 MIN_NOISE_STD = Fraction(1, 16)
