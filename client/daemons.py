@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket as socketlib
 import sys
 import time
 import tomllib
@@ -115,21 +116,28 @@ def node_id(node: SiteNode, *, since: int = 0) -> int | None:
     return None
 
 
-def worker(site_dir: Path, *, ready: Callable[[], bool] | None = None, ready_timeout_s: float = 120.0) -> DaemonSpec:
-    """How to start a site's teacher worker; ready when its socket exists, or when ``ready`` says so.
+def worker(
+    site_dir: Path,
+    *,
+    socket: Path | None = None,
+    ready: Callable[[], bool] | None = None,
+    ready_timeout_s: float = 120.0,
+) -> DaemonSpec:
+    """How to start a site's teacher worker; ready when its socket takes a connection, or when ``ready`` says so.
 
-    Its log stays at the site and is never quoted in an error.
+    ``socket`` is ``worker.sock`` in the site's directory unless given. Runs the site's installed code, never what lies in
+    the current directory. Its log stays at the site and is never quoted in an error.
     """
     folder = site_dir.absolute()
-    socket = folder / "worker.sock"
+    where = (socket or folder / "worker.sock").absolute()
     return DaemonSpec(
         role="worker",
         name=folder.name,
-        argv=(sys.executable, "-P", "-m", "client.worker", "--site-dir", str(folder)),
+        argv=(sys.executable, "-P", "-m", "client.worker", "--site-dir", str(folder), "--socket", str(where)),
         env=base_env(),
         cwd=folder,
         log=folder / "logs" / "worker.log",
-        ready=ready or socket.is_socket,
+        ready=ready or (lambda: _accepts(where)),
         ready_timeout_s=ready_timeout_s,
         show_log=False,
     )
@@ -164,6 +172,17 @@ def expect_refused(group: ProcessGroup, node: SiteNode, *, timeout_s: float = 60
         line=answer[0].strip(),
         seconds=time.monotonic() - started,
     )
+
+
+def _accepts(path: Path) -> bool:
+    """Whether somebody listens on a Unix socket; a file that a killed worker left behind does not."""
+    with socketlib.socket(socketlib.AF_UNIX, socketlib.SOCK_STREAM) as client:
+        client.settimeout(1.0)
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def _log_size(node: SiteNode) -> int:

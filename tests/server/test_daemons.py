@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -115,6 +116,19 @@ def test_a_node_is_told_its_site_and_its_worker_socket_only(node: SiteNode) -> N
 
 def test_a_worker_log_is_never_quoted(node: SiteNode) -> None:
     assert not worker(node.folder).show_log
+
+
+def test_a_socket_left_by_a_killed_worker_does_not_count_as_ready(tmp_path: Path) -> None:
+    path = tmp_path / "w.sock"
+    spec = worker(tmp_path, socket=path)
+    assert spec.ready is not None
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        assert not spec.ready()
+        listener.listen()
+        assert spec.ready()
+    assert path.is_socket()
+    assert not spec.ready()
 
 
 def test_a_node_id_is_read_from_the_latest_start_only(node: SiteNode) -> None:
