@@ -125,8 +125,8 @@ def worker(
 ) -> DaemonSpec:
     """How to start a site's teacher worker; ready when its socket takes a connection, or when ``ready`` says so.
 
-    ``socket`` is ``worker.sock`` in the site's directory unless given. Runs the site's installed code, never what lies in
-    the current directory. Its log stays at the site and is never quoted in an error.
+    ``socket`` is ``worker.sock`` in the site's directory unless given. Runs the site's installed code, never what lies
+    in the current directory. Its log stays at the site and is never quoted in an error.
     """
     folder = site_dir.absolute()
     where = (socket or folder / "worker.sock").absolute()
