@@ -224,7 +224,7 @@ class Chain:
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         try:
-            connection = _connect(draft, read_only=False)
+            connection = connect(draft, read_only=False)
             chain = cls(connection, path=draft, role=role, signing_key=signing_key, clock=clock)
             try:
                 connection.execute("BEGIN IMMEDIATE")
@@ -261,7 +261,7 @@ class Chain:
     @classmethod
     def open(cls, path: Path, *, role: str, signing_key: Ed25519PrivateKey | None, clock: Clock) -> Chain:
         """Open an existing ledger; without a key it is read only. Chain and rows are checked by the caller's replay."""
-        connection = _connect(path, read_only=signing_key is None)
+        connection = connect(path, read_only=signing_key is None)
         try:
             migrate(connection, role=role, path=path, read_only=signing_key is None)
         except BaseException:
@@ -500,7 +500,8 @@ def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
 
 
-def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    """A connection as every ledger is opened: WAL and synchronous=FULL for a writer, nothing written by a reader."""
     if sqlite3.sqlite_version_info < (3, 37):
         raise InvalidInput("SQLite library", value=sqlite3.sqlite_version, limit="3.37 or newer")
     if not path.is_file():

@@ -1,0 +1,131 @@
+"""A small world for ledger tests: a study, pools, queries, and answers that count how often they were drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from common.canonical import sha256_bytes
+from common.config import DataConfig, PrivacyConfig, Study
+from common.ledger.store import BatchResult, Candidate, Ledger, PoolDeclaration, RosterEntry
+from common.privacy.accounting import max_mu_squared
+from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, QuerySpec, Relation, Unit
+
+HOSPITAL = Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE)
+PATIENT = Protection(unit=Unit.PATIENT, relation=Relation.REPLACE_ONE)
+RADIUS = 1 << 16
+BUDGET = Budget(epsilon=8.0, delta=1e-3)
+SITES = ("aachen", "bergen", "cadiz")
+
+
+def make_study(name: str = "trial", *, quorum: int = 2, **changes: object) -> Study:
+    privacy = {"epsilon": 8.0, "delta": 1e-3, "planned_queries": 80, "quorum": quorum, **changes}
+    return Study(
+        name=name,
+        data=DataConfig(labels=("background", "lesion"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
+        privacy=PrivacyConfig(**privacy),  # type: ignore[arg-type]
+    )
+
+
+def make_mechanism(*, room_for: int = 10, dimension: int = 4, voters: int = 1, budget: Budget = BUDGET) -> Mechanism:
+    """A mechanism of which ``room_for`` releases, and not one more, fit into a budget at hospital unit."""
+    limit = max_mu_squared(AccountantName.EXACT, budget)
+    moved = 2 * voters * RADIUS
+    # σ a little above Δ·√(N / limit), far below what one more release would need
+    wanted = Fraction(moved**2 * room_for) / limit
+    noise_std = Fraction(int(float(wanted) ** 0.5 * 2**20) + 4, 2**20)
+    assert room_for * Fraction(moved**2) / noise_std**2 <= limit < (room_for + 1) * Fraction(moved**2) / noise_std**2
+    return Mechanism(dimension=dimension, radius_int=RADIUS, voters_per_site=voters, noise_std=noise_std)
+
+
+def make_query(number: int, mechanism: Mechanism, *, edition: int = 1) -> QuerySpec:
+    return QuerySpec(
+        edition=edition,
+        codec=sha256_bytes(b"codec"),
+        volumes=(sha256_bytes(b"volume %d" % number),),
+        round=1,
+        centre="zero",
+        weights="codec",
+        mechanism=mechanism,
+    )
+
+
+def roster_of(sites: Sequence[str] = SITES) -> tuple[RosterEntry, ...]:
+    return tuple(RosterEntry(site=site, pool=f"{site}-mri") for site in sites)
+
+
+def declare(ledger: Ledger, *, sites: Sequence[str] = SITES, budget: Budget = BUDGET, **changes: object) -> None:
+    for site in sites:
+        fields: dict[str, object] = {"accountant": AccountantName.EXACT, "protection": HOSPITAL, **changes}
+        ledger.declare_pool(PoolDeclaration(pool=f"{site}-mri", site=site, budget=budget, **fields))  # type: ignore[arg-type]
+
+
+class Ticking:
+    """A clock that moves one second each time it is read."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2025, 3, 1, 9, 0, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        self.now += timedelta(seconds=1)
+        return self.now
+
+
+@dataclass
+class Answers:
+    """Makes candidates whose answers are fresh numbers each time they are drawn, and remembers every draw."""
+
+    drawn: list[str] = field(default_factory=list)
+    seed: int = 0
+
+    def draw(self, query: QuerySpec) -> Callable[[], NDArray[np.int64]]:
+        def make() -> NDArray[np.int64]:
+            self.drawn.append(query.id)
+            rng = np.random.default_rng((self.seed, len(self.drawn)))
+            return rng.integers(-(2**40), 2**40, size=query.mechanism.dimension, dtype=np.int64)
+
+        return make
+
+    def candidates(self, queries: Sequence[QuerySpec]) -> list[Candidate]:
+        return [Candidate(query=query, make_answer=self.draw(query)) for query in queries]
+
+
+@dataclass
+class World:
+    """A ledger with one registered study and three declared pools."""
+
+    path: Path
+    key: Ed25519PrivateKey
+    ledger: Ledger
+    study: Study
+    answers: Answers = field(default_factory=Answers)
+
+    @classmethod
+    def create(cls, folder: Path, *, study: Study | None = None) -> World:
+        key = Ed25519PrivateKey.generate()
+        ledger = Ledger.create(folder / "ledger.sqlite", signing_key=key, clock=Ticking())
+        study = study or make_study()
+        ledger.register_study(study)
+        declare(ledger)
+        return cls(folder / "ledger.sqlite", key, ledger, study)
+
+    def release(
+        self, queries: Sequence[QuerySpec], *, batch: str = "b1", study: str = "", sites: Sequence[str] = SITES
+    ) -> BatchResult:
+        return self.ledger.release_batch(
+            study_id=study or self.study.id,
+            batch_id=batch,
+            roster=roster_of(sites),
+            candidates=self.answers.candidates(queries),
+        )
+
+    def reopen(self) -> None:
+        self.ledger.close()
+        self.ledger = Ledger.open(self.path, signing_key=self.key, clock=Ticking())

@@ -1,0 +1,575 @@
+"""What the server's ledger promises about charging: every test's name is a promise."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from fractions import Fraction
+from pathlib import Path
+
+import mpmath
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
+from common.ledger import chain
+from common.ledger.store import Candidate, Ledger, PoolDeclaration, RosterEntry, Spend
+from common.privacy.accounting import MAX_COORDINATES
+from common.privacy.mechanism import AccountantName, Budget, Mechanism, QuerySpec
+from tests.common.ledger.ledger_world import (
+    BUDGET,
+    HOSPITAL,
+    PATIENT,
+    SITES,
+    World,
+    declare,
+    make_mechanism,
+    make_query,
+    make_study,
+    roster_of,
+)
+
+MECHANISM = make_mechanism(room_for=10)
+
+
+def queries(*numbers: int, mechanism: Mechanism = MECHANISM, edition: int = 1) -> list[QuerySpec]:
+    return [make_query(number, mechanism, edition=edition) for number in numbers]
+
+
+def test_replayed_query_costs_nothing_and_returns_the_same_bytes(world: World) -> None:
+    first = world.release(queries(1, 2))
+    head, spent, drawn = world.ledger.head(), world.ledger.spent("aachen-mri"), list(world.answers.drawn)
+    again = world.release(queries(2, 1), batch="another-batch")
+    assert [a.noisy_sum.tobytes() for a in again.answers] == [a.noisy_sum.tobytes() for a in first.answers[::-1]]
+    assert (world.ledger.head(), world.ledger.spent("aachen-mri"), world.answers.drawn) == (head, spent, drawn)
+
+
+def test_replay_after_reopening_returns_the_stored_answer(world: World) -> None:
+    first = world.release(queries(1))
+    world.reopen()
+    again = world.release(queries(1))
+    assert again.answers[0].noisy_sum.tobytes() == first.answers[0].noisy_sum.tobytes()
+    assert world.answers.drawn == [first.answers[0].query.id]
+    assert again.answers[0].query == first.answers[0].query
+
+
+def test_the_longest_prefix_that_fits_is_admitted(world: World) -> None:
+    result = world.release(queries(*range(14)))
+    assert len(result.answers) == 10
+    assert result.refused == tuple(query.id for query in queries(10, 11, 12, 13))
+    assert len(world.answers.drawn) == 10
+    assert world.ledger.spent("aachen-mri").releases == 10
+
+
+def test_a_smaller_query_behind_one_that_does_not_fit_is_not_admitted(world: World) -> None:
+    world.release(queries(*range(9)))
+    large = make_query(100, make_mechanism(room_for=1))
+    result = world.release([large, *queries(9)])
+    assert result.answers == ()
+    assert len(result.refused) == 2
+
+
+def test_refusal_is_on_record_once_and_draws_no_noise(world: World) -> None:
+    world.release(queries(*range(10)))
+    world.release(queries(10, 11), batch="b2")
+    rows = world.ledger.row_count
+    world.release(queries(10, 11), batch="b2")
+    assert world.ledger.row_count == rows
+    assert [row.kind for row in world.ledger.rows()][-1] == "refusal"
+    assert len(world.answers.drawn) == 10
+
+
+def test_stored_answers_are_returned_from_behind_a_refusal(world: World) -> None:
+    world.release(queries(*range(10)))
+    result = world.release(queries(77, 3), batch="b2")
+    assert [answer.query.id for answer in result.answers] == [queries(3)[0].id]
+    assert result.refused == (queries(77)[0].id,)
+
+
+def test_every_planned_query_fits_and_the_guarantee_is_the_budget(world: World) -> None:
+    world.release(queries(*range(10)))
+    guarantee = world.ledger.study_guarantees(world.study.id)[AccountantName.EXACT]
+    assert BUDGET.epsilon * (1 - 1e-3) < guarantee.epsilon <= BUDGET.epsilon
+
+
+def test_study_guarantee_agrees_with_numerical_integration(world: World) -> None:
+    """Oracle: δ(ε) as an integral of the hockey-stick divergence between two Gaussians, by mpmath."""
+    world.release(queries(*range(6)))
+    stated = world.ledger.study_guarantees(world.study.id)[AccountantName.EXACT]
+    sigma = float(MECHANISM.noise_std)
+    mu = mpmath.sqrt(6) * 2 * MECHANISM.radius_int / sigma
+
+    def difference(x: mpmath.mpf) -> mpmath.mpf:
+        return max(mpmath.npdf(x, mu, 1) - mpmath.exp(stated.epsilon) * mpmath.npdf(x, 0, 1), 0)
+
+    start = stated.epsilon / mu + mu / 2
+    delta = mpmath.quad(difference, [start, start + 2, start + 5, start + 12])
+    assert float(delta) == pytest.approx(1e-3, rel=1e-6)
+
+
+def test_editing_the_study_buys_no_budget(world: World) -> None:
+    world.release(queries(*range(10)))
+    edited = make_study(planned_queries=81)
+    world.ledger.register_study(edited)
+    result = world.release(queries(50), study=edited.id)
+    assert result.answers == ()
+    assert world.ledger.spent("aachen-mri").releases == 10
+
+
+def test_a_new_edition_buys_no_budget(world: World) -> None:
+    world.release(queries(*range(10)))
+    retrained = make_study(edition=2)
+    world.ledger.register_study(retrained)
+    assert world.release(queries(1, edition=2), study=retrained.id).answers == ()
+
+
+def test_a_second_study_continues_the_pools_sum(world: World) -> None:
+    world.release(queries(*range(6)))
+    second = make_study("second")
+    world.ledger.register_study(second)
+    result = world.release(queries(*range(20, 30)), study=second.id)
+    assert len(result.answers) == 4
+    expected = 10 * (Fraction(2 * MECHANISM.radius_int) / MECHANISM.noise_std) ** 2
+    assert world.ledger.spent("aachen-mri").mu_squared == expected
+    assert world.ledger.spent("aachen-mri", second.id).releases == 4
+
+
+def test_the_studys_own_budget_binds_where_the_pool_has_more(tmp_path: Path) -> None:
+    world = World.create(tmp_path, study=make_study(epsilon=4.0))
+    with world.ledger:
+        result = world.release(queries(*range(10)))
+        assert 0 < len(result.answers) < 10
+        assert '"reason":"study-budget"' in list(world.ledger.rows())[-1].body
+
+
+def test_every_pool_of_the_roster_must_have_room(world: World) -> None:
+    world.release(queries(*range(7)), sites=("aachen", "bergen"))
+    result = world.release(queries(*range(20, 30)), sites=("bergen", "cadiz"))
+    assert len(result.answers) == 3
+    assert world.ledger.spent("cadiz-mri").releases == 3
+    refusal = list(world.ledger.rows())[-1]
+    assert '"pool":"bergen-mri"' in refusal.body
+
+
+def test_a_release_below_quorum_leaves_no_row(world: World) -> None:
+    rows = world.ledger.row_count
+    with pytest.raises(QuorumNotReached, match="quorum is 2"):
+        world.release(queries(1), sites=("aachen",))
+    assert world.ledger.row_count == rows
+    assert world.answers.drawn == []
+    assert world.ledger.answer(queries(1)[0].id) is None
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        np.array([1.0, np.nan, 0.0, 0.0]),
+        np.array([np.inf, 0.0, 0.0, 0.0]),
+        np.zeros(4, dtype=np.int32),
+        np.zeros(3, dtype=np.int64),
+        np.zeros((2, 2), dtype=np.int64),
+        [0, 0, 0, 0],
+        None,
+    ],
+    ids=["nan", "infinity", "int32", "short", "matrix", "list", "none"],
+)
+def test_anything_but_the_mechanisms_integers_is_refused_and_nothing_is_charged(world: World, bad: object) -> None:
+    rows = world.ledger.row_count
+    good = world.answers.candidates(queries(1))
+    with pytest.raises(InvalidInput, match="noisy answer"):
+        world.ledger.release_batch(
+            study_id=world.study.id,
+            batch_id="b1",
+            roster=roster_of(),
+            candidates=[*good, Candidate(query=queries(2)[0], make_answer=lambda: bad)],  # type: ignore[arg-type, return-value]
+        )
+    assert world.ledger.row_count == rows
+    assert world.ledger.spent("aachen-mri") == Spend()
+    assert world.ledger.answer(queries(1)[0].id) is None
+    assert len(world.release(queries(1, 2)).answers) == 2
+
+
+def test_a_failing_sampler_charges_nothing_and_the_ledger_goes_on(world: World) -> None:
+    def fail() -> None:
+        raise OSError("no randomness")
+
+    with pytest.raises(OSError, match="no randomness"):
+        world.ledger.release_batch(
+            study_id=world.study.id,
+            batch_id="b1",
+            roster=roster_of(),
+            candidates=[Candidate(query=queries(1)[0], make_answer=fail)],  # type: ignore[arg-type]
+        )
+    assert world.ledger.spent("aachen-mri") == Spend()
+    assert len(world.release(queries(1)).answers) == 1
+
+
+def test_a_failing_commit_charges_nothing_in_memory_either(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = chain.head_message
+
+    def fail(*_args: object, **_kwargs: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(chain, "head_message", fail)
+    with pytest.raises(MemoryError):
+        world.release(queries(1, 2))
+    monkeypatch.setattr(chain, "head_message", original)
+    assert world.ledger.spent("aachen-mri") == Spend()
+    assert world.release(queries(1)).answers[0].seq == 6
+
+
+def test_an_undeclared_pool_or_another_sites_pool_is_refused(world: World) -> None:
+    for entry in (RosterEntry("dublin", "dublin-mri"), RosterEntry("dublin", "aachen-mri")):
+        with pytest.raises(InvalidInput):
+            world.ledger.release_batch(
+                study_id=world.study.id,
+                batch_id="b1",
+                roster=(entry, *roster_of(("bergen",))),
+                candidates=world.answers.candidates(queries(1)),
+            )
+    assert world.answers.drawn == []
+
+
+def test_a_site_or_pool_cannot_be_on_the_roster_twice(world: World) -> None:
+    entry = roster_of(("aachen",))[0]
+    for twice in (entry, RosterEntry("aachen", "bergen-mri"), RosterEntry("bergen", "aachen-mri")):
+        with pytest.raises(InvalidInput, match="twice"):
+            world.ledger.release_batch(
+                study_id=world.study.id, batch_id="b", roster=(entry, twice), candidates=world.answers.candidates([])
+            )
+
+
+def test_a_query_twice_in_a_batch_is_refused(world: World) -> None:
+    with pytest.raises(InvalidInput, match="each query once"):
+        world.release(queries(1, 1))
+
+
+def test_unknown_studies_and_wrong_voters_are_refused(world: World) -> None:
+    with pytest.raises(InvalidInput, match="registered"):
+        world.release(queries(1), study="0" * 64)
+    with pytest.raises(InvalidInput, match="voters"):
+        world.release(queries(1, mechanism=make_mechanism(voters=2)))
+
+
+def test_a_pools_budget_can_only_be_tightened(world: World) -> None:
+    for changes in (
+        {"budget": Budget(8.5, 1e-3)},
+        {"budget": Budget(8.0, 2e-3)},
+        {"budget": Budget(7.0, 2e-3)},
+        {"protection": PATIENT},
+    ):
+        with pytest.raises(InvalidInput):
+            declare(world.ledger, **changes)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="site of pool"):
+        world.ledger.declare_pool(
+            PoolDeclaration(
+                pool="aachen-mri",
+                site="bergen",
+                budget=BUDGET,
+                accountant=AccountantName.EXACT,
+                protection=HOSPITAL,
+            )
+        )
+    rows = world.ledger.row_count
+    declare(world.ledger)
+    assert world.ledger.row_count == rows
+    declare(world.ledger, budget=Budget(4.0, 1e-3))
+    assert len(world.release(queries(*range(10))).answers) < 10
+    with pytest.raises(InvalidInput):
+        declare(world.ledger)
+
+
+def test_loosening_by_the_choice_of_accountant_is_refused(tmp_path: Path, world: World) -> None:
+    declare(world.ledger, sites=("dublin",), accountant=AccountantName.RDP)
+    with pytest.raises(InvalidInput, match="tighter"):
+        declare(world.ledger, sites=("dublin",), accountant=AccountantName.EXACT)
+    declare(world.ledger, sites=("aachen",), accountant=AccountantName.RDP)
+
+
+def test_a_budget_tightened_below_what_is_spent_admits_nothing(world: World) -> None:
+    world.release(queries(*range(8)))
+    declare(world.ledger, budget=Budget(1.0, 1e-3))
+    assert world.ledger.remaining("aachen-mri") < 0
+    assert world.release(queries(9)).answers == ()
+    world.reopen()
+    assert world.ledger.spent("aachen-mri").releases == 8
+
+
+def test_a_pool_per_patient_pays_for_all_voters_of_a_study_per_hospital(tmp_path: Path) -> None:
+    """Only unit ``patient`` promises disjoint teachers; without the promise a patient may move all m codes."""
+    mechanism = make_mechanism(room_for=10, voters=3)
+    per_patient = make_study(unit="patient", voters_per_site=3)
+    per_hospital = make_study(unit="hospital", voters_per_site=3)
+    with Ledger.create(tmp_path / "l.sqlite", signing_key=Ed25519PrivateKey.generate()) as ledger:
+        declare(ledger, protection=PATIENT)
+        one_voter = (Fraction(2 * mechanism.radius_int) / mechanism.noise_std) ** 2
+        spent = Fraction(0)
+        for number, (study, factor) in enumerate(((per_patient, 1), (per_hospital, 9))):
+            ledger.register_study(study)
+            candidate = Candidate(make_query(number, mechanism), lambda: np.zeros(4, dtype=np.int64))
+            ledger.release_batch(study_id=study.id, batch_id="b", roster=roster_of(), candidates=[candidate])
+            spent += factor * one_voter
+            assert ledger.spent("aachen-mri").mu_squared == spent
+
+
+def test_the_number_of_noisy_coordinates_is_limited(tmp_path: Path) -> None:
+    """Each coordinate uses up a little of the δ that is set aside for the noise sampler."""
+    wide = Mechanism(dimension=1 << 20, radius_int=1, voters_per_site=1, noise_std=Fraction(2**20))
+    room = MAX_COORDINATES // wide.dimension
+    world = World.create(tmp_path)
+    with world.ledger as ledger:
+        # the totals of all but the last release are put there by hand: 16 answers of 8 MiB say no more
+        books = ledger._books
+        for site in SITES:
+            books._spent[f"{site}-mri"] = Spend(Fraction(1, 2**20), room - 1, (room - 1) * wide.dimension)
+        candidates = [Candidate(make_query(n, wide), lambda: np.zeros(1 << 20, dtype=np.int64)) for n in range(2)]
+        result = ledger.release_batch(study_id=world.study.id, batch_id="b", roster=roster_of(), candidates=candidates)
+        assert len(result.answers) == 1
+        assert '"reason":"coordinates"' in list(ledger.rows())[-1].body
+
+
+def test_another_study_may_use_a_stored_answer_and_its_own_sum_counts_it(world: World) -> None:
+    first = world.release(queries(1, 2))
+    second = make_study("second")
+    world.ledger.register_study(second)
+    before = world.ledger.spent("aachen-mri")
+    reused = world.release(queries(1, 2, 3), study=second.id)
+    assert [a.noisy_sum.tobytes() for a in reused.answers[:2]] == [a.noisy_sum.tobytes() for a in first.answers]
+    assert world.ledger.spent("aachen-mri").releases == before.releases + 1
+    assert world.ledger.spent("aachen-mri", second.id).releases == 3
+    assert [answer.seq for answer in world.ledger.answers(second.id)] == [a.seq for a in reused.answers]
+    guarantees = world.ledger.study_guarantees(second.id)[AccountantName.EXACT]
+    assert guarantees.epsilon > world.ledger.study_guarantees(world.study.id)[AccountantName.EXACT].epsilon
+    rows = world.ledger.row_count
+    world.release(queries(1, 2, 3), study=second.id)
+    assert world.ledger.row_count == rows
+    world.reopen()
+    assert world.ledger.spent("aachen-mri", second.id).releases == 3
+
+
+def test_a_stricter_study_cannot_reuse_what_its_own_budget_does_not_cover(world: World) -> None:
+    world.release(queries(1, 2))
+    strict = make_study("strict", epsilon=0.5)
+    world.ledger.register_study(strict)
+    result = world.release(queries(1, 2), study=strict.id)
+    assert result.answers == ()
+    assert world.ledger.answers(strict.id) == ()
+
+
+def test_answers_are_read_only_and_independent_of_the_callers_array(world: World) -> None:
+    mine = np.arange(4, dtype=np.int64)
+    result = world.ledger.release_batch(
+        study_id=world.study.id,
+        batch_id="b1",
+        roster=roster_of(),
+        candidates=[Candidate(query=queries(1)[0], make_answer=lambda: mine)],
+    )
+    mine[:] = 7
+    assert result.answers[0].noisy_sum.tolist() == [0, 1, 2, 3]
+    stored = world.ledger.answer(queries(1)[0].id)
+    assert stored is not None
+    for answer in (stored, result.answers[0]):
+        with pytest.raises(ValueError, match="read-only"):
+            answer.noisy_sum[0] = 1
+
+
+def test_stored_bytes_are_little_endian_int64(world: World) -> None:
+    values = np.array([1, -2, 2**40, -(2**62)], dtype=np.int64)
+    candidate = Candidate(query=queries(1)[0], make_answer=lambda: values)
+    world.ledger.release_batch(study_id=world.study.id, batch_id="b", roster=roster_of(), candidates=[candidate])
+    connection = sqlite3.connect(world.path)
+    blob = connection.execute("SELECT data FROM answers").fetchone()[0]
+    connection.close()
+    assert blob == b"".join(int(value).to_bytes(8, "little", signed=True) for value in values)
+
+
+def test_answer_names_roster_voters_and_row(world: World) -> None:
+    answer = world.release(queries(1), sites=("cadiz", "aachen")).answers[0]
+    assert [entry.site for entry in answer.roster] == ["aachen", "cadiz"]
+    assert answer.voters == 2
+    rows = {row.seq: row for row in world.ledger.rows()}
+    assert rows[answer.seq].hash == answer.row_hash
+    assert rows[answer.seq].kind == "release"
+
+
+def test_registering_a_study_twice_adds_no_row(world: World) -> None:
+    rows = world.ledger.row_count
+    assert world.ledger.register_study(world.study) == world.study.id
+    assert world.ledger.row_count == rows
+
+
+def test_update_delete_and_replace_are_blocked_by_the_file_itself(world: World) -> None:
+    world.release(queries(1, 2))
+    world.ledger.close()
+    connection = sqlite3.connect(world.path, isolation_level=None)
+    try:
+        for statement in (
+            "UPDATE rows SET body = '{}' WHERE seq = 2",
+            "DELETE FROM rows WHERE seq = 6",
+            "UPDATE answers SET data = x'00'",
+            "DELETE FROM answers",
+            "UPDATE heads SET signature = ''",
+            "DELETE FROM heads",
+            "INSERT OR REPLACE INTO rows SELECT seq, time_utc, kind, '{}', prev_hash, hash FROM rows WHERE seq = 2",
+            "INSERT OR REPLACE INTO answers SELECT query_id, seq, x'00' FROM answers",
+            "INSERT OR REPLACE INTO heads SELECT seq, hash, public_key, '' FROM heads",
+            "INSERT INTO rows VALUES (99, '', 'note', '{}', '', '')",
+        ):
+            with pytest.raises(sqlite3.IntegrityError):
+                connection.execute(statement)
+    finally:
+        connection.close()
+
+
+def test_the_file_keeps_wal_and_is_private_to_its_owner(world: World) -> None:
+    world.release(queries(1))
+    for path in world.path.parent.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path.name
+    journal = world.ledger._chain._db.execute("PRAGMA journal_mode").fetchone()[0]
+    synchronous = world.ledger._chain._db.execute("PRAGMA synchronous").fetchone()[0]
+    assert (journal, synchronous) == ("wal", 2)
+
+
+def test_creating_over_an_existing_file_is_refused_and_leaves_it_alone(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    path.write_bytes(b"something else")
+    with pytest.raises(InvalidInput, match="exists"):
+        Ledger.create(path, signing_key=Ed25519PrivateKey.generate())
+    assert path.read_bytes() == b"something else"
+    assert os.listdir(tmp_path) == ["ledger.sqlite"]
+
+
+def test_opening_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="does not exist"):
+        Ledger.open(tmp_path / "missing.sqlite")
+    other = tmp_path / "other.sqlite"
+    connection = sqlite3.connect(other)
+    connection.execute("CREATE TABLE rows (a)")
+    connection.commit()
+    connection.close()
+    with pytest.raises(LedgerCorrupt, match="not a Consilium ledger"):
+        Ledger.open(other)
+    other.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(LedgerCorrupt):
+        Ledger.open(other)
+
+
+def test_without_the_key_a_ledger_can_only_be_read(world: World) -> None:
+    world.release(queries(1))
+    with Ledger.open(world.path) as reader:
+        assert reader.spent("aachen-mri").releases == 1
+        with pytest.raises(InvalidInput, match="open for reading"):
+            reader.note("hello")
+        world.release(queries(2), batch="b2")
+        assert reader.spent("aachen-mri").releases == 2, "a reader sees what is committed while it is open"
+
+
+def test_another_key_cannot_append(world: World) -> None:
+    with pytest.raises(InvalidInput, match="signing key"):
+        Ledger.open(world.path, signing_key=Ed25519PrivateKey.generate())
+
+
+def test_two_writers_see_each_others_charges(world: World) -> None:
+    with Ledger.open(world.path, signing_key=world.key) as other:
+        world.release(queries(*range(6)))
+        result = other.release_batch(
+            study_id=world.study.id,
+            batch_id="b2",
+            roster=roster_of(),
+            candidates=world.answers.candidates(queries(*range(3, 20))),
+        )
+        assert len(result.answers) == 3 + 4
+        assert world.ledger.spent("aachen-mri").releases == 10
+
+
+def test_a_rotated_key_takes_over_and_the_old_one_is_refused(world: World) -> None:
+    world.release(queries(1))
+    old, new = world.key, Ed25519PrivateKey.generate()
+    with Ledger.open(world.path, signing_key=old) as stale:
+        world.ledger.rotate_key(new)
+        world.release(queries(2), batch="b2")
+        with pytest.raises(InvalidInput, match="rotated"):
+            stale.note("by the old key")
+    with pytest.raises(InvalidInput, match="signing key"):
+        Ledger.open(world.path, signing_key=old)
+    world.key = new
+    world.reopen()
+    assert len(world.release(queries(3), batch="b3").answers) == 1
+
+
+def test_a_new_schema_is_refused_and_an_old_one_without_a_migration_too(world: World) -> None:
+    world.ledger.close()
+    for version, word in ((99, "upgrade"), (0, "migrated")):
+        connection = sqlite3.connect(world.path)
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.close()
+        with pytest.raises(InvalidInput, match=word):
+            Ledger.open(world.path)
+
+
+def test_an_old_schema_is_migrated_once_by_its_hook(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.release(queries(1))
+    world.ledger.close()
+    calls: list[str] = []
+
+    def upgrade(connection: sqlite3.Connection, role: str) -> None:
+        calls.append(role)
+        connection.execute("CREATE TABLE extra (a INTEGER) STRICT")
+
+    monkeypatch.setattr(chain, "SCHEMA_VERSION", 2)
+    monkeypatch.setitem(chain.MIGRATIONS, 1, upgrade)
+    with pytest.raises(InvalidInput, match="migrate"):
+        Ledger.open(world.path)
+    for _ in range(2):
+        with Ledger.open(world.path, signing_key=world.key) as ledger:
+            assert ledger.spent("aachen-mri").releases == 1
+    assert calls == ["server"]
+
+
+def test_a_failed_migration_leaves_the_old_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.ledger.close()
+
+    def fail(connection: sqlite3.Connection, _role: str) -> None:
+        connection.execute("CREATE TABLE extra (a INTEGER) STRICT")
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chain, "SCHEMA_VERSION", 2)
+        patch.setitem(chain.MIGRATIONS, 1, fail)
+        with pytest.raises(OSError, match="disk full"):
+            Ledger.open(world.path, signing_key=world.key)
+    with Ledger.open(world.path, signing_key=world.key) as ledger:
+        assert ledger.row_count == 5
+
+
+def test_rewriting_under_an_open_ledger_is_noticed(world: World) -> None:
+    world.release(queries(1))
+    connection = sqlite3.connect(world.path, isolation_level=None)
+    for statement in ("DROP TRIGGER rows_no_delete", "PRAGMA foreign_keys = OFF", "DELETE FROM rows WHERE seq = 6"):
+        connection.execute(statement)
+    connection.close()
+    with pytest.raises(LedgerCorrupt, match="row 6"):
+        world.release(queries(2), batch="b2")
+    assert len(world.answers.drawn) == 1
+
+
+def test_an_answer_that_was_tampered_with_is_not_returned(world: World) -> None:
+    world.release(queries(1))
+    connection = sqlite3.connect(world.path, isolation_level=None)
+    connection.execute("DROP TRIGGER answers_no_update")
+    connection.execute("UPDATE answers SET data = zeroblob(32)")
+    connection.close()
+    with pytest.raises(LedgerCorrupt, match="row 6"):
+        world.ledger.answer(queries(1)[0].id)
+
+
+def test_a_clock_without_a_zone_is_refused(tmp_path: Path) -> None:
+    from datetime import datetime
+
+    with pytest.raises(InvalidInput, match="clock"):
+        Ledger.create(
+            tmp_path / "l.sqlite", signing_key=Ed25519PrivateKey.generate(), clock=lambda: datetime(2025, 1, 1)
+        )
+    assert os.listdir(tmp_path) == []
