@@ -44,7 +44,7 @@ class Problem:
 class Dataset:
     """A dataset on disk. ``labels[i]`` names label value i; ``cases`` and ``problems`` share no id.
 
-    ``listed`` holds every id the dataset names, good or bad, in its own order: what slots are dealt over.
+    ``listed`` holds every id named for training, good or bad, in the dataset's order: what slots are dealt over.
     """
 
     name: str
@@ -110,7 +110,7 @@ def read_dataset(directory: Path) -> Dataset:
             cases[name] = outcome
         else:
             problems[name] = outcome
-    listed = dict.fromkeys(_entry_name(entry, position) for position, entry in enumerate([*training, *test]))
+    listed = dict.fromkeys(_entry_name(entry, position) for position, entry in enumerate(training))
     return Dataset(
         name=str(document.get("name") or directory.name),
         labels=labels,

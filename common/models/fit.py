@@ -34,7 +34,8 @@ from monai.transforms import (
 
 from common.config import TrainingConfig
 from common.errors import InvalidInput
-from common.models.unet import weights_to_bytes, write_atomic
+from common.models.unet import weights_to_bytes
+from common.objects import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -265,7 +266,7 @@ def _save(
     stream = io.BytesIO()
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save({"identity": identity, "step": step, "losses": losses, **state}, stream)
-    write_atomic(path, stream.getvalue())
+    write_atomically(path, stream.getvalue())
 
 
 def _resume(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import pickle
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from monai.networks.nets import UNet
 
 from common.canonical import sha256_bytes
 from common.errors import InvalidInput
+from common.objects import write_atomically
 
 MAX_WEIGHTS_BYTES = 1 << 30
 
@@ -63,7 +63,7 @@ def weights_to_bytes(model: torch.nn.Module) -> bytes:
 def save_weights(path: Path, model: torch.nn.Module) -> str:
     """Write the weights so that a crash leaves the old file or the new one; returns the file's SHA-256."""
     content = weights_to_bytes(model)
-    write_atomic(path, content)
+    write_atomically(path, content)
     return sha256_bytes(content)
 
 
@@ -114,17 +114,3 @@ def weights_from_bytes(content: bytes, model: torch.nn.Module) -> None:
     if not all(torch.isfinite(tensor).all() for tensor in state.values()):
         raise InvalidInput("weights hold NaN or infinite values", remedy="train again with a lower learning rate")
     model.load_state_dict(state)
-
-
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file in one step: a temporary neighbour, synced, then renamed over ``path``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ import torch
 
 from common.canonical import sha256_file
 from common.errors import InvalidInput
-from common.models.unet import build_unet, load_weights, save_weights, weights_to_bytes, write_atomic
+from common.models.unet import build_unet, load_weights, save_weights, weights_to_bytes
 
 
 def small(seed: int = 0, *, out_channels: int = 3) -> torch.nn.Module:
@@ -82,10 +82,3 @@ def test_weights_of_another_network_missing_or_not_finite_are_refused(tmp_path: 
     save_weights(path, bad)
     with pytest.raises(InvalidInput, match="NaN"):
         load_weights(path, small())
-
-
-def test_an_atomic_write_leaves_no_temporary_file(tmp_path: Path) -> None:
-    write_atomic(tmp_path / "deep" / "file", b"one")
-    write_atomic(tmp_path / "deep" / "file", b"two")
-    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["file"]
-    assert (tmp_path / "deep" / "file").read_bytes() == b"two"

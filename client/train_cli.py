@@ -1,0 +1,116 @@
+"""``consilium site train``: train this site's teachers, with progress, to be interrupted and run again at will."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from client.training.site import OnProgress, SiteReport
+
+app = typer.Typer(help="Train a site's teachers.")
+
+
+@app.command("train")
+def train(
+    site_dir: Annotated[Path, typer.Option("--site-dir", help="The site's directory; teachers go below it.")],
+    data: Annotated[
+        Path | None, typer.Option("--data", help="The site's dataset (MSD layout); by default the one in site.toml.")
+    ] = None,
+    study: Annotated[
+        Path | None, typer.Option("--study", help="The study's TOML file; by default the site's own copy.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Deals patients to voters; drawn at random and stored if not given.", min=0)
+    ] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train one teacher per voter on this site's own patients. Stop it with Ctrl-C; run it again to go on.
+
+    Example: consilium site train --data /data/north --study study.toml --site-dir /srv/consilium
+    """
+    import torch
+
+    from client.policy import load_site
+    from client.training.site import train_site
+    from common.config import load_study
+    from common.data.msd import read_dataset
+
+    if data is None or study is None:
+        config = load_site(site_dir)
+        data = data or config.path(config.data)
+        study = study or config.path(config.study)
+    plan = load_study(study)
+    torch.set_num_threads(threads)
+    voters = plan.privacy.voters_per_site
+    try:
+        with _progress(voters, plan.teacher.steps) as on_progress:
+            report = train_site(
+                read_dataset(data),
+                teachers=site_dir / "teachers",
+                data=plan.data,
+                recipe=plan.teacher,
+                voters=voters,
+                seed=seed,
+                on_progress=on_progress,
+            )
+    except KeyboardInterrupt:
+        typer.echo("interrupted: run the same command again to go on where it stopped", err=True)
+        raise typer.Exit(130) from None
+    typer.echo(json.dumps(report.to_json(), allow_nan=False) if as_json else _summary(report, plan.data.labels))
+
+
+@contextmanager
+def _progress(voters: int, steps: int) -> Iterator[OnProgress]:
+    """One bar over all voters' steps on stderr, with rate, loss and time left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.progress import TimeRemainingColumn as TimeLeft
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text("" if not task.speed else f"{task.speed:.1f} steps/s")
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Rate(),
+        TextColumn("left"),
+        TimeLeft(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("reading cases", total=voters * steps)
+
+        def on_progress(voter: int, step: int, loss: float) -> None:
+            note = "kept from before" if math.isnan(loss) else f"loss {loss:.3f}"
+            bar.update(task, completed=voter * steps + step, description=f"teacher {voter + 1} of {voters}, {note}")
+
+        yield on_progress
+
+
+def _summary(report: SiteReport, labels: tuple[str, ...]) -> str:
+    lines = []
+    for voter in report.voters:
+        if voter.weights is None:
+            lines.append(f"teacher {voter.voter}: no usable case; it will contribute the zero code")
+            continue
+        dice = ", ".join(
+            f"{name} {'-' if value is None else format(value, '.3f')}"
+            for name, value in zip(labels[1:], voter.dice, strict=False)
+        )
+        checked = f"; Dice on {voter.held_out} held-out of its own: {dice}" if voter.dice else ""
+        state = "kept from before" if voter.reused else f"{voter.steps} steps in {voter.seconds:.0f} s"
+        lines.append(f"teacher {voter.voter}: {voter.trained_on} patients, {state}{checked}")
+    if report.problems:
+        lines.append(f"{len(report.problems)} case(s) left out:")
+        lines += [f"  {problem.case}: {problem.reason}" for problem in report.problems]
+    return "\n".join(lines)

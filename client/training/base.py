@@ -1,0 +1,46 @@
+"""What a trainer is: a voter's own volumes in, a trained network out, with the privacy event it spent.
+
+A trainer sees one voter's part and public values, nothing else: so a change to one patient changes one voter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+
+from common.config import TrainingConfig
+from common.models.fit import OnStep
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One voter's own patients: images [n, c, x, y, z] and label maps [n, x, y, z] with values below ``classes``."""
+
+    images: Float[np.ndarray, "n c x y z"]
+    labels: UInt8[np.ndarray, "n x y z"]
+    classes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A trainer's result. ``event`` is the differential privacy the training itself gives, None for none."""
+
+    model: torch.nn.Module
+    steps: int
+    loss: float
+    seconds: float
+    event: str | None = None
+
+
+class Trainer(Protocol):
+    """Trains one voter; the same part, recipe and seed give the same weights, also through ``checkpoint``."""
+
+    def train(
+        self, part: Part, recipe: TrainingConfig, *, seed: int, checkpoint: Path | None, on_step: OnStep | None
+    ) -> Trained:
+        """Train a new network on ``part``; InvalidInput for an empty part or a diverged loss."""

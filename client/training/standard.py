@@ -1,0 +1,34 @@
+"""The standard trainer: cross-entropy + Dice on augmented volumes, no differential privacy of its own.
+
+What protects patients is the noise on the released sum, not this training: its weights must not leave the site.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from client.training.base import Part, Trained
+from common.config import TrainingConfig
+from common.models.fit import OnStep, fit, one_hot
+from common.models.unet import build_unet
+
+
+class StandardTrainer:
+    """See the module."""
+
+    def train(
+        self,
+        part: Part,
+        recipe: TrainingConfig,
+        *,
+        seed: int,
+        checkpoint: Path | None = None,
+        on_step: OnStep | None = None,
+    ) -> Trained:
+        """Train a UNet from ``seed`` on the voter's part."""
+        model = build_unet(recipe.channels, in_channels=part.images.shape[1], out_channels=part.classes, seed=seed)
+        targets = np.stack([one_hot(labels, part.classes) for labels in part.labels])
+        result = fit(model, part.images, targets, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
+        return Trained(model=model, steps=result.steps, loss=result.loss, seconds=result.seconds)

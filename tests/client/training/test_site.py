@@ -1,0 +1,229 @@
+"""A site's training: voters depend on their own patients alone, a bad case costs one slot, and a stop costs nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from client.teacher import Teachers
+from client.train_cli import app
+from client.training.site import TRAINERS, SiteReport, held_out_count, train_site, voter_directory
+from common.canonical import sha256_file
+from common.config import DataConfig, TrainingConfig
+from common.data.msd import Case, Dataset, read_dataset, write_dataset
+from common.data.volume import load_volume
+from common.errors import InvalidInput
+
+DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
+RECIPE = TrainingConfig(channels=(4, 8), steps=4, batch_size=2)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def write_case(folder: Path, name: str, seed: int) -> Case:
+    rng = np.random.default_rng(seed)
+    labels = np.zeros((14, 16, 15), dtype=np.uint8)
+    x, y, z = rng.integers(3, 6, 3)
+    labels[x : x + 5, y : y + 4, z : z + 5] = 1
+    labels[x : x + 5, y + 4 : y + 8, z : z + 5] = 2
+    image = rng.normal(labels * 3.0, 0.5).astype(np.float32)
+    (folder / "labels").mkdir(parents=True, exist_ok=True)
+    nib.save(nib.Nifti1Image(image, np.eye(4)), folder / f"{name}.nii.gz")
+    nib.save(nib.Nifti1Image(labels, np.eye(4)), folder / "labels" / f"{name}.nii.gz")
+    return Case(name, folder / f"{name}.nii.gz", folder / "labels" / f"{name}.nii.gz")
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    cases = [write_case(tmp_path / "raw", f"p{i}", i) for i in range(6)]
+    return write_dataset(tmp_path / "set", name="site", labels=DATA.labels, channels=DATA.channels, cases=cases)
+
+
+def run(
+    data: Dataset, teachers: Path, *, voters: int = 2, recipe: TrainingConfig = RECIPE, seed: int | None = 3
+) -> SiteReport:
+    return train_site(data, teachers=teachers, data=DATA, recipe=recipe, voters=voters, seed=seed)
+
+
+def owner(teachers: Path, case: str) -> int:
+    slots = json.loads((teachers / "slots.json").read_text())
+    return int(slots["order"].index(case) % slots["voters"])
+
+
+def test_each_voter_trains_on_its_own_patients_and_answers_for_itself(dataset: Dataset, tmp_path: Path) -> None:
+    report = run(dataset, tmp_path / "t")
+    assert [(v.trained_on, v.held_out, v.empty_slots) for v in report.voters] == [(3, 0, 0), (3, 0, 0)]
+    assert report.problems == ()
+    teachers = Teachers.load(tmp_path / "t", data=DATA)
+    image = load_volume(dataset.cases[0].image, DATA).image
+    first, second = teachers.predict(image)
+    assert first is not None
+    assert second is not None
+    assert first.shape == (3, 16, 16, 16)
+    assert first.dtype == np.float32
+    np.testing.assert_allclose(first.sum(axis=0), 1, atol=1e-5)
+    assert not np.array_equal(first, second)
+    assert teachers.weights == tuple(v.weights for v in report.voters)
+
+
+@pytest.mark.parametrize("change", ["another scan", "broken file", "missing file"])
+def test_one_changed_patient_leaves_every_other_voter_bit_identical(
+    dataset: Dataset, tmp_path: Path, change: str
+) -> None:
+    before = run(dataset, tmp_path / "a")
+    victim, other = dataset.cases[0], dataset.cases[1]
+    match change:
+        case "another scan":
+            victim.image.write_bytes(other.image.read_bytes())
+        case "broken file":
+            victim.image.write_bytes(b"broken")
+        case "missing file":
+            victim.image.unlink()
+    after = run(read_dataset(victim.image.parent.parent), tmp_path / "b")
+    changed = owner(tmp_path / "a", victim.id)
+    assert owner(tmp_path / "b", victim.id) == changed
+    for old, new in zip(before.voters, after.voters, strict=True):
+        assert (old.weights == new.weights) == (old.voter != changed)
+    if change != "another scan":
+        assert [problem.case for problem in after.problems] == [victim.id]
+        assert after.voters[changed].empty_slots == 1
+
+
+def test_a_finished_voter_is_kept_and_only_a_changed_one_trained_again(dataset: Dataset, tmp_path: Path) -> None:
+    first = run(dataset, tmp_path / "t")
+    again = run(dataset, tmp_path / "t", seed=None)
+    assert [v.reused for v in again.voters] == [True, True]
+    victim = dataset.cases[0]
+    victim.image.write_bytes(b"broken")
+    third = run(dataset, tmp_path / "t")
+    changed = owner(tmp_path / "t", victim.id)
+    assert [v.reused for v in third.voters] == [v.voter != changed for v in first.voters]
+    weights = voter_directory(tmp_path / "t", 1 - changed) / "weights.pt"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert [v.reused for v in run(dataset, tmp_path / "t").voters] == [v.voter == changed for v in first.voters]
+
+
+def test_an_interrupted_training_ends_with_the_weights_of_a_whole_one(dataset: Dataset, tmp_path: Path) -> None:
+    recipe = TrainingConfig(channels=(4, 8), steps=54, batch_size=1)
+    whole = run(dataset, tmp_path / "whole", recipe=recipe)
+
+    def stop(voter: int, step: int, loss: float) -> None:
+        if (voter, step) == (1, 51):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_site(dataset, teachers=tmp_path / "t", data=DATA, recipe=recipe, voters=2, seed=3, on_progress=stop)
+    assert (voter_directory(tmp_path / "t", 1) / "checkpoint.pt").exists()
+    steps: list[int] = []
+    resumed = train_site(
+        dataset,
+        teachers=tmp_path / "t",
+        data=DATA,
+        recipe=recipe,
+        voters=2,
+        on_progress=lambda voter, step, loss: steps.append(step) if voter == 1 else None,
+    )
+    assert steps == [51, 52, 53, 54]
+    assert [v.weights for v in resumed.voters] == [v.weights for v in whole.voters]
+    assert [v.reused for v in resumed.voters] == [True, False]
+    assert not (voter_directory(tmp_path / "t", 1) / "checkpoint.pt").exists()
+
+
+def test_a_voter_without_a_usable_case_has_no_answer(dataset: Dataset, tmp_path: Path) -> None:
+    slots_only = run(dataset, tmp_path / "t", voters=6)
+    assert all(v.trained_on == 1 for v in slots_only.voters)
+    dataset.cases[2].image.write_bytes(b"broken")
+    report = run(dataset, tmp_path / "t", voters=6)
+    lost = owner(tmp_path / "t", dataset.cases[2].id)
+    assert report.voters[lost].weights is None
+    predictions = Teachers.load(tmp_path / "t").predict(load_volume(dataset.cases[0].image, DATA).image)
+    assert [p is None for p in predictions] == [voter == lost for voter in range(6)]
+
+
+def test_held_out_patients_are_the_voters_own_and_not_trained_on(dataset: Dataset, tmp_path: Path) -> None:
+    report = run(dataset, tmp_path / "t", voters=1)
+    (voter,) = report.voters
+    assert (voter.trained_on, voter.held_out) == (5, 1)
+    assert len(voter.dice) == 2
+    assert voter.mean_dice is not None
+    assert [held_out_count(n) for n in (1, 4, 5, 14, 15, 25, 100)] == [0, 0, 1, 1, 2, 2, 10]
+
+
+def test_what_cannot_be_trained_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="trainer"):
+        train_site(dataset, teachers=tmp_path, data=DATA, recipe=RECIPE, voters=1, trainer="magic")
+    with pytest.raises(InvalidInput, match="patients"):
+        run(dataset, tmp_path, voters=7)
+    other = DataConfig(labels=("background", "heart"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
+    with pytest.raises(InvalidInput, match="labels"):
+        train_site(dataset, teachers=tmp_path, data=other, recipe=RECIPE, voters=1)
+    for case in dataset.cases:
+        case.image.write_bytes(b"")
+    with pytest.raises(InvalidInput, match="no usable case"):
+        run(dataset, tmp_path / "t")
+    assert sorted(TRAINERS) == ["standard"]
+
+
+def test_teachers_that_are_missing_changed_or_of_another_study_are_refused(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no teachers"):
+        Teachers.load(tmp_path / "t")
+    run(dataset, tmp_path / "t")
+    other = DataConfig(labels=DATA.labels, spacing_mm=(2, 2, 2), grid=DATA.grid)
+    with pytest.raises(InvalidInput, match="other labels"):
+        Teachers.load(tmp_path / "t", data=other)
+    with pytest.raises(InvalidInput, match="shape"):
+        Teachers.load(tmp_path / "t").predict(np.zeros((1, 8, 8, 8), dtype=np.float32))
+    first = voter_directory(tmp_path / "t", 0)
+    (first / "weights.pt").write_bytes((first / "weights.pt").read_bytes() + b"x")
+    with pytest.raises(InvalidInput, match="not the one recorded"):
+        Teachers.load(tmp_path / "t")
+    (first / "train.json").unlink()
+    with pytest.raises(InvalidInput, match="not trained to the end"):
+        Teachers.load(tmp_path / "t")
+    first.rename(voter_directory(tmp_path / "t", 5))
+    with pytest.raises(InvalidInput, match="without a gap"):
+        Teachers.load(tmp_path / "t")
+
+
+STUDY = """
+schema = 1
+name = "trial"
+[data]
+labels = ["background", "front", "back"]
+spacing_mm = [1, 1, 1]
+grid = [16, 16, 16]
+[privacy]
+epsilon = 8.0
+delta = 1e-3
+planned_queries = 4
+quorum = 2
+[teacher]
+channels = [4, 8]
+steps = 3
+batch_size = 1
+"""
+
+
+def test_the_command_prints_json_and_names_a_bad_case_on_the_sites_own_terminal(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    (tmp_path / "study.toml").write_text(STUDY)
+    dataset.cases[0].image.write_bytes(b"broken")
+    arguments = ["--data", str(tmp_path / "set"), "--study", str(tmp_path / "study.toml"), "--site-dir"]
+    result = CliRunner().invoke(app, [*arguments, str(tmp_path / "site"), "--json"], catch_exceptions=False)
+    report = json.loads(result.stdout)
+    assert [problem["case"] for problem in report["problems"]] == ["p0"]
+    weights = tmp_path / "site" / "teachers" / "voter-000" / "weights.pt"
+    assert report["voters"][0]["weights"] == sha256_file(weights)
+    again = CliRunner().invoke(app, [*arguments, str(tmp_path / "site")], catch_exceptions=False)
+    assert "kept from before" in again.stdout
+    assert "p0: volume file is damaged" in again.stdout
