@@ -1,0 +1,345 @@
+"""Measure what the released answers really give away, and hold it against the claim.
+
+The audit plays the strongest adversary the guarantee is about. It runs a whole study of N queries again and again in
+two neighbouring worlds, through the production path (quantise, filter, :func:`~common.privacy.release.noisy_sum`),
+guesses the world from the answers, and turns its error rates into a lower bound on μ that holds with the stated
+confidence.
+Three pairs of worlds look for different faults: ``constant`` (one unit's code is +u in every query, or −u) for too
+little noise; ``alternating`` (the sign flips from query to query) for noise used twice; ``tenfold`` (±10u before
+clipping) for a missing clip. Three further tests look at the noise itself, and one at the filter. Refuses nonsense
+parameters; draws no randomness of its own.
+
+What it cannot do: prove privacy. It finds faults of the size it has power for (docs/privacy.md gives figures), in this
+code on this machine. It says nothing about a server that runs other code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import inf, isfinite, log, sqrt
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Int64
+from scipy import stats
+
+from common.errors import BudgetExceeded, InvalidInput
+from common.privacy.accounting import admits, max_mu_squared
+from common.privacy.calibration import calibrate
+from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Relation, Unit, radius_int
+from common.privacy.quantise import quantise
+from common.privacy.release import noisy_sum
+
+Code: TypeAlias = Int64[np.ndarray, "l"]
+Service: TypeAlias = Callable[[Sequence[Sequence[Code]]], Sequence[Code]]
+"""One study from its first query to its last: the sites' codes of every query → the released answers, in order.
+Each call starts with an unspent budget. Raises BudgetExceeded when a query does not fit."""
+
+Progress: TypeAlias = Callable[[int, int], None]
+
+PAIRS = ("constant", "alternating", "tenfold")
+CONFIDENCE = 0.9995
+_NOISE_ALPHA = 1e-5  # false alarm rate of each test on the noise itself
+
+
+@dataclass(frozen=True, slots=True)
+class StudyUnderAudit:
+    """The study whose claim is tested. ``queries`` is N of the audited study: its noise is calibrated for N queries
+    that together spend the whole budget, so a small N tests the same claim on Σμ² as a large one, faster."""
+
+    budget: Budget
+    accountant: AccountantName
+    protection: Protection
+    queries: int
+    hospitals: int = 2
+    voters_per_site: int = 1
+    radius: float = 1.0
+    dimension: int = 4
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "accountant", AccountantName(self.accountant))
+        for name, least in (("queries", 2), ("hospitals", 1), ("dimension", 1), ("voters_per_site", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 10_000:
+                raise InvalidInput(f"{name} of an audit", value=value, limit=f"an integer from {least} to 10000")
+        radius_int(self.radius)
+
+    @property
+    def claimed_mu(self) -> float:
+        """μ of the whole study if the promise is kept: √ of the limit on Σμ²."""
+        return sqrt(max_mu_squared(self.accountant, self.budget))
+
+    @property
+    def claimed_noise_std(self) -> float:
+        """σ on the sum that the claim needs, from Δ written out here and not from the code under audit."""
+        reach = {
+            (Unit.HOSPITAL, Relation.REPLACE_ONE): 2 * self.voters_per_site,
+            (Unit.HOSPITAL, Relation.ZERO_OUT): self.voters_per_site,
+            (Unit.PATIENT, Relation.REPLACE_ONE): 2,
+        }[self.protection.unit, self.protection.relation]
+        return reach * radius_int(self.radius) * sqrt(self.queries) / self.claimed_mu
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One test's outcome: a measured value, the limit it must keep, and whether it broke it."""
+
+    test: str
+    measured: float
+    limit: float
+    alarm: bool
+    meaning: str
+
+    def __str__(self) -> str:
+        return f"{'ALARM' if self.alarm else 'ok'}  {self.test}: {self.measured:.4g} ({self.meaning} {self.limit:.4g})"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What an audit found. ``exceeded`` is the verdict: some test broke its limit."""
+
+    study: StudyUnderAudit
+    runs: int
+    confidence: float
+    findings: tuple[Finding, ...]
+
+    @property
+    def exceeded(self) -> bool:
+        return any(finding.alarm for finding in self.findings)
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        return tuple(finding.test for finding in self.findings if finding.alarm)
+
+    @property
+    def mu_lower_bound(self) -> float:
+        """The largest measured lower bound on μ over the pairs."""
+        return max(f.measured for f in self.findings if f.test.startswith("pair "))
+
+    @property
+    def summary(self) -> str:
+        claim = (
+            f"(ε = {self.study.budget.epsilon:g}, δ = {self.study.budget.delta:g}) by {self.study.accountant}, "
+            f"{self.study.protection}"
+        )
+        if self.exceeded:
+            return f"The claim {claim} is BROKEN: {', '.join(self.alarms)}."
+        return (
+            f"No fault found against the claim {claim}: measured μ ≥ {max(0.0, self.mu_lower_bound):.3f}, "
+            f"claimed μ ≤ {self.study.claimed_mu:.3f}."
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON for machines. Infinite measurements are written as strings."""
+        return {
+            "claimed_mu": self.study.claimed_mu,
+            "confidence": self.confidence,
+            "delta": self.study.budget.delta,
+            "dimension": self.study.dimension,
+            "epsilon": self.study.budget.epsilon,
+            "exceeded": self.exceeded,
+            "findings": [
+                {
+                    "alarm": f.alarm,
+                    "limit": f.limit,
+                    "measured": f.measured if isfinite(f.measured) else str(f.measured),
+                    "test": f.test,
+                }
+                for f in self.findings
+            ],
+            "queries": self.study.queries,
+            "relation": str(self.study.protection.relation),
+            "runs": self.runs,
+            "summary": self.summary,
+            "unit": str(self.study.protection.unit),
+        }
+
+
+def memory_service(study: StudyUnderAudit) -> Service:
+    """The production path with the budget kept in memory: calibrate, ask the filter, release with ``noisy_sum``."""
+    mechanism = audited_mechanism(study)
+    limit = max_mu_squared(study.accountant, study.budget)
+
+    def run(codes: Sequence[Sequence[Code]]) -> list[Code]:
+        spent, answers = Fraction(0), []
+        for query in codes:
+            cost = mechanism.mu_squared(study.protection)
+            if not admits(spent, cost, limit):
+                raise BudgetExceeded("audit", requested=float(cost), remaining=float(limit - spent))
+            spent += cost
+            answers.append(noisy_sum(query, mechanism))
+        return answers
+
+    return run
+
+
+def audited_mechanism(study: StudyUnderAudit) -> Mechanism:
+    """The mechanism production would use for this study."""
+    bound = radius_int(study.radius)
+    noise_std = calibrate(
+        budget=study.budget,
+        accountant=study.accountant,
+        queries=study.queries,
+        radius_int=bound,
+        voters_per_site=study.voters_per_site,
+        protection=study.protection,
+    )
+    return Mechanism(study.dimension, bound, study.voters_per_site, noise_std)
+
+
+def audit(
+    study: StudyUnderAudit,
+    *,
+    runs: int = 2000,
+    confidence: float = CONFIDENCE,
+    service: Service | None = None,
+    stop_at_first_alarm: bool = False,
+    progress: Progress | None = None,
+) -> AuditReport:
+    """Run ``study`` ``runs`` times in each of two worlds for each of three pairs and test everything that came out.
+
+    Guarantee: if the service keeps the claim, each pair's bound passes the claimed μ with probability at most
+    1 − ``confidence``, and each test of the noise alarms with probability at most 1e-5; these hold at any number of
+    runs. Power grows with runs. ``service`` defaults to :func:`memory_service`; ``progress`` is told (done, of) runs.
+    Source of the bound: Nasr et al. 2023 (μ-GDP auditing); Clopper & Pearson 1934.
+    """
+    if isinstance(runs, bool) or not isinstance(runs, int) or not 20 <= runs <= 1_000_000:
+        raise InvalidInput("runs of an audit", value=runs, limit="an integer from 20 to 1000000")
+    if not isinstance(confidence, float) or not 0.5 <= confidence < 1:
+        raise InvalidInput("confidence", value=confidence, limit="0.5 to below 1")
+    serve = memory_service(study) if service is None else service
+    findings = [_filter_finding(study, serve)]
+    residuals = []
+    for index, pair in enumerate(PAIRS):
+        if stop_at_first_alarm and any(f.alarm for f in findings):
+            break
+        direction = _direction(study, pair)
+        statistics = []
+        for world in (1, -1):
+            codes = _codes(study, pair, world)
+            truth = np.array([np.sum(query, axis=0) for query in codes], dtype=np.int64)
+            noise = np.empty((runs, *truth.shape))
+            for run in range(runs):
+                noise[run] = np.asarray(serve(codes), dtype=np.int64) - truth
+                if progress is not None:
+                    progress(runs * (2 * index + (world < 0)) + run + 1, 2 * runs * len(PAIRS))
+            statistics.append(((noise + truth) * direction).sum(axis=(1, 2)))
+            residuals.append(noise)
+        bound = mu_lower_bound(statistics[0], statistics[1], confidence=confidence)
+        findings.append(
+            Finding(f"pair {pair}", bound, study.claimed_mu, bound > study.claimed_mu, "measured μ at least; claimed")
+        )
+    scaled = np.concatenate(residuals) / study.claimed_noise_std
+    findings += [
+        spectral_finding("queries", np.moveaxis(scaled, 1, 0).reshape(scaled.shape[1], -1)),
+        spectral_finding("coordinates", np.moveaxis(scaled, 2, 0).reshape(scaled.shape[2], -1)),
+        residual_finding(np.concatenate(residuals), study.claimed_noise_std),
+    ]
+    return AuditReport(study=study, runs=runs, confidence=confidence, findings=tuple(findings))
+
+
+def mu_lower_bound(first: Float[np.ndarray, "runs"], second: Float[np.ndarray, "runs"], *, confidence: float) -> float:
+    """A lower bound on μ from a statistic's values in two worlds, valid with the given confidence.
+
+    The threshold that separates best is chosen on the first halves; the second halves give false positives and false
+    negatives, Clopper–Pearson upper bounds on both rates at (1 − confidence)/2 each, and
+    μ ≥ −Φ⁻¹(FPR) − Φ⁻¹(FNR), the μ-GDP trade-off. Larger values must speak for the first world. −∞ if a rate may be 1.
+    """
+    half = min(first.size, second.size) // 2
+    if half < 1:
+        raise InvalidInput("runs", value=half, limit="at least two in each world")
+    alpha = (1 - confidence) / 2
+    thresholds = np.quantile(np.concatenate([first[:half], second[:half]]), np.linspace(0.02, 0.98, 97))
+    guess = [_bound(first[:half], second[:half], float(t), alpha) for t in thresholds]
+    best = float(np.median(thresholds[np.array(guess) == max(guess)]))
+    return _bound(first[half:], second[half:], best, alpha)
+
+
+def spectral_finding(name: str, rows: Float[np.ndarray, "n samples"]) -> Finding:
+    """Smallest singular value of standardised noise: finds too little noise in any direction, or noise used twice.
+
+    ``rows`` should be n rows of independent standard normals. Alarm if s_min/√L < 1 − √(n/L) − √(2·log(1/α)/L), which
+    happens with probability at most α = 1e-5. Source: Davidson & Szarek 2001, Theorem II.13.
+    """
+    n, samples = rows.shape
+    smallest = sqrt(max(0.0, float(np.linalg.eigvalsh(rows @ rows.T / samples)[0])))
+    limit = 1 - sqrt(n / samples) - sqrt(2 * log(1 / _NOISE_ALPHA) / samples)
+    return Finding(f"spectrum over {name}", smallest, limit, smallest < limit, "least noise, in claimed σ; at least")
+
+
+def residual_finding(noise: Float[np.ndarray, "..."], noise_std: float) -> Finding:
+    """Kolmogorov distance between all noise values and the rounded Gaussian of the claimed σ, too little or too much.
+
+    Taken over half-integers, where Φ((k + ½)/σ) is exact. Alarm beyond √(log(2/α)/2n), α = 1e-5.
+    Source: Massart 1990.
+    """
+    values, counts = np.unique(noise.ravel(), return_counts=True)
+    empirical = np.cumsum(counts) / noise.size
+    above = np.abs(empirical - stats.norm.cdf((values + 0.5) / noise_std)).max()
+    below = np.abs(empirical - counts / noise.size - stats.norm.cdf((values - 0.5) / noise_std)).max()
+    distance = float(max(above, below))
+    limit = sqrt(log(2 / _NOISE_ALPHA) / 2 / noise.size)
+    return Finding("noise distribution", distance, limit, distance > limit, "distance from the claimed noise; at most")
+
+
+def _filter_finding(study: StudyUnderAudit, serve: Service) -> Finding:
+    """The study must be answered in full, and one query more must not be."""
+    codes = _codes(study, "constant", 1)
+    if len(serve(codes)) != study.queries:
+        raise InvalidInput("audited service", limit="one answer a query")
+    try:
+        answered = len(serve([*codes, codes[-1]]))
+    except BudgetExceeded:
+        answered = study.queries
+    return Finding(
+        "budget filter", answered, study.queries, answered > study.queries, "queries answered from one budget; at most"
+    )
+
+
+def _direction(study: StudyUnderAudit, pair: str) -> Float[np.ndarray, "n l"]:
+    """The Neyman–Pearson direction: the difference of the two worlds' means, of unit length a query."""
+    sign = [float(_sign(pair, n)) for n in range(study.queries)]
+    direction: Float[np.ndarray, "n l"] = np.outer(sign, _unit_vector(study))
+    return direction
+
+
+def _codes(study: StudyUnderAudit, pair: str, world: int) -> list[list[Code]]:
+    """What the sites send in each query: the audited unit moves as far as it may try, everybody else stands still."""
+    bound = radius_int(study.radius)
+    reach = 10.0 if pair == "tenfold" else 1.0
+    moved = study.voters_per_site if study.protection.unit is Unit.HOSPITAL else 1
+    u = _unit_vector(study)
+    still = quantise(0.5 * study.radius * np.roll(u, 1) * np.resize([1.0, -1.0], study.dimension), radius_int=bound)
+    result = []
+    for n in range(study.queries):
+        absent = world < 0 and study.protection.relation is Relation.ZERO_OUT
+        target = np.zeros(study.dimension) if absent else world * _sign(pair, n) * reach * study.radius * u
+        voter = quantise(target, radius_int=bound)
+        others = study.hospitals - 1
+        result.append([voter * moved, *[still] * others])
+    return result
+
+
+def _sign(pair: str, query: int) -> int:
+    return -1 if pair == "alternating" and query % 2 else 1
+
+
+def _unit_vector(study: StudyUnderAudit) -> Float[np.ndarray, "l"]:
+    return np.full(study.dimension, 1 / sqrt(study.dimension))
+
+
+def _bound(
+    first: Float[np.ndarray, "runs"], second: Float[np.ndarray, "runs"], threshold: float, alpha: float
+) -> float:
+    missed = _upper_rate(int((first <= threshold).sum()), first.size, alpha)
+    false = _upper_rate(int((second > threshold).sum()), second.size, alpha)
+    if missed >= 1 or false >= 1:
+        return -inf
+    return -float(stats.norm.ppf(missed)) - float(stats.norm.ppf(false))
+
+
+def _upper_rate(count: int, of: int, alpha: float) -> float:
+    """Clopper–Pearson upper confidence bound on a rate."""
+    return 1.0 if count == of else float(stats.beta.ppf(1 - alpha, count + 1, of - count))

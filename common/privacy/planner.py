@@ -1,0 +1,391 @@
+"""What a budget buys before anything is spent: noise, information, expected error, and a verdict in plain words.
+
+Everything here is computed from public numbers: the study's settings, the number of hospitals and, if given, the
+spectrum of a codec fitted on public data. Refuses a spectrum that is not finite, non-negative and of the code's length.
+
+The verdict asks what fraction of a code's variance the noisy answers could explain at best. An answer carries at most
+b = l/2 · log₂(1 + P/(l·σ²)) bits about the codes, with P = (K·m·R)² the largest power of the sum (Gaussian channel
+capacity); no decoder can bring the mean squared error of a Gaussian source below the rate–distortion function D(b)
+(Cover & Thomas 2006, Theorems 9.1.1 and 10.3.3). So 1 − D(b)/Σλ is a ceiling, and the thresholds on it are
+
+* ``prior``        below 25 %, or under one bit an answer: pseudo-labels show the public prior, whatever hospitals know;
+* ``weak``         25 % to 60 %: coarse features of the codes come through;
+* ``informative``  60 % or more: the noise does not stand in the way. No promise, for it is a ceiling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from math import ceil, floor, isfinite, log, log1p, log2, sqrt
+
+from common.canonical import rational
+from common.errors import InvalidInput
+from common.privacy.accounting import Guarantee, epsilon_by, epsilon_rdp_library, guarantee, max_mu_squared
+from common.privacy.calibration import calibrate, noise_multiplier, queries_left
+from common.privacy.mechanism import (
+    GRID_BITS,
+    AccountantName,
+    Budget,
+    Mechanism,
+    Protection,
+    Relation,
+    Unit,
+    radius_int,
+)
+
+PRIOR_BELOW = 0.25
+INFORMATIVE_FROM = 0.60
+MIN_BITS_PER_QUERY = 1.0
+MAX_HOSPITALS = 10_000
+
+
+class Verdict(StrEnum):
+    """What the noisy answers can at best contribute; ordered from worst to best by :attr:`rank`."""
+
+    PRIOR = "prior"
+    WEAK = "weak"
+    INFORMATIVE = "informative"
+
+    @property
+    def rank(self) -> int:
+        return list(Verdict).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SpectrumErrors:
+    """Expected squared error of the mean code under a public spectrum λ and noise variance s² a coordinate.
+
+    ``total`` = Σλ is the error of answering with the public mean. ``hard_threshold`` is eq (7) of Fay et al. 2021 at
+    its best l, Σ min(λ, s²), with ``kept`` coordinates (none if every λ ≤ s²); ``wiener`` shrinks each coordinate by
+    λ/(λ + s²); ``water_filled`` first spreads the clipping budget C² over the coordinates.
+    """
+
+    total: float
+    hard_threshold: float
+    kept: int
+    wiener: float
+    water_filled: float
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "hard_threshold": self.hard_threshold,
+            "kept": self.kept,
+            "total": self.total,
+            "water_filled": self.water_filled,
+            "wiener": self.wiener,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A study's privacy arithmetic. Lengths are in code units unless a name says ``_int`` or ``noise_std``.
+
+    ``noise_std`` is σ on the integer sum; ``noise_per_coordinate`` the same noise on the mean of all K·m codes, beside
+    ``code_norm`` = C, the most any code can measure, and ``noise_norm`` ≈ √l times it. ``ceiling_bits`` bounds what the
+    whole run can tell about the codes, whatever the code's length or the decoder; ``bits_per_query`` uses l as well.
+    ``power_ratio`` is P/σ² = (K·m·R)²/σ² of one answer; ``spectrum`` the eigenvalues the verdict used.
+    """
+
+    budget: Budget
+    accountant: AccountantName
+    protection: Protection
+    queries: int
+    hospitals: int
+    mechanism: Mechanism
+    radius: float
+    noise_multiplier: float
+    guarantees: tuple[Guarantee, ...]
+    library_rdp_epsilon: float
+    queries_left: int
+    noise_per_coordinate: float
+    power_ratio: float
+    spectrum: tuple[float, ...]
+    ceiling_bits: float
+    bits_per_query: float
+    explained_at_most: float
+    errors: SpectrumErrors | None
+    verdict: Verdict
+    advice: tuple[str, ...]
+
+    @property
+    def noise_std(self) -> Fraction:
+        return self.mechanism.noise_std
+
+    @property
+    def code_norm(self) -> float:
+        return self.radius
+
+    @property
+    def noise_norm(self) -> float:
+        return self.noise_per_coordinate * sqrt(self.mechanism.dimension)
+
+    @property
+    def voters(self) -> int:
+        return self.hospitals * self.mechanism.voters_per_site
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one sentence, with its numbers."""
+        share = (
+            f"{self.queries} answers share at most {self.ceiling_bits:.0f} bits about the codes, "
+            f"{self.bits_per_query:.2g} an answer, explaining at most {self.explained_at_most:.0%} of their variance"
+        )
+        return {
+            Verdict.PRIOR: f"The prior does the work: {share}.",
+            Verdict.WEAK: f"Weak: {share}.",
+            Verdict.INFORMATIVE: f"Informative: {share}.",
+        }[self.verdict]
+
+    @property
+    def accountant_note(self) -> str:
+        """Why the accountants print different ε for the same noise."""
+        by = {g.accountant: g.epsilon for g in self.guarantees}
+        return (
+            f"One mechanism, several upper bounds: the exact curve gives ε = {by['exact']:.4g}; Rényi DP keeps only "
+            f"moments of the privacy loss and loses a little in converting them: {by['rdp']:.4g} at its best order "
+            f"({self.library_rdp_epsilon:.4g} with dp-accounting's own grid of orders); the PATE paper's eq (14) reads "
+            f"{by['paper']:.4g}. The gate is {self.accountant}: noise is calibrated for it, and it alone stops the "
+            "study."
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON for machines; floats are shortest-round-trip numbers, σ also as an exact rational."""
+        return {
+            "accountant": str(self.accountant),
+            "accountant_note": self.accountant_note,
+            "advice": list(self.advice),
+            "bits_per_query": self.bits_per_query,
+            "budget": {"delta": self.budget.delta, "epsilon": self.budget.epsilon},
+            "ceiling_bits": self.ceiling_bits,
+            "code_norm": self.code_norm,
+            "dimension": self.mechanism.dimension,
+            "errors": None if self.errors is None else self.errors.to_json(),
+            "explained_at_most": self.explained_at_most,
+            "guarantees": [g.to_json() for g in self.guarantees],
+            "hospitals": self.hospitals,
+            "library_rdp_epsilon": self.library_rdp_epsilon,
+            "noise_multiplier": self.noise_multiplier,
+            "noise_norm": self.noise_norm,
+            "noise_per_coordinate": self.noise_per_coordinate,
+            "noise_std": rational(self.noise_std),
+            "queries": self.queries,
+            "queries_left": self.queries_left,
+            "radius": self.radius,
+            "relation": str(self.protection.relation),
+            "summary": self.summary,
+            "unit": str(self.protection.unit),
+            "verdict": str(self.verdict),
+            "voters_per_site": self.mechanism.voters_per_site,
+        }
+
+
+def plan(
+    *,
+    budget: Budget,
+    accountant: AccountantName,
+    protection: Protection,
+    queries: int,
+    hospitals: int,
+    voters_per_site: int,
+    radius: float,
+    dimension: int,
+    spectrum: Sequence[float] | None = None,
+    spent: Fraction = Fraction(0),
+) -> Plan:
+    """Everything a consortium should know about a budget before it agrees to it.
+
+    ``spectrum`` holds the ``dimension`` public eigenvalues of the code's covariance, in squared code units; without it
+    all coordinates are taken to be equally uncertain. ``spent`` is the Σμ² a pool has already used. Guarantee: the
+    verdict never gets worse with more hospitals, a larger limit on Σμ², or fewer queries.
+    Edge cases: no charge is made and nothing is drawn; nonsense is refused with InvalidInput.
+    """
+    if isinstance(hospitals, bool) or not isinstance(hospitals, int) or not 1 <= hospitals <= MAX_HOSPITALS:
+        raise InvalidInput("hospitals", value=hospitals, limit=f"an integer from 1 to {MAX_HOSPITALS}")
+    bound = radius_int(radius)
+    noise_std = calibrate(
+        budget=budget,
+        accountant=accountant,
+        queries=queries,
+        radius_int=bound,
+        voters_per_site=voters_per_site,
+        protection=protection,
+    )
+    mechanism = Mechanism(dimension, bound, voters_per_site, noise_std)
+    shape = _checked_spectrum(spectrum, dimension)
+    cost = mechanism.mu_squared(protection)
+    limit = max_mu_squared(accountant, budget)
+    power = float(Fraction(hospitals * mechanism.site_radius_int) ** 2 / noise_std**2)  # P/σ²
+    bits = capacity_bits(power, dimension)
+    explained = explained_at_most(bits, shape)
+    verdict = verdict_of(bits, explained)
+    noise = float(noise_std) / 2**GRID_BITS / (hospitals * voters_per_site)
+    total = queries * cost
+    return Plan(
+        budget=budget,
+        accountant=AccountantName(accountant),
+        protection=protection,
+        queries=queries,
+        hospitals=hospitals,
+        mechanism=mechanism,
+        radius=radius,
+        noise_multiplier=noise_multiplier(mechanism, protection),
+        guarantees=tuple(guarantee(total, budget, protection, name) for name in ("exact", "rdp", "paper")),
+        library_rdp_epsilon=epsilon_rdp_library(total, budget.analytic_delta),
+        queries_left=queries_left(mechanism, protection=protection, spent=spent, limit=limit),
+        noise_per_coordinate=noise,
+        power_ratio=power,
+        spectrum=tuple(shape),
+        ceiling_bits=queries * power / 2 / log(2),
+        bits_per_query=bits,
+        explained_at_most=explained,
+        errors=None if spectrum is None else spectrum_errors(shape, noise_variance=noise**2, power=radius**2),
+        verdict=verdict,
+        advice=_advice(
+            verdict, power, shape, limit, budget, accountant, protection, queries, hospitals, voters_per_site
+        ),
+    )
+
+
+def capacity_bits(power_ratio: float, dimension: int) -> float:
+    """l/2 · log₂(1 + P/(l·σ²)): the most one answer of l coordinates can tell about codes of power P.
+
+    At most P/(2σ²·ln 2) for every l, which it approaches as l grows. Source: Cover & Thomas 2006, Theorem 9.1.1.
+    """
+    _positive("power ratio", power_ratio)
+    return dimension / 2 * log1p(power_ratio / dimension) / log(2)
+
+
+def explained_at_most(bits: float, spectrum: Sequence[float]) -> float:
+    """1 − D(b)/Σλ: the largest fraction of a Gaussian code's variance that ``bits`` bits can explain.
+
+    D is found by reverse water-filling: Σ max(0, ½·log₂(λ/θ)) = b, D = Σ min(λ, θ).
+    Edge case: zero eigenvalues carry nothing. Source: Cover & Thomas 2006, Theorem 10.3.3.
+    """
+    _positive("bits", bits)
+    values = sorted((v for v in spectrum if v > 0), reverse=True)
+    logs = 0.0
+    theta = values[0]
+    for count, value in enumerate(values, start=1):
+        logs += log2(value)
+        theta = 2 ** ((logs - 2 * bits) / count)  # the level if the first ``count`` coordinates are coded
+        if count == len(values) or theta >= values[count]:
+            break
+    total = sum(values)
+    return 1 - sum(min(v, theta) for v in values) / total
+
+
+def verdict_of(bits: float, explained: float) -> Verdict:
+    """The documented thresholds: see the module."""
+    if bits < MIN_BITS_PER_QUERY or explained < PRIOR_BELOW:
+        return Verdict.PRIOR
+    return Verdict.INFORMATIVE if explained >= INFORMATIVE_FROM else Verdict.WEAK
+
+
+def spectrum_errors(spectrum: Sequence[float], *, noise_variance: float, power: float) -> SpectrumErrors:
+    """Expected squared error of three decoders; see :class:`SpectrumErrors`.
+
+    ``power`` is C²: water-filling gives coordinate i the signal power p_i = max(0, √(λ_i·s²/ν) − s²) with Σp = C², and
+    leaves λ_i·s²/(p_i + s²); the other two take the codes as they are, p = λ. Without clipping loss.
+    Edge case: eq (7) may keep no coordinate at all. Source: Fay et al. 2021, eq (7); Cover & Thomas 2006, §9.4.
+    """
+    noise = _positive("noise variance", noise_variance)
+    budget = _positive("power", power)
+    values = [v for v in _checked_spectrum(spectrum, len(spectrum)) if v > 0]
+    return SpectrumErrors(
+        total=sum(values),
+        hard_threshold=sum(min(v, noise) for v in values),
+        kept=sum(v > noise for v in values),
+        wiener=sum(v * noise / (v + noise) for v in values),
+        water_filled=sum(
+            v * noise / (p + noise) for v, p in zip(values, water_fill(values, noise, budget), strict=True)
+        ),
+    )
+
+
+def water_fill(spectrum: Sequence[float], noise_variance: float, power: float) -> list[float]:
+    """Signal powers p_i = max(0, √(λ_i·s²/ν) − s²) with Σp_i = ``power``: the split that minimises Σ λ_i·s²/(p_i + s²).
+
+    Larger λ never gets less. Source: Lagrange; the convex problem's only stationary point.
+    """
+    order = sorted(range(len(spectrum)), key=lambda i: -spectrum[i])
+    roots = [sqrt(spectrum[i] * noise_variance) for i in order]
+    running, scale = 0.0, 0.0
+    for count, root in enumerate(roots, start=1):
+        running += root
+        scale = (power + count * noise_variance) / running  # 1/√ν if the first ``count`` coordinates get power
+        if count == len(roots) or roots[count] * scale <= noise_variance:
+            break
+    result = [0.0] * len(spectrum)
+    for i, root in zip(order, roots, strict=True):
+        result[i] = max(0.0, root * scale - noise_variance)
+    return result
+
+
+def _advice(
+    verdict: Verdict,
+    power: float,
+    shape: Sequence[float],
+    limit: Fraction,
+    budget: Budget,
+    accountant: AccountantName,
+    protection: Protection,
+    queries: int,
+    hospitals: int,
+    voters_per_site: int,
+) -> tuple[str, ...]:
+    """What, changed alone, would make the plan informative. P/σ² is (K·m·R/Δ)²·Σμ²/N, so each has a closed form."""
+    if verdict is Verdict.INFORMATIVE:
+        return ()
+    needed = _least(
+        lambda ratio: (
+            verdict_of(b := capacity_bits(ratio, len(shape)), explained_at_most(b, shape)) is Verdict.INFORMATIVE
+        )
+    )
+    factor = needed / power
+    lines = [f"hospitals: {ceil(hospitals * sqrt(factor))} instead of {hospitals}"]
+    if (fewer := floor(queries / factor)) >= 1:
+        lines.append(f"queries: {fewer} instead of {queries}")
+    share = 1 if protection.unit is Unit.HOSPITAL else voters_per_site
+    voters = ceil(share * sqrt(factor * (4 if protection.relation is Relation.ZERO_OUT else 1)))
+    if protection.unit is Unit.PATIENT:
+        lines.append(f"voters a site: {voters} teachers on disjoint patients instead of {voters_per_site}")
+    else:
+        lines.append(
+            f"another promise: unit patient with {voters} teachers a site on disjoint patients; "
+            "it hides one patient, no longer a whole hospital"
+        )
+    larger = float(limit) * factor
+    if larger < 1e4:
+        epsilon = epsilon_by(str(accountant), larger, budget.analytic_delta)
+        if epsilon < 1000:
+            lines.append(f"budget: ε = {epsilon:.3g} instead of {budget.epsilon:g}, at the same δ")
+    lines.append("a shorter code, whose spectrum falls faster: fewer coordinates share the same bits")
+    return tuple(lines)
+
+
+def _least(holds: Callable[[float], bool]) -> float:
+    low, high = 1e-12, 1e12
+    for _ in range(200):
+        middle = sqrt(low * high)
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _checked_spectrum(spectrum: Sequence[float] | None, dimension: int) -> list[float]:
+    if spectrum is None:
+        return [1.0] * dimension
+    values = [float(v) for v in spectrum]
+    if len(values) != dimension or not all(isfinite(v) and v >= 0 for v in values) or not sum(values) > 0:
+        raise InvalidInput(
+            "spectrum", value=len(values), limit=f"{dimension} finite numbers of 0 or above, not all of them 0"
+        )
+    return values
+
+
+def _positive(what: str, value: float) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value) or value <= 0:
+        raise InvalidInput(what, value=value, limit="a finite number above 0")
+    return value
