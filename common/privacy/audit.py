@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import inf, isfinite, log, sqrt
+from math import isfinite, log, sqrt
 from typing import TypeAlias
 
 import numpy as np
@@ -213,7 +213,7 @@ def audit(
     findings = [_filter_finding(study, serve)]
     residuals = []
     for index, pair in enumerate(PAIRS):
-        if stop_at_first_alarm and any(f.alarm for f in findings):
+        if stop_at_first_alarm and index and any(f.alarm for f in findings):
             break
         direction = _direction(study, pair)
         statistics = []
@@ -252,9 +252,9 @@ def mu_lower_bound(first: Float[np.ndarray, "runs"], second: Float[np.ndarray, "
         raise InvalidInput("runs", value=half, limit="at least two in each world")
     alpha = (1 - confidence) / 2
     thresholds = np.quantile(np.concatenate([first[:half], second[:half]]), np.linspace(0.02, 0.98, 97))
-    guess = [_bound(first[:half], second[:half], float(t), alpha) for t in thresholds]
-    best = float(np.median(thresholds[np.array(guess) == max(guess)]))
-    return _bound(first[half:], second[half:], best, alpha)
+    guesses = _bounds(first[:half], second[:half], thresholds, alpha)
+    best = np.median(thresholds[guesses == guesses.max()])
+    return float(_bounds(first[half:], second[half:], np.array([best]), alpha)[0])
 
 
 def spectral_finding(name: str, rows: Float[np.ndarray, "n samples"]) -> Finding:
@@ -330,16 +330,20 @@ def _unit_vector(study: StudyUnderAudit) -> Float[np.ndarray, "l"]:
     return np.full(study.dimension, 1 / sqrt(study.dimension))
 
 
-def _bound(
-    first: Float[np.ndarray, "runs"], second: Float[np.ndarray, "runs"], threshold: float, alpha: float
-) -> float:
-    missed = _upper_rate(int((first <= threshold).sum()), first.size, alpha)
-    false = _upper_rate(int((second > threshold).sum()), second.size, alpha)
-    if missed >= 1 or false >= 1:
-        return -inf
-    return -float(stats.norm.ppf(missed)) - float(stats.norm.ppf(false))
+def _bounds(
+    first: Float[np.ndarray, "runs"],
+    second: Float[np.ndarray, "runs"],
+    thresholds: Float[np.ndarray, "t"],
+    alpha: float,
+) -> Float[np.ndarray, "t"]:
+    missed = (first[:, None] <= thresholds).sum(axis=0)
+    false = (second[:, None] > thresholds).sum(axis=0)
+    rates = _upper_rate(missed, first.size, alpha), _upper_rate(false, second.size, alpha)
+    bounds: Float[np.ndarray, "t"] = -stats.norm.ppf(rates[0]) - stats.norm.ppf(rates[1])
+    return bounds
 
 
-def _upper_rate(count: int, of: int, alpha: float) -> float:
-    """Clopper–Pearson upper confidence bound on a rate."""
-    return 1.0 if count == of else float(stats.beta.ppf(1 - alpha, count + 1, of - count))
+def _upper_rate(count: Int64[np.ndarray, "t"], of: int, alpha: float) -> Float[np.ndarray, "t"]:
+    """Clopper–Pearson upper confidence bound on a rate; 1 if every trial counted."""
+    rate = stats.beta.ppf(1 - alpha, count + 1, np.maximum(of - count, 0.5))
+    return np.where(count == of, 1.0, rate)
