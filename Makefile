@@ -1,0 +1,46 @@
+# Everything on a machine with Python 3.11 and make; `make PYTHON=python3.12 test` for another interpreter.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+
+# Stamps live inside the environment, so deleting it deletes them. The dev stamp implies the other.
+RUNTIME := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-slow check clean
+
+help:  ## say what each target does
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
+
+$(RUNTIME): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[dev]'
+	@touch $(RUNTIME) $@
+
+venv: $(DEV)  ## make .venv with everything a developer needs
+
+demo: $(RUNTIME)  ## hospitals, real daemons, a student and demo-out/report.html
+	$(BIN)/consilium demo --out demo-out
+
+test: $(DEV)  ## the fast tests
+	$(BIN)/python -m pytest -m "not slow and not docker and not gpu"
+
+test-slow: $(DEV)  ## the slow ones: federations, long statistics
+	$(BIN)/python -m pytest -m "slow and not docker and not gpu"
+
+check: $(DEV)  ## format, lint, types, fast tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+clean:  ## remove the environment, caches and the demo's output
+	rm -rf $(VENV) demo-out build dist consilium.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

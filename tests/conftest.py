@@ -1,0 +1,35 @@
+"""What every test shares: one thread a process, and real MRI where there is some."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Before anything imports numpy or torch: several test processes share few cores, and results must not depend on them.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder that holds real data sets: ``CONSILIUM_DATA``, or ``shared/data`` beside the repository."""
+    given = os.environ.get("CONSILIUM_DATA")
+    path = Path(given) if given else ROOT.parent / "shared" / "data"
+    if not path.is_dir():
+        if given:
+            pytest.fail(f"CONSILIUM_DATA is set but is not a folder: {path}")
+        pytest.skip("no real data: set CONSILIUM_DATA to a folder that holds Task04_Hippocampus")
+    return path
+
+
+@pytest.fixture(scope="session")
+def hippocampus(real_data: Path) -> Path:
+    """The Medical Segmentation Decathlon's hippocampus task, in its own layout."""
+    path = real_data / "Task04_Hippocampus"
+    if not (path / "dataset.json").is_file():
+        pytest.skip(f"no Task04_Hippocampus with a dataset.json in {real_data.name}")
+    return path
