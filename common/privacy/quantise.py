@@ -21,7 +21,7 @@ _INT64_ROOM = 1 << 62
 def clip(code: Float[np.ndarray, "l"], *, radius: float) -> Float[np.ndarray, "l"]:
     """Project a code onto the closed ℓ2 ball: c · min(1, radius / ‖c‖₂), in float64.
 
-    Guarantees: ‖result‖₂ ≤ radius as float64 computes it; idempotent; the result is a new array.
+    Guarantees: ``np.linalg.norm(result)`` ≤ radius; idempotent; the result is a new array.
     Edge cases: zero → zero; ‖code‖₂ = radius → unchanged; float16 and float32 are widened first; values whose squares
     overflow or underflow are scaled before squaring; NaN, infinity, an empty or non-vector code → InvalidInput.
     Source: Abadi et al. 2016, Algorithm 1.
@@ -113,9 +113,11 @@ def _vector(code: object, *, what: str = "code") -> Float[np.ndarray, "l"]:
 
 
 def _norm(vector: Float[np.ndarray, "l"]) -> float:
-    """‖v‖₂ in float64, scaled by the largest entry so that no square overflows or underflows; may be infinite."""
+    """‖v‖₂ in float64, may be infinite: the larger of numpy's and one scaled so that no square over- or underflows."""
     peak = float(np.max(np.abs(vector)))
     if peak == 0:
         return 0.0
     scaled = vector / peak
-    return peak * float(np.sqrt(np.dot(scaled, scaled)))
+    with np.errstate(over="ignore", under="ignore"):
+        plain = float(np.linalg.norm(vector))
+    return max(plain, peak * float(np.linalg.norm(scaled)))

@@ -47,6 +47,7 @@ def test_clip_lands_in_the_ball_is_idempotent_keeps_direction_and_writes_nothing
     result = clip(code, radius=radius)
     assert np.array_equal(code, before)
     assert result.dtype == np.float64
+    assert np.linalg.norm(result) <= radius
     assert square(result) <= (Fraction(radius) * (1 + Fraction(1, 2**45))) ** 2
     assert np.array_equal(clip(result, radius=radius), result)
     assert (result * np.sign(code.astype(np.float64)) >= 0).all()
