@@ -73,7 +73,7 @@ def site_status(directory: Path) -> dict[str, object]:
 
 def _site_toml(*, name: str, pool: str, data: str, kit: SiteKit, study: Study) -> str:
     privacy = study.privacy
-    values = {
+    values: dict[str, dict[str, object]] = {
         "": {"schema": 1, "site": name, "pool": pool, "data": data, "study": "study.toml"},
         "server": {
             "sealing_key": kit.sealing_key,

@@ -33,10 +33,10 @@ from common.ledger.site import SiteLedger
 from common.messages import (
     CodesReply,
     CodesRequest,
-    Done,
     Offer,
     OfferReply,
-    ReceiptNote,
+    Receipts,
+    ReceiptsReply,
     decode,
     encode,
 )
@@ -94,11 +94,8 @@ class Worker:
                     return encode(OfferReply(batch=message.batch, reason=self._decide(message)))
                 case CodesRequest():
                     return encode(self._codes(message))
-                case ReceiptNote():
-                    self._ledger.record_receipt(
-                        Receipt.parse(message.receipt), public_key=self._config.server.signing_public_key
-                    )
-                    return encode(Done())
+                case Receipts():
+                    return encode(ReceiptsReply(seq=self._file(message)))
                 case _:
                     raise Refused("malformed", "a worker answers offers, codes requests and receipts")
 
@@ -131,6 +128,18 @@ class Worker:
             sealed.append((query_id, seal(code, public_key=self._config.server.sealing_public_key, context=context)))
         log.info("event=codes batch=%s attempt=%d codes=%d", request.batch[:12], request.attempt, len(sealed))
         return CodesReply(batch=request.batch, attempt=request.attempt, codes=tuple(sealed))
+
+    def _file(self, message: Receipts) -> int:
+        """Check and keep receipts; returns the newest row held. A contradiction is an alarm that stops all answers."""
+        seq = 0
+        for text in message.receipts:
+            receipt = Receipt.parse(text)
+            try:
+                self._ledger.record_receipt(receipt, public_key=self._config.server.signing_public_key)
+            except Refused as error:
+                log.info("event=receipt-refused reason=%s", error.reason)
+            seq = self._ledger.server_heads().get(receipt.ledger_id, (0, ""))[0]
+        return seq
 
     def _answer(self, query: QuerySpec) -> tuple[NDArray[np.int64], str]:
         """The site's integer code, the sum over its voters, and a word for the site's own record. # sensitive

@@ -2,7 +2,7 @@
 
 An :class:`Offer` names the queries of a batch in full, so that a site decides from public facts alone; an
 :class:`OfferReply` accepts or declines with an allow-listed word; a :class:`CodesRequest` asks for the accepted
-queries' codes; a :class:`CodesReply` carries sealed codes; a :class:`ReceiptNote` brings a site its signed receipt.
+queries' codes; a :class:`CodesReply` carries sealed codes; :class:`Receipts` bring a site its signed receipts.
 Refuses anything that is not canonical, misses a field or has an unknown one.
 """
 
@@ -79,16 +79,18 @@ class CodesReply:
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiptNote:
-    """A signed receipt, as the ledger wrote it; the site checks it and answers with an empty reply."""
+class Receipts:
+    """Signed receipts in order, as the ledger wrote them; the site checks each against its own record."""
 
     study: str
-    receipt: str
+    receipts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """An acknowledgement that carries nothing."""
+class ReceiptsReply:
+    """The newest row of the server's ledger that the site now holds a receipt for, 0 for none."""
+
+    seq: int
 
 
 _KINDS = {
@@ -96,10 +98,10 @@ _KINDS = {
     OfferReply: "offer-reply",
     CodesRequest: "codes",
     CodesReply: "codes-reply",
-    ReceiptNote: "receipt",
-    Done: "done",
+    Receipts: "receipts",
+    ReceiptsReply: "receipts-reply",
 }
-AnyMessage = Offer | OfferReply | CodesRequest | CodesReply | ReceiptNote | Done
+AnyMessage = Offer | OfferReply | CodesRequest | CodesReply | Receipts | ReceiptsReply
 
 
 def encode(message: AnyMessage) -> bytes:
@@ -121,10 +123,10 @@ def encode(message: AnyMessage) -> bytes:
         case CodesReply():
             codes = [[query, base64.b64encode(sealed).decode()] for query, sealed in message.codes]
             body = {"batch": message.batch, "attempt": message.attempt, "codes": codes}
-        case ReceiptNote():
-            body = {"study": message.study, "receipt": message.receipt}
-        case Done():
-            body = {}
+        case Receipts():
+            body = {"study": message.study, "receipts": list(message.receipts)}
+        case ReceiptsReply():
+            body = {"seq": message.seq}
     return canonical_bytes({"kind": _KINDS[type(message)], "schema": MESSAGE_SCHEMA, **body})
 
 
@@ -160,12 +162,14 @@ def decode(data: bytes) -> AnyMessage:
             return CodesReply(
                 batch=check_hash(body["batch"]), attempt=body["attempt"], codes=_sealed_codes(body["codes"])
             )
-        case "receipt":
-            body = checked_fields(document, {"study": str, "receipt": str})
-            return ReceiptNote(study=check_hash(body["study"]), receipt=body["receipt"])
-        case "done":
-            checked_fields(document, {})
-            return Done()
+        case "receipts":
+            body = checked_fields(document, {"study": str, "receipts": list})
+            if not all(isinstance(receipt, str) for receipt in body["receipts"]):
+                raise InvalidInput("receipts", limit="a list of strings")
+            return Receipts(study=check_hash(body["study"]), receipts=tuple(body["receipts"]))
+        case "receipts-reply":
+            body = checked_fields(document, {"seq": int})
+            return ReceiptsReply(seq=body["seq"])
         case _:
             raise InvalidInput("message kind", limit=", ".join(sorted(_KINDS.values())))
 

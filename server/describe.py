@@ -59,7 +59,8 @@ def for_consortium(study: Study) -> str:
             f"study {f['name']} ({study.id[:16]}…)",
             f"labels {', '.join(study.data.labels)}; grid {study.data.grid} at {study.data.spacing_mm} mm",
             f"budget ε = {f['epsilon']:g} ({f['accountant']} accountant), {stated}",
-            f"plan {privacy.planned_queries} queries, {privacy.voters_per_site} voter(s) a site, quorum {privacy.quorum} sites",
+            f"plan {privacy.planned_queries} queries, {privacy.voters_per_site} voter(s) a site, "
+            f"quorum {privacy.quorum} sites",
             f"noise multiplier z = {f['noise_multiplier']:.6f} on a sum clipped at C = {f['clipping_norm']:g}",
             f"whole plan: ε = {plan['exact']:.4f} (exact), ε = {plan['rdp']:.4f} (RDP), {stated}",
         ]

@@ -29,6 +29,8 @@ from common.messages import (
     CodesRequest,
     Offer,
     OfferReply,
+    Receipts,
+    ReceiptsReply,
     decode,
     encode,
 )
@@ -155,7 +157,9 @@ class Aggregator:
                 "dispatched or charged; to fix: see the sites' reasons in `consilium study status`, then resume"
             )
         codes = self._collect(batch, queries, roster, transport)
-        return self._release(batch, queries, roster, codes)
+        released = self._release(batch, queries, roster, codes)
+        self._send_receipts(batch, roster, transport)
+        return released
 
     def _offer(self, batch: str, queries: Sequence[QuerySpec], transport: Transport) -> tuple[Site, ...]:
         by_node = {site.node_id: site for site in self._sites}
@@ -297,6 +301,45 @@ class Aggregator:
         if result.refused:
             self._events.emit("budget-refused", batch=batch, queries=list(result.refused))
         return len(result.answers)
+
+    def _send_receipts(self, batch: str, roster: Sequence[Site], transport: Transport) -> None:
+        """Bring every site of the roster its receipts; one that is behind gets what it misses, once more."""
+        receipts: dict[str, tuple[str, ...]] = {}
+        newest: dict[str, int] = {}
+        for receipt in self._ledger.batch_receipts(self._study.id, batch):
+            receipts[receipt.site] = (*receipts.get(receipt.site, ()), receipt.render())
+            newest[receipt.site] = receipt.head.seq
+        by_node = {site.node_id: site for site in roster if site.name in receipts}
+        for _attempt in (1, 2):
+            bodies = {
+                node: encode(Receipts(study=self._study.id, receipts=receipts[site.name]))
+                for node, site in by_node.items()
+            }
+            if not bodies:
+                return
+            for reply in transport.exchange(bodies, timeout_s=self._study.collection.offer_deadline_s):
+                site, held = by_node[reply.node_id], _held(reply)
+                if held is None:
+                    self._events.emit("receipts-missing", site=site.name, reason=reply.problem or "refused")
+                    del by_node[reply.node_id]
+                elif held >= newest[site.name]:
+                    self._events.emit("receipts-held", site=site.name, seq=held)
+                    del by_node[reply.node_id]
+                else:
+                    missing = self._ledger.site_receipts(site.name, after=held)
+                    receipts[site.name] = tuple(receipt.render() for receipt in missing)
+        for site in by_node.values():
+            self._events.emit("receipts-missing", site=site.name, reason="gap")
+
+
+def _held(reply: Reply) -> int | None:
+    if reply.body is None:
+        return None
+    try:
+        message = decode(reply.body)
+    except InvalidInput:
+        return None
+    return message.seq if isinstance(message, ReceiptsReply) else None
 
 
 def _offer_reason(reply: Reply, *, batch: str) -> str:

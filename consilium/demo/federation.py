@@ -1,11 +1,12 @@
 """The demo's daemons: SuperLink, SuperExec, public objects, and for each hospital a worker and a SuperNode.
 
-They are the daemons a real deployment runs, on loopback, with TLS, node keys and process isolation. Whatever happens, the
-process group leaves none of them behind.
+They are the daemons a real deployment runs, on loopback, with TLS, node keys and process isolation. Whatever happens,
+the process group leaves none of them behind.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from client.daemons import Refusal, SiteNode, expect_refused, supernode, worker
 from client.setup import SiteKit, create_site
 from common.pki import NodeKeys, create_node_keys
-from common.process import Daemon, ProcessGroup, free_ports
+from common.process import ProcessGroup, free_ports
 from server import setup
 from server.daemons import prepare, register_node, superexec, superlink
 from server.supervisor import create_tls, flower_server, objects_daemon
@@ -25,13 +26,11 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Federation:
-    """A running federation: its process group, and the evidence that an unregistered node was turned away."""
+    """A running federation: its processes by role and pid, and the evidence that a stranger's node was turned away."""
 
     group: ProcessGroup
+    daemons: tuple[tuple[str, int], ...]
     refusal: Refusal
-
-    def daemons(self) -> tuple[Daemon, ...]:
-        return self.group.daemons
 
 
 def write_server(workspace: Workspace, *, kit: Path) -> None:
@@ -63,7 +62,7 @@ def running(
     """Start everything, register the sites' node keys, show that a stranger is refused; stop everything at the end."""
     server = flower_server(workspace)
     prepare(server)
-    with ProcessGroup() as group:
+    with ProcessGroup() as group, tempfile.TemporaryDirectory(prefix="consilium-") as sockets:
         on_step("superlink")
         group.start_all([superlink(server), objects_daemon(workspace, bind=HOST)])
         on_step("registration")
@@ -75,23 +74,27 @@ def running(
         on_step("workers and nodes")
         ports = free_ports(len(sites) + 1, host=HOST)
         nodes = [
-            _node(workspace, name=name, directory=directory, port=port)
-            for (name, directory), port in zip(sites.items(), ports, strict=False)
+            _node(workspace, name=name, directory=directory, socket=Path(sockets) / f"{number}.sock", port=port)
+            for number, ((name, directory), port) in enumerate(zip(sites.items(), ports, strict=False))
         ]
         group.start(superexec(server))
-        group.start_all([*(worker(directory) for directory in sites.values()), *(supernode(node) for node in nodes)])
+        group.start_all(
+            [worker(directory, socket=node.socket) for directory, node in zip(sites.values(), nodes, strict=True)]
+        )
+        group.start_all([supernode(node) for node in nodes])
         on_step("a stranger")
-        yield Federation(group=group, refusal=_refuse_stranger(group, workspace, port=ports[-1]))
+        daemons = tuple((daemon.spec.role, daemon.pid) for daemon in group.daemons)
+        yield Federation(group=group, daemons=daemons, refusal=_refuse_stranger(group, workspace, port=ports[-1]))
 
 
-def _node(workspace: Workspace, *, name: str, directory: Path, port: int) -> SiteNode:
+def _node(workspace: Workspace, *, name: str, directory: Path, socket: Path, port: int) -> SiteNode:
     return SiteNode(
         site=name,
         folder=directory / "node",
         superlink=workspace.endpoint().superlink,
         root_certificates=directory / "ca.crt",
         keys=_keys(directory),
-        socket=directory / "worker.sock",
+        socket=socket,
         port=port,
     )
 

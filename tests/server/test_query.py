@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from common.errors import QuorumNotReached
-from common.messages import CodesReply, CodesRequest, decode, encode
+from common.messages import CodesReply, CodesRequest, Receipts, decode, encode
 from common.privacy.mechanism import AccountantName
 from common.privacy.quantise import quantise
 from common.sealing import SealContext, seal
@@ -216,3 +216,34 @@ def test_patient_unit_with_several_voters_bounds_a_sites_sum(federation):
     answers = fed.ledger.answers(fed.study.id)
     assert all(a.voters == 9 for a in answers)
     assert fed.ledger.study_guarantees(fed.study.id)[AccountantName.EXACT].epsilon <= 8
+
+
+def test_every_site_holds_a_receipt_for_what_was_released(federation):
+    fed = federation()
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=4))
+    fed.core().run(fed.transport)
+    for ledger in fed.site_ledgers.values():
+        held = {query for receipt in ledger.receipts() for query in receipt.query_ids}
+        assert held == {a.query.id for a in fed.ledger.answers(fed.study.id)}
+        assert ledger.alarms() == ()
+
+
+def test_a_receipt_lost_on_the_way_is_sent_again_with_the_next(federation):
+    fed = federation()
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=3))
+    lost = []
+
+    handle = fed.workers[101].handle
+
+    class Deaf:
+        def handle(self, body):
+            if isinstance(decode(body), Receipts) and not lost:
+                lost.append(101)
+                return b""
+            return handle(body)
+
+    fed.transport.workers = {**fed.workers, 101: Deaf()}
+    fed.core().run(fed.transport)
+    assert lost
+    assert fed.events("receipts-missing")
+    assert len(fed.site_ledgers["site-1"].receipts()) == 2

@@ -1,0 +1,128 @@
+"""``consilium demo``: one command from nothing to a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from common.privacy.mechanism import AccountantName, Relation, Unit
+from consilium.demo.run import DemoOptions, Watch, run_demo
+
+app = typer.Typer()
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory for everything the demo makes.")] = Path("demo-out"),
+    data: Annotated[
+        Path | None, typer.Option(help="An MSD dataset with labels; phantoms are made without one.")
+    ] = None,
+    hospitals: Annotated[int, typer.Option(help="Hospitals K.")] = 4,
+    epsilon: Annotated[float, typer.Option(help="Privacy budget ε.")] = 8.0,
+    delta: Annotated[float, typer.Option(help="Privacy budget δ.")] = 1e-3,
+    queries: Annotated[int, typer.Option(help="Planned queries N: public volumes labelled.")] = 16,
+    accountant: Annotated[AccountantName, typer.Option(help="Accountant that gates.")] = AccountantName.EXACT,
+    unit: Annotated[Unit, typer.Option(help="Unit of privacy.")] = Unit.HOSPITAL,
+    relation: Annotated[Relation, typer.Option(help="Neighbouring relation.")] = Relation.REPLACE_ONE,
+    voters: Annotated[int, typer.Option(help="Voters m a site, on disjoint patients.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of data, split and training; the noise has none.")] = 0,
+) -> None:
+    """The whole road on this machine: hospitals' data, teachers, a federation of real daemons, a student, a report.
+
+    Run the same command again to resume. Example: consilium demo --hospitals 4 --out demo-out
+    """
+    options = DemoOptions(
+        hospitals=hospitals,
+        epsilon=epsilon,
+        delta=delta,
+        queries=queries,
+        accountant=str(accountant),
+        unit=str(unit),
+        relation=str(relation),
+        voters=voters,
+        seed=seed,
+        data=None if data is None else str(data.absolute()),
+    )
+    with _watching(Console(stderr=True)) as watch:
+        report = run_demo(out, options, watch=watch)
+    typer.echo(_summary(out))
+    typer.echo(f"report: {report}")
+
+
+@contextmanager
+def _watching(console: Console) -> Iterator[Watch]:
+    progress = Progress(
+        TextColumn("{task.description:<12}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+    tasks: dict[str, Any] = {}
+
+    def start(name: str, total: int) -> None:
+        tasks[name] = progress.add_task(name, total=total)
+
+    def advance(name: str, done: int, total: int) -> None:
+        progress.update(tasks[name], completed=done, total=total)
+
+    def finish(name: str) -> None:
+        progress.update(tasks[name], completed=progress.tasks[tasks[name]].total)
+
+    def event(record: dict[str, Any]) -> None:
+        kind, stage = record["event"], f"  {record.get('stage', '')}"
+        if kind == "stage-started":
+            start(stage, record["total"])
+        elif kind == "stage-progress":
+            advance(stage, record["done"], record["total"])
+        elif kind == "stage-finished":
+            finish(stage)
+        elif kind == "student-step":
+            advance("  student", record["step"], record["total"])
+        elif kind == "label-decoded":
+            progress.advance(tasks["  decode"])
+        elif kind == "offer-answered" and not record["accepted"]:
+            progress.console.print(f"site {record['site']} declined: {record['reason']}")
+        elif kind in ("reply-missing", "code-refused"):
+            progress.console.print(f"site {record['site']}: {kind} ({record['reason']}); it counts as the zero code")
+        elif kind == "run-restarted":
+            progress.console.print("the ServerApp died; submitted again, it resumes from the ledger")
+
+    with progress:
+        yield Watch(
+            start=start,
+            advance=advance,
+            finish=finish,
+            event=event,
+            say=lambda text: progress.console.print(f"  … {text}"),
+        )
+
+
+def _summary(out: Path) -> str:
+    import json
+
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    privacy = report["privacy"]
+
+    def dice(value: Any) -> str:
+        return "n/a" if value is None else f"{value:.3f}"
+
+    return "\n".join(
+        [
+            f"ε = {privacy['epsilon_exact']:.4f} (exact), ε = {privacy['epsilon_rdp']:.4f} (RDP), "
+            f"δ = {privacy['delta']:g}, unit {privacy['unit']}, relation {privacy['relation']}, "
+            f"{privacy['queries']} queries, noise multiplier {privacy['noise_multiplier']:.4f}",
+            f"Dice on test: student {dice(report['student']['dice']['mean'])}, "
+            f"mean teacher {dice(report['mean_teacher']['dice']['mean'])}, "
+            f"ensemble {dice(report['ensemble']['dice']['mean'])}, "
+            f"mean shape {dice(report['mean_shape']['dice']['mean'])}",
+        ]
+    )

@@ -1,0 +1,191 @@
+"""What only a demo can score: teachers, ensemble, labels and student against held-out truth, and the report's facts.
+
+Reads every party's data, as no party of a real study can. Nothing computed here flows back into the study.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from client.setup import site_status
+from client.teacher import Teachers
+from common.canonical import sha256_file
+from common.config import Study
+from common.data.msd import Case, read_dataset
+from common.data.volume import load_label, load_volume
+from common.ledger.store import Ledger
+from common.models.fit import one_hot, predict
+from common.privacy.calibration import noise_multiplier
+from common.privacy.mechanism import AccountantName
+from consilium.demo.federation import Federation
+from consilium.report import (
+    DaemonFact,
+    NamedScore,
+    Picture,
+    PrivacyFacts,
+    ReportFacts,
+    Score,
+    SiteFact,
+)
+from server.finish import load_labels, load_student
+from server.query import study_mechanism
+from server.student import score
+
+if TYPE_CHECKING:
+    from consilium.demo.run import DemoOptions, Places
+
+PICTURES = 2
+
+
+def report_facts(
+    places: Places, *, options: DemoOptions, federation: Federation, seconds: Mapping[str, float]
+) -> ReportFacts:
+    """Score everything on the test cases and gather what the report says."""
+    workspace = places.workspace
+    study = workspace.study()
+    classes = len(study.data.labels)
+    test = list(read_dataset(places.split / "test").labelled)
+    images = [load_volume(case.image, study.data).image for case in test]
+    truths = [_label(case, study) for case in test]
+
+    sums = [np.zeros((classes, *study.data.grid), dtype=np.float64) for _ in test]
+    teachers = []
+    names = sorted(site.name for site in workspace.sites())
+    for name in names:
+        site_teachers = Teachers.load(places.sites / name / "teachers")
+        votes = [site_teachers.predict(image) for image in images]
+        for voter in range(len(site_teachers.models)):
+            maps = [probabilities for vote in votes if (probabilities := vote[voter]) is not None]
+            if not maps:  # an empty slot: no teacher
+                continue
+            for total, probabilities in zip(sums, maps, strict=True):
+                total += probabilities
+            label = name if len(site_teachers.models) == 1 else f"{name}, voter {voter}"
+            teachers.append(NamedScore(label, _score([_hard(m) for m in maps], truths, classes)))
+    mean_shape = _hard(_mean_shape(places, study))
+    student = load_student(workspace)
+    predictions = [_hard(predict(student, image)) for image in images]
+    public = _public_truths(places, study)
+    labels = load_labels(workspace)
+    known = [volume for volume in labels if volume in public]
+    privacy = study.privacy
+    with Ledger.open(workspace.ledger_file) as ledger:
+        guarantees = ledger.study_guarantees(study.id)
+        answers = ledger.answers(study.id)
+        head, rows = ledger.head(), ledger.row_count
+        spent = {site.name: ledger.pool_guarantees(site.pool)[privacy.accountant].epsilon for site in workspace.sites()}
+    return ReportFacts(
+        study=study,
+        privacy=PrivacyFacts(
+            epsilon_exact=guarantees[AccountantName.EXACT].epsilon,
+            epsilon_rdp=guarantees[AccountantName.RDP].epsilon,
+            delta=privacy.delta,
+            unit=str(privacy.unit),
+            relation=str(privacy.relation),
+            accountant=str(privacy.accountant),
+            planned_epsilon=privacy.epsilon,
+            noise_multiplier=noise_multiplier(study_mechanism(study, dimension=1), privacy.protection),
+            queries=len(answers),
+            planned_queries=privacy.planned_queries,
+            voters=max((answer.voters for answer in answers), default=0),
+            clipping_norm=study.codec.radius,
+        ),
+        teachers=tuple(teachers),
+        ensemble=_score([_hard(total) for total in sums], truths, classes),
+        mean_shape=_score([mean_shape] * len(truths), truths, classes),
+        student=_score(predictions, truths, classes),
+        decoded_labels=_score([_hard(labels[v]) for v in known], [public[v] for v in known], classes)
+        if known
+        else None,
+        daemons=tuple(DaemonFact(role, pid) for role, pid in federation.daemons),
+        refused_node=federation.refusal.line,
+        sites=tuple(_site(places, name, epsilon=spent[name]) for name in names),
+        seconds=dict(seconds),
+        pictures=tuple(_pictures(study, places, images, truths, predictions, public, labels)),
+        ledger_head=head.hash,
+        ledger_rows=rows,
+        version=version("consilium"),
+        seeds={"data, split and training": options.seed},
+        spacing_mm=study.data.spacing_mm,
+        finished=datetime.now(UTC),
+    )
+
+
+def _site(places: Places, name: str, *, epsilon: float) -> SiteFact:
+    status = site_status(places.sites / name)
+    return SiteFact(
+        name=name,
+        pool=str(status["pool"]),
+        patients=len(read_dataset(places.split / "sites" / name).listed),
+        codes_sent=int(str(status["codes_stored"])),
+        epsilon_spent=epsilon,
+    )
+
+
+def _score(predictions: Sequence[np.ndarray], truths: Sequence[np.ndarray], classes: int) -> Score:
+    result = score(predictions, truths, classes)
+    return Score(result.mean, result.per_class)
+
+
+def _hard(probabilities: np.ndarray) -> np.ndarray:
+    result: np.ndarray = probabilities.argmax(axis=0).astype(np.uint8)
+    return result
+
+
+def _label(case: Case, study: Study) -> np.ndarray:
+    assert case.label is not None
+    return load_label(case.label, study.data)
+
+
+def _mean_shape(places: Places, study: Study) -> np.ndarray:
+    maps = sorted((places.split / "public" / "label-maps").glob("*.nii.gz"))
+    classes = len(study.data.labels)
+    total: np.ndarray = sum(
+        (one_hot(load_label(path, study.data), classes) for path in maps),
+        start=np.zeros((classes, *study.data.grid), dtype=np.float32),
+    )
+    return total
+
+
+def _public_truths(places: Places, study: Study) -> dict[str, np.ndarray]:
+    """The demo's own truth for the public volumes, by content hash; the study never sees it."""
+    record: dict[str, Any] = json.loads((places.split / "split.json").read_text(encoding="utf-8"))
+    source = Path(record["source"])
+    cases = {case.id: case for case in read_dataset(source).labelled}
+    truths = {}
+    for path in sorted((places.split / "public" / "images").glob("*.nii.gz")):
+        case = cases.get(path.name.removesuffix(".nii.gz").removesuffix("_0000"))
+        if case is not None:
+            truths[sha256_file(path)] = _label(case, study)
+    return truths
+
+
+def _pictures(
+    study: Study,
+    places: Places,
+    images: Sequence[np.ndarray],
+    truths: Sequence[np.ndarray],
+    predictions: Sequence[np.ndarray],
+    public: Mapping[str, np.ndarray],
+    labels: Mapping[str, np.ndarray],
+) -> list[Picture]:
+    from common.data.volume import volume_from_bytes
+
+    pictures = []
+    for volume in list(labels)[:PICTURES]:
+        image = volume_from_bytes(places.workspace.objects.get(volume), study.data).image[0]
+        outlines = {"pseudo-label": _hard(labels[volume])}
+        if volume in public:
+            outlines["truth"] = public[volume]
+        pictures.append(Picture(title=f"public volume {volume[:8]}", kind="public", image=image, outlines=outlines))
+    for index in range(min(PICTURES, len(images))):
+        outlines = {"truth": truths[index], "student": predictions[index]}
+        pictures.append(Picture(title=f"test case {index + 1}", kind="test", image=images[index][0], outlines=outlines))
+    return pictures

@@ -1,0 +1,217 @@
+"""The whole road on one machine: data, teachers, a federation of real daemons, a study, a student, a report.
+
+The demo plays every party, so it may do what no party of a real study can: score teachers and ensemble on held-out
+cases and compare pseudo-labels with the truth. Nothing of that reaches the study. Stages that are done are not
+repeated when the same command is run again; another command on the same directory is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.data.msd import read_dataset
+from common.data.split import SplitPlan, split_dataset
+from common.data.synthetic import write_synthetic
+from common.errors import InvalidInput
+from common.objects import write_atomically
+from consilium.demo.federation import running, write_server, write_sites
+from consilium.demo.grid import choose_grid
+from consilium.demo.training import train_all
+from server import setup
+from server.supervisor import OnEvent, supervise
+from server.workspace import Workspace
+
+SYNTHETIC_RECIPE = (TrainingConfig(channels=(8, 16, 32), steps=200), TrainingConfig(channels=(8, 16, 32), steps=400))
+REAL_RECIPE = (TrainingConfig(), TrainingConfig(steps=600))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What one demo is; a directory belongs to one set of options. ``data`` is an MSD dataset, None for phantoms."""
+
+    hospitals: int = 4
+    epsilon: float = 8.0
+    delta: float = 1e-3
+    queries: int = 16
+    accountant: str = "exact"
+    unit: str = "hospital"
+    relation: str = "replace-one"
+    voters: int = 1
+    seed: int = 0
+    data: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.hospitals <= 64:
+            raise InvalidInput("--hospitals", value=self.hospitals, limit="1 to 64")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a demo's parts lie below its output directory."""
+
+    root: Path
+
+    @property
+    def source(self) -> Path:
+        return self.root / "data" / "all"
+
+    @property
+    def split(self) -> Path:
+        return self.root / "data" / "split"
+
+    @property
+    def kit(self) -> Path:
+        return self.root / "kit"
+
+    @property
+    def sites(self) -> Path:
+        return self.root / "sites"
+
+    @property
+    def workspace(self) -> Workspace:
+        return Workspace(self.root / "server")
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How a demo tells what it does: stages begin, advance and end."""
+
+    start: Callable[[str, int], None]
+    advance: Callable[[str, int, int], None]
+    finish: Callable[[str], None]
+    event: OnEvent
+    say: Callable[[str], None]
+
+
+def run_demo(out: Path, options: DemoOptions, *, watch: Watch, processes: int | None = None) -> Path:
+    """Run or resume the demo in ``out``; returns the report's path."""
+    from consilium.demo.evaluate import report_facts  # torch and matplotlib once there is something to score
+    from consilium.report import write_report
+
+    places = Places(out)
+    _claim(out, options)
+    seconds = _Stopwatch(out / "seconds.json", watch)
+    with seconds.stage("data"):
+        source = _data(places, options)
+    with seconds.stage("study"):
+        study = _study(places, options, source)
+    names = sorted(path.name for path in (places.split / "sites").iterdir() if path.is_dir())
+    sites = write_sites(places.sites, names=names, data=places.split / "sites", kit=places.kit)
+    with seconds.stage("teachers", total=study.teacher.steps * study.privacy.voters_per_site * len(names)):
+        train_all(
+            sites,
+            seed=options.seed,
+            processes=processes or min(len(names), os.cpu_count() or 1),
+            on_steps=lambda done, total: watch.advance("teachers", done, total),
+        )
+    with ExitStack() as stack:
+        with seconds.stage("federation"):
+            federation = stack.enter_context(running(places.workspace, sites, on_step=watch.say))
+        with seconds.stage("study run"):
+            supervise(places.workspace, on_event=watch.event, check=federation.group.check)
+    with seconds.stage("evaluation"):
+        facts = report_facts(places, options=options, federation=federation, seconds=seconds.seconds)
+    write_report(out, facts)
+    return out / "report.html"
+
+
+def _claim(out: Path, options: DemoOptions) -> None:
+    path = out / "demo.json"
+    wanted = asdict(options)
+    if path.exists():
+        if json.loads(path.read_text(encoding="utf-8")) != wanted:
+            raise InvalidInput(
+                "output directory holds a demo with other options", value=str(out), remedy="choose another --out"
+            )
+    elif out.exists() and any(out.iterdir()):
+        raise InvalidInput("output directory is not empty and holds no demo", value=str(out), remedy="another --out")
+    write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
+
+
+def _data(places: Places, options: DemoOptions) -> Path:
+    source = Path(options.data) if options.data else places.source
+    if (places.split / "split.json").exists():
+        return source
+    if options.data:
+        cases = len(read_dataset(source).labelled)
+        plan = SplitPlan(
+            sites=options.hospitals,
+            public_images=options.queries,
+            label_maps=max(8, cases // 8),
+            validation=max(2, cases // 20),
+            test=max(4, cases // 6),
+        )
+    else:
+        plan = SplitPlan(sites=options.hospitals, public_images=options.queries, label_maps=24, validation=4, test=16)
+        private = 12 * options.hospitals
+        if not (source / "dataset.json").exists():
+            total = private + plan.public_images + plan.label_maps + plan.validation + plan.test
+            write_synthetic(source, cases=total, hospitals=options.hospitals, seed=options.seed)
+    split_dataset(source, places.split, plan=plan, seed=options.seed)
+    return source
+
+
+def _study(places: Places, options: DemoOptions, source: Path) -> Study:
+    workspace = places.workspace
+    maps = sorted((places.split / "public" / "label-maps").glob("*.nii.gz"))
+    if not workspace.study_file.exists():
+        dataset = read_dataset(source)
+        teacher, student = REAL_RECIPE if options.data else SYNTHETIC_RECIPE
+        spacing = (1.0, 1.0, 1.0)
+        study = Study(
+            name="demo",
+            data=DataConfig(
+                labels=dataset.labels,
+                channels=dataset.channels,
+                spacing_mm=spacing,
+                grid=choose_grid(maps, spacing_mm=spacing),
+            ),
+            privacy=PrivacyConfig(
+                epsilon=options.epsilon,
+                delta=options.delta,
+                planned_queries=options.queries,
+                quorum=max(1, options.hospitals // 2 + 1),
+                accountant=options.accountant,  # type: ignore[arg-type]  # PrivacyConfig parses it
+                relation=options.relation,  # type: ignore[arg-type]
+                unit=options.unit,  # type: ignore[arg-type]
+                voters_per_site=options.voters,
+            ),
+            codec=CodecConfig(),
+            teacher=teacher,
+            student=student,
+        )
+        setup.create_study(workspace, study)
+    if not (workspace.root / "public.json").exists():
+        setup.publish_volumes(workspace, sorted((places.split / "public" / "images").glob("*.nii.gz")))
+    if not (workspace.root / "codec.json").exists():
+        setup.fit_study_codec(workspace, maps, sites=options.hospitals)
+    if not (workspace.root / "endpoint.json").exists():
+        write_server(workspace, kit=places.kit)
+    return workspace.study()
+
+
+class _Stopwatch:
+    """Seconds spent in each stage, kept over resumptions."""
+
+    def __init__(self, path: Path, watch: Watch) -> None:
+        self._path, self._watch = path, watch
+        self.seconds: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    @contextmanager
+    def stage(self, name: str, *, total: int = 1) -> Iterator[None]:
+        self._watch.start(name, total)
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 2)
+            write_atomically(self._path, (json.dumps(self.seconds, indent=1) + "\n").encode())
+        self._watch.finish(name)

@@ -1,0 +1,147 @@
+"""After the answers: pseudo-labels, the student, the bundle. All of it post-processing of what the ledger stores.
+
+Each step writes whole files and can be repeated; a finished one is not repeated. Refuses to train without a single
+stored answer.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from common.canonical import digest, sha256_file
+from common.codecs import load_codec
+from common.data.volume import volume_from_bytes
+from common.errors import InvalidInput
+from common.events import EventLog
+from common.ledger.store import Ledger
+from common.models.unet import build_unet, load_weights, save_weights
+from common.objects import write_atomically
+from common.privacy.calibration import noise_multiplier
+from common.privacy.mechanism import AccountantName
+from server.bundle import PrivacyFacts, export_bundle
+from server.decode import decode_answer
+from server.student import train_student
+from server.workspace import Workspace
+
+STUDENT_SEED = 0
+"""Seeds the student's initial weights and batches; it protects nothing, so it may be fixed."""
+
+_PROGRESS_STEPS = 20
+
+
+def decode_labels(workspace: Workspace, *, events: EventLog) -> None:
+    """Decode every stored answer of the study into ``labels/<volume>.npz``: float16 probabilities [c, x, y, z]."""
+    study = workspace.study()
+    codecs = {}
+    with Ledger.open(workspace.ledger_file) as ledger:
+        answers = ledger.answers(study.id)
+    for answer in answers:
+        name = answer.query.codec
+        if name not in codecs:
+            codecs[name] = load_codec(workspace.objects.get(name), expected_hash=name)
+        probabilities = decode_answer(
+            codecs[name], answer.noisy_sum, voters=answer.voters, noise_std_int=answer.query.mechanism.noise_std
+        )
+        for volume in answer.query.volumes:
+            stream = io.BytesIO()
+            np.savez_compressed(stream, probabilities=probabilities.astype(np.float16))
+            write_atomically(workspace.labels_dir / f"{volume}.npz", stream.getvalue())
+            events.emit("label-decoded", volume=volume, query=answer.query.id)
+
+
+def load_labels(workspace: Workspace) -> dict[str, Float[np.ndarray, "c x y z"]]:
+    """Decoded pseudo-label probabilities (float32) by volume hash, in query order."""
+    labels = {}
+    for volume in workspace.volumes():
+        path = workspace.labels_dir / f"{volume}.npz"
+        if path.exists():
+            with np.load(path, allow_pickle=False) as stored:
+                probabilities = stored["probabilities"].astype(np.float32)
+            labels[volume] = probabilities / probabilities.sum(axis=0, keepdims=True)
+    return labels
+
+
+def fit_student(workspace: Workspace, *, events: EventLog) -> None:
+    """Train the student on the pseudo-labels; weights land in ``student/weights.pt``. Resumes from a checkpoint."""
+    study = workspace.study()
+    labels = load_labels(workspace)
+    if not labels:
+        raise InvalidInput("pseudo-labels", value=0, limit="at least one", remedy="run the study first")
+    inputs = digest("student-inputs", [study.id, repr(study.student), _label_hashes(workspace, labels)])
+    record = workspace.student_dir / "inputs"
+    weights = workspace.student_dir / "weights.pt"
+    if weights.exists() and record.exists() and record.read_text(encoding="utf-8") == inputs:
+        return
+    workspace.student_dir.mkdir(parents=True, exist_ok=True)
+    images = np.stack([volume_from_bytes(workspace.objects.get(volume), study.data).image for volume in labels])
+    total = study.student.steps
+
+    def on_step(step: int, loss: float) -> None:
+        if step % _PROGRESS_STEPS == 0 or step == total:
+            events.emit("student-step", step=step, total=total, loss=round(loss, 5))
+
+    started = time.monotonic()
+    model, _ = train_student(
+        images,
+        np.stack(list(labels.values())),
+        study.student,
+        seed=STUDENT_SEED,
+        checkpoint=workspace.student_dir / "checkpoint.pt",
+        on_step=on_step,
+    )
+    name = save_weights(weights, model)
+    write_atomically(record, inputs.encode())
+    events.emit("student-trained", weights=name, seconds=round(time.monotonic() - started, 3))
+
+
+def load_student(workspace: Workspace) -> torch.nn.Module:
+    """The trained student, ready to predict."""
+    study = workspace.study()
+    path = workspace.student_dir / "weights.pt"
+    if not path.exists():
+        raise InvalidInput("there is no student yet", remedy="run `consilium student train`")
+    model = build_unet(
+        study.student.channels, in_channels=len(study.data.channels), out_channels=len(study.data.labels)
+    )
+    load_weights(path, model)
+    model.eval()
+    return model
+
+
+def export_student(workspace: Workspace, *, events: EventLog) -> None:
+    """Export the student as a MONAI bundle in ``bundle/`` with what its labels cost, read from the ledger."""
+    study = workspace.study()
+    with Ledger.open(workspace.ledger_file) as ledger:
+        guarantees = ledger.study_guarantees(study.id)
+        answers = ledger.answers(study.id)
+        head = ledger.head()
+    if not answers:
+        raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
+    protection = study.privacy.protection
+    facts = PrivacyFacts(
+        epsilon_exact=guarantees[AccountantName.EXACT].epsilon,
+        epsilon_rdp=guarantees[AccountantName.RDP].epsilon,
+        delta=study.privacy.delta,
+        protection=protection,
+        accountant=study.privacy.accountant,
+        queries=len(answers),
+        noise_multiplier=min(noise_multiplier(answer.query.mechanism, protection) for answer in answers),
+        sites=max(len(answer.roster) for answer in answers),
+        voters_per_site=study.privacy.voters_per_site,
+        ledger_head=head.hash,
+        study=study.id,
+        codec=answers[0].query.codec,
+    )
+    files = export_bundle(workspace.bundle_dir, study=study, model=load_student(workspace), privacy=facts)
+    events.emit("bundle-exported", sha256=digest("bundle", dict(files)))
+
+
+def _label_hashes(workspace: Workspace, labels: dict[str, np.ndarray]) -> list[str]:
+    files: list[Path] = [workspace.labels_dir / f"{volume}.npz" for volume in labels]
+    return [sha256_file(path) for path in files]
