@@ -1,0 +1,148 @@
+"""``consilium plan`` and ``consilium audit`` as a user meets them, and the audited study through a real ledger file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from common.errors import BudgetExceeded, InvalidInput
+from common.ledger.store import Ledger
+from common.privacy.audit import StudyUnderAudit, audit
+from common.privacy.gaussian import rounded_gaussian
+from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from common.privacy.release import noisy_sum
+from consilium import privacy_cli
+from consilium.privacy_cli import audit_app, ledger_service, plan_app
+
+STUDY = """schema = 1
+name = "brats"
+[data]
+labels = ["background", "tumour"]
+spacing_mm = [1.0, 1.0, 1.0]
+grid = [64, 64, 64]
+[privacy]
+epsilon = 8.0
+delta = 1e-3
+planned_queries = 40
+quorum = 6
+"""
+
+
+def call(app: typer.Typer, *arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout
+
+
+def test_plan_prints_the_papers_headline_with_its_verdict() -> None:
+    code, text = call(plan_app)
+    flat = " ".join(text.replace("│", " ").split())
+    assert code == 0
+    assert "ε = 8 (exact) at δ = 0.001, unit hospital, relation replace-one" in flat
+    assert "1.07334 a coordinate" in flat
+    assert "The prior does the work: 80 answers share at most 50 bits" in flat
+    assert "8.876" in flat
+
+
+def test_plan_reads_a_study_file_a_spectrum_and_writes_a_chart(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(STUDY)
+    (tmp_path / "spectrum.json").write_text(json.dumps([0.5, 0.25, 0.125]))
+    code, text = call(
+        plan_app,
+        *("--study", str(tmp_path / "study.toml"), "--spectrum", str(tmp_path / "spectrum.json")),
+        *("--chart", str(tmp_path / "plan.png"), "--json"),
+    )
+    data = json.loads(text)
+    assert code == 0
+    assert (data["queries"], data["hospitals"], data["dimension"]) == (40, 6, 3)
+    assert data["errors"]["wiener"] <= data["errors"]["hard_threshold"] <= data["errors"]["total"]
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_flags_beside_a_study_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(STUDY)
+    for app in (plan_app, audit_app):
+        with pytest.raises(InvalidInput, match="flags beside --study"):
+            call(app, "--study", str(tmp_path / "study.toml"), "--epsilon", "4")
+
+
+@pytest.mark.parametrize("flags", [("--epsilon", "nan"), ("--delta", "0"), ("--radius", "-1"), ("--epsilon", "0")])
+def test_nonsense_flags_are_refused(flags: tuple[str, str]) -> None:
+    with pytest.raises(InvalidInput):
+        call(plan_app, *flags)
+
+
+@pytest.mark.parametrize("text", ["{", "3", '["a"]', "[true]"])
+def test_an_unreadable_spectrum_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "spectrum.json").write_text(text)
+    with pytest.raises(InvalidInput, match="spectrum file"):
+        call(plan_app, "--spectrum", str(tmp_path / "spectrum.json"))
+
+
+def test_audit_reports_memory_and_ledger_and_ends_with_zero_on_the_true_mechanism() -> None:
+    code, text = call(audit_app, "--queries", "2", "--runs", "100", "--ledger-runs", "20", "--json")
+    data = json.loads(text)
+    assert code == 0
+    assert {name: report["exceeded"] for name, report in data.items()} == {"memory": False, "ledger": False}
+
+
+def test_audit_ends_with_exit_code_one_when_the_claim_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        noisy_sum.__kwdefaults__, "sampler", lambda size, std: rounded_gaussian(size, std * Fraction(1, 2))
+    )
+    code, text = call(audit_app, "--queries", "2", "--runs", "300", "--ledger-runs", "0")
+    assert code == 1
+    assert "ALARM" in text
+    assert "BROKEN" in text
+
+
+def subject() -> StudyUnderAudit:
+    return StudyUnderAudit(
+        budget=Budget(8.0, 1e-3),
+        accountant=AccountantName.EXACT,
+        protection=Protection(Unit.HOSPITAL, Relation.REPLACE_ONE),
+        queries=3,
+    )
+
+
+def test_the_ledger_answers_the_planned_queries_of_every_run_and_refuses_one_more(tmp_path: Path) -> None:
+    code = np.zeros(4, dtype=np.int64)
+    with ledger_service(subject(), tmp_path) as service:
+        assert len(service([[code, code]] * 3)) == 3
+        with pytest.raises(BudgetExceeded):
+            service([[code, code]] * 4)
+    with Ledger.open(tmp_path / "audit.sqlite") as ledger:
+        assert len(ledger.pools()) == 4
+        assert len(ledger.answers(ledger.studies()[0].id)) == 6
+
+
+def test_every_answer_the_audit_sees_is_the_one_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[bytes] = []
+    real: Callable[..., np.ndarray] = privacy_cli.noisy_sum
+
+    def spy(*args: object, **kwargs: object) -> np.ndarray:
+        answer = real(*args, **kwargs)
+        drawn.append(answer.tobytes())
+        return answer
+
+    monkeypatch.setattr(privacy_cli, "noisy_sum", spy)
+    with ledger_service(subject(), tmp_path) as service:
+        answers = service([[np.zeros(4, dtype=np.int64)] * 2] * 3)
+    assert [answer.tobytes() for answer in answers] == drawn
+
+
+@pytest.mark.slow
+def test_two_hundred_runs_through_a_durable_ledger_raise_no_alarm(tmp_path: Path) -> None:
+    with ledger_service(subject(), tmp_path) as service:
+        report = audit(subject(), runs=200, service=service)
+    assert report.alarms == ()
+    with Ledger.open(tmp_path / "audit.sqlite") as ledger:
+        assert len(ledger.answers(ledger.studies()[0].id)) >= 200 * 6 * 3
