@@ -1,0 +1,184 @@
+"""Who may import whom, by reading every source file; and that no file carries a host or path of one machine."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("common", "server", "client", "consilium")
+
+FLWR_FILES = {"server/app.py", "client/app.py", "common/wire.py"}
+FASTAPI_FOLDER = "server/dashboard/"
+PRIVACY_PATH = ("client/app.py", "client/policy.py", "server/query.py", "common/wire.py")
+PRIVACY_FOLDERS = ("common/privacy/", "common/ledger/")
+
+# Spelled in pieces, so that this file does not find itself.
+REGISTRY_HOSTS = tuple(
+    ".".join(parts)
+    for parts in (
+        ("pypi", "org"),
+        ("pythonhosted", "org"),
+        ("pytorch", "org/whl"),
+        ("pypi", "nvidia", "com"),
+        ("npmjs", "org"),
+        ("npmjs", "com"),
+        ("anaconda", "org"),
+    )
+)
+MACHINE_PATH = re.compile(r"(?<![\w.$})-])/(?:" + "|".join(("work", "root")) + r")/")
+TEXT_SUFFIXES = {".cfg", ".conf", ".css", ".html", ".js", ".json", ".md", ".proto", ".py", ".sh", ".toml", ".txt"} | {
+    ".yaml",
+    ".yml",
+    "",
+}
+NOT_OURS = {".git", ".venv", "build", "dist", "demo-out", "__pycache__", "node_modules"}
+
+
+def sources() -> list[str]:
+    """Every Python file of the product, relative to the root."""
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    assert len(files) > 20
+    return sorted(path.relative_to(ROOT).as_posix() for path in files)
+
+
+@cache
+def imports(file: str) -> frozenset[str]:
+    """Full names of all a file imports, at any depth and inside functions; relative imports are resolved."""
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"), filename=file)
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                names |= {alias.name for alias in node.names}
+            case ast.ImportFrom():
+                base = node.module or ""
+                if node.level:
+                    package = Path(file).with_suffix("").parts[: -node.level]
+                    base = ".".join((*package, base)).rstrip(".")
+                names |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+            case ast.Call(func=ast.Attribute(attr="import_module") | ast.Name(id="__import__" | "import_module")):
+                names |= {str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant)}
+            case _:
+                pass
+    return frozenset(names)
+
+
+def imports_any(file: str, *packages: str) -> set[str]:
+    return {name for name in imports(file) if name.split(".")[0] in packages}
+
+
+def on_privacy_path(file: str) -> bool:
+    return file in PRIVACY_PATH or file.startswith(PRIVACY_FOLDERS)
+
+
+@pytest.mark.parametrize(
+    ("layer", "forbidden"),
+    [
+        ("server", ("client", "consilium")),
+        ("client", ("server", "consilium")),
+        ("common", ("server", "client", "consilium")),
+    ],
+)
+def test_a_layer_never_imports_across_or_upwards(layer: str, forbidden: tuple[str, ...]) -> None:
+    found = {file: imports_any(file, *forbidden) for file in sources() if file.startswith(layer + "/")}
+    assert {file: names for file, names in found.items() if names} == {}
+
+
+def test_the_product_never_imports_its_tests() -> None:
+    assert [file for file in sources() if imports_any(file, "tests", "pytest", "hypothesis")] == []
+
+
+def test_flower_is_imported_in_three_files_only() -> None:
+    assert {file for file in sources() if imports_any(file, "flwr")} == FLWR_FILES
+
+
+def test_fastapi_is_imported_in_the_dashboard_only() -> None:
+    strays = [file for file in sources() if imports_any(file, "fastapi") and not file.startswith(FASTAPI_FOLDER)]
+    assert strays == []
+
+
+def test_no_file_of_the_privacy_path_names_torch() -> None:
+    guarded = [file for file in sources() if on_privacy_path(file)]
+    assert len(guarded) > len(PRIVACY_PATH)
+    assert [file for file in guarded if imports_any(file, "torch", "monai")] == []
+
+
+def test_importing_the_privacy_path_loads_no_torch() -> None:
+    """Indirect imports too: one fresh interpreter imports the modules in turn and says after which torch was there."""
+    modules = [
+        file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for file in sources()
+        if on_privacy_path(file)
+    ]
+    program = (
+        "import importlib, json, sys\n"
+        "found = []\n"
+        "for name in json.loads(sys.argv[1]):\n"
+        "    importlib.import_module(name)\n"
+        "    if 'torch' in sys.modules:\n"
+        "        found.append(name)\n"
+        "        break\n"
+        "print(json.dumps(found))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(modules)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Every text file that git tracks or would track; all files but build output where there is no git."""
+    git = shutil.which("git")
+    if git and (ROOT / ".git").exists():
+        command = [git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        files = [ROOT / name for name in listed.split("\0") if name]
+    else:
+        files = [path for path in ROOT.rglob("*") if not NOT_OURS & set(path.relative_to(ROOT).parts)]
+    for path in sorted(set(files)):
+        if path.is_file() and path.suffix in TEXT_SUFFIXES:
+            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8", errors="replace")
+
+
+def test_no_file_names_a_package_registry_or_a_folder_of_one_machine() -> None:
+    found = []
+    for name, text in texts():
+        for number, line in enumerate(text.splitlines(), start=1):
+            if MACHINE_PATH.search(line) or any(host in line for host in REGISTRY_HOSTS):
+                found.append(f"{name}:{number}: {line.strip()[:120]}")
+    assert found == []
+
+
+@pytest.mark.parametrize("text", ["cd /{}/x", "'/{}/main'", "file:///{}/a", "=/{}/"])
+@pytest.mark.parametrize("folder", ["work", "root"])
+def test_the_search_for_machine_paths_finds_them(text: str, folder: str) -> None:
+    assert MACHINE_PATH.search(text.format(folder))
+
+
+def test_the_search_for_machine_paths_leaves_other_paths_alone() -> None:
+    for text in ("client/work/x", "$HOME/root/x", "{base}/work/x", "a /workspace/ b", "./root/x"):
+        assert not MACHINE_PATH.search(text)
+
+
+def test_constraints_pin_every_package_without_a_host_or_a_local_build() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
+    assert len(lines) > 50
+    wrong = [line for line in lines if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][A-Za-z0-9.]*", line)]
+    assert wrong == []
+    assert "consilium" not in {line.partition("==")[0].lower() for line in lines}
