@@ -98,8 +98,8 @@ def test_a_million_samples_a_second_on_one_core_far_ahead_of_both_alternatives(
     try:
         opendp = importlib.import_module("opendp.prelude")
     except ImportError:
-        figures["opendp: not installed"] = float("nan")
-    else:
+        opendp = None  # an optional third column: pip install opendp
+    if opendp is not None:
         opendp.enable_features("contrib")
         space = opendp.atom_domain(T=int), opendp.absolute_distance(T=float)
         measurement = opendp.m.make_gaussian(*space, scale=float(STD))
