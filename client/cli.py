@@ -11,7 +11,7 @@ import typer
 from client.setup import SiteKit, create_site
 from client.train_cli import train
 
-site_app = typer.Typer(no_args_is_help=True, help="A hospital's side: train teachers, serve codes.")
+site_app = typer.Typer(no_args_is_help=True, add_completion=False, help="A hospital's side: train teachers, serve codes.")
 site_app.command("train")(train)
 
 SiteDir = Annotated[Path, typer.Option("--site-dir", help="The site's directory.")]
@@ -47,6 +47,17 @@ def serve(
     from client.worker import run_worker
 
     run_worker(site_dir, socket=socket or site_dir / "worker.sock")
+
+
+@site_app.command("up")
+def up(site_dir: SiteDir) -> None:
+    """Run the site's daemons in the foreground: the teacher worker and the SuperNode.
+
+    Example: consilium site up --site-dir /srv/consilium
+    """
+    from client.daemons import site_up
+
+    site_up(site_dir, on_ready=lambda: typer.echo("site is up", err=True))
 
 
 @site_app.command("status")

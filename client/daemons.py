@@ -10,15 +10,17 @@ import json
 import re
 import socket as socketlib
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from client.policy import load_site
 from common.errors import DaemonFailed, InvalidInput
 from common.pki import NodeKeys
-from common.process import DaemonSpec, ProcessGroup, base_env, executable
+from common.process import DaemonSpec, ProcessGroup, base_env, executable, free_port
 
 _CONNECTED = "SuperNode ID:"
 _EXIT_CODE = re.compile(r"Exit Code: (\d+)")
@@ -141,6 +143,28 @@ def worker(
         ready_timeout_s=ready_timeout_s,
         show_log=False,
     )
+
+
+def site_up(site_dir: Path, *, on_ready: Callable[[], None] = lambda: None) -> None:
+    """Run a site's worker and SuperNode in the foreground until interrupted or one of them dies."""
+    config = load_site(site_dir)
+    keys = NodeKeys(private=site_dir / "keys" / "node", public=site_dir / "keys" / "node.pub")
+    with tempfile.TemporaryDirectory(prefix="consilium-") as folder, ProcessGroup() as group:
+        node = SiteNode(
+            site=config.site,
+            folder=site_dir / "node",
+            superlink=config.server.superlink,
+            root_certificates=config.path(config.server.root_certificates),
+            keys=keys,
+            socket=Path(folder) / "worker.sock",
+            port=free_port(),
+        )
+        group.start(worker(site_dir, socket=node.socket))
+        group.start(supernode(node))
+        on_ready()
+        while True:
+            group.check()
+            time.sleep(1.0)
 
 
 def expect_refused(group: ProcessGroup, node: SiteNode, *, timeout_s: float = 60.0) -> Refusal:

@@ -33,7 +33,7 @@ EVENTS: dict[str, frozenset[str]] = {
         {"batch", "queries", "roster", "voters", "epsilon_exact", "epsilon_rdp", "delta", "unit", "relation"}
     ),
     "budget-refused": frozenset({"batch", "queries"}),
-    "receipts-held": frozenset({"site", "seq"}),
+    "receipts-held": frozenset({"site", "ledger_row"}),
     "receipts-missing": frozenset({"site", "reason"}),
     "label-decoded": frozenset({"volume", "query"}),
     "student-step": frozenset({"step", "total", "loss"}),

@@ -18,9 +18,9 @@ from common.privacy.mechanism import AccountantName, Relation, Unit
 from server import describe, setup
 from server.workspace import Endpoint, Site, Workspace
 
-study_app = typer.Typer(no_args_is_help=True, help="Define, publish, run and follow a study.")
-codec_app = typer.Typer(no_args_is_help=True, help="Fit the study's codec on public label maps.")
-student_app = typer.Typer(no_args_is_help=True, help="Train the student and export it as a MONAI bundle.")
+study_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Define, publish, run and follow a study.")
+codec_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fit the study's codec on public label maps.")
+student_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train the student and export it as a MONAI bundle.")
 
 StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -160,6 +160,21 @@ def register_site(
     node_id = register_node(flower_server(workspace), node_key, name=name)
     setup.add_site(workspace, Site(name=name, pool=pool or name, node_id=node_id))
     typer.echo(f"registered {name} with node id {node_id}")
+
+
+@study_app.command("serve")
+def serve(
+    directory: StudyDir,
+    bind: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+) -> None:
+    """Run the server's daemons in the foreground: SuperLink, SuperExec and the public objects.
+
+    SuperLink has no operator authentication: expose only its fleet traffic to sites.
+    Example: consilium study serve trial
+    """
+    from server import supervisor
+
+    supervisor.serve(Workspace(directory), bind=bind, on_ready=lambda: typer.echo("server is up", err=True))
 
 
 @study_app.command("run")

@@ -323,7 +323,7 @@ class Aggregator:
                     self._events.emit("receipts-missing", site=site.name, reason=reply.problem or "refused")
                     del by_node[reply.node_id]
                 elif held >= newest[site.name]:
-                    self._events.emit("receipts-held", site=site.name, seq=held)
+                    self._events.emit("receipts-held", site=site.name, ledger_row=held)
                     del by_node[reply.node_id]
                 else:
                     missing = self._ledger.site_receipts(site.name, after=held)

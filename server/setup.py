@@ -40,6 +40,7 @@ def create_study(workspace: Workspace, study: Study) -> None:
     if workspace.study_file.exists():
         raise InvalidInput("directory already holds a study", value=str(workspace.root), remedy="choose another one")
     workspace.root.mkdir(parents=True, exist_ok=True)
+    workspace.sealing_key_file.parent.mkdir(mode=0o700, exist_ok=True)
     create_sealing_key(workspace.sealing_key_file)
     signing_key = create_signing_key(workspace.signing_key_file)
     with Ledger.create(workspace.ledger_file, signing_key=signing_key) as ledger:

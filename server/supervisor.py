@@ -17,8 +17,8 @@ from typing import Any
 from common.errors import ConsiliumError, DaemonFailed
 from common.events import read_events
 from common.pki import ServerIdentity, create_authority, issue_server_certificate
-from common.process import DaemonSpec, base_env
-from server.daemons import FlowerServer, app_dir, run_status, stop_run, submit
+from common.process import DaemonSpec, ProcessGroup, base_env
+from server.daemons import FlowerServer, app_dir, prepare, run_status, stop_run, submit, superexec, superlink
 from server.workspace import Endpoint, Workspace
 
 START_TIMEOUT_S = 120.0
@@ -36,12 +36,18 @@ def create_tls(workspace: Workspace, *, names: list[str]) -> ServerIdentity:
     return issue_server_certificate(create_authority(workspace.tls_dir / "authority"), workspace.tls_dir, names=names)
 
 
-def flower_server(workspace: Workspace) -> FlowerServer:
-    """The SuperLink of this study as the daemons module describes it."""
+def flower_server(workspace: Workspace, *, bind: str | None = None) -> FlowerServer:
+    """The SuperLink of this study as the daemons module describes it; ``bind`` is the address it listens on."""
     endpoint = workspace.endpoint()
     tls = workspace.tls_dir
     identity = ServerIdentity(authority=tls / "ca.crt", certificate=tls / "server.crt", key=tls / "server.key")
-    return FlowerServer(folder=workspace.flower_dir, port=endpoint.port, identity=identity, host=endpoint.host)
+    return FlowerServer(
+        folder=workspace.flower_dir,
+        port=endpoint.port,
+        identity=identity,
+        host=bind or endpoint.host,
+        name=endpoint.host,
+    )
 
 
 def objects_daemon(workspace: Workspace, *, bind: str) -> DaemonSpec:
@@ -61,6 +67,19 @@ def objects_daemon(workspace: Workspace, *, bind: str) -> DaemonSpec:
         cwd=workspace.root.absolute(),
         log=workspace.root.absolute() / "logs" / "objects.log",
     )
+
+
+def serve(workspace: Workspace, *, bind: str, on_ready: Callable[[], None] = lambda: None) -> None:
+    """Run SuperLink, SuperExec and the public objects in the foreground until interrupted or one of them dies."""
+    server = flower_server(workspace, bind=bind)
+    prepare(server)
+    with ProcessGroup() as group:
+        group.start_all([superlink(server), objects_daemon(workspace, bind=bind)])
+        group.start(superexec(server))
+        on_ready()
+        while True:
+            group.check()
+            time.sleep(1.0)
 
 
 def start_run(workspace: Workspace) -> int:

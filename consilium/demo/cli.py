@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.demo.run import DemoOptions, Watch, run_demo
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

@@ -1,0 +1,323 @@
+"""The student as a MONAI bundle, with the privacy facts of its training data beside the weights.
+
+Layout: ``configs/{metadata,inference,privacy}.json``, ``models/model.pt`` (a plain state dict), ``docs/README.md``,
+``LICENSE``. The inference workflow repeats the study's preprocessing and writes label maps on each file's own voxels;
+it needs MONAI and nibabel only. Refuses to write over a directory that is not a bundle.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import monai
+import nibabel
+import numpy as np
+import torch
+
+from common.canonical import check_hash, sha256_file
+from common.config import Study
+from common.errors import InvalidInput
+from common.models.unet import save_weights
+from common.privacy.mechanism import AccountantName, Protection
+
+METADATA_SCHEMA = (
+    "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
+)
+
+LICENSE = """\
+The configuration files of this bundle are licensed under the Apache License, Version 2.0
+(SPDX-License-Identifier: Apache-2.0, https://www.apache.org/licenses/LICENSE-2.0).
+
+The weights in models/model.pt were trained on public volumes with pseudo-labels released by the study named in
+configs/privacy.json. Their use is subject to what the study's members agreed; no other licence is granted here.
+They come without warranty of any kind and are not a medical device.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyFacts:
+    """What the student's pseudo-labels cost the patients' privacy, as the ledger accounts for it.
+
+    ε values hold at ``delta`` for ``protection`` (unit and relation); ``accountant`` is the one the budget was kept by.
+    ``noise_multiplier`` is z = σ/Δ of one release; ``ledger_head`` the hash of the ledger's signed head; ``study`` and
+    ``codec`` are content hashes.
+    """
+
+    epsilon_exact: float
+    epsilon_rdp: float
+    delta: float
+    protection: Protection
+    accountant: AccountantName
+    noise_multiplier: float
+    queries: int
+    sites: int
+    voters_per_site: int
+    ledger_head: str
+    study: str
+    codec: str
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon_exact", "epsilon_rdp", "noise_multiplier"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+                raise InvalidInput(f"privacy facts: {name}", value=value, limit="a finite number ≥ 0")
+        if not 0 < self.delta < 1:
+            raise InvalidInput("privacy facts: delta", value=self.delta, limit="above 0 and below 1")
+        for name in ("ledger_head", "study", "codec"):
+            check_hash(getattr(self, name))
+
+    @property
+    def epsilon(self) -> float:
+        """ε by the accountant that kept the budget."""
+        return self.epsilon_rdp if self.accountant is AccountantName.RDP else self.epsilon_exact
+
+    def sentence(self) -> str:
+        """The guarantee in one line, with everything an ε must stand beside."""
+        return (
+            f"(ε, δ) = ({self.epsilon:.4g}, {self.delta:.3g}) by the {self.accountant} accountant, {self.protection}, "
+            f"after {self.queries} releases"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        facts = asdict(self) | {
+            "accountant": str(self.accountant),
+            "epsilon": self.epsilon,
+            "unit": str(self.protection.unit),
+            "relation": str(self.protection.relation),
+            "guarantee": self.sentence(),
+        }
+        del facts["protection"]
+        return dict(sorted(facts.items()))
+
+
+def export_bundle(
+    directory: Path,
+    *,
+    study: Study,
+    model: torch.nn.Module,
+    privacy: PrivacyFacts,
+    dice: Mapping[str, float] | None = None,
+    version: str = "0.1.0",
+    license_text: str = LICENSE,
+) -> dict[str, str]:
+    """Write the bundle and return the SHA-256 of each of its files by relative path.
+
+    ``model``: the student, ``build_unet`` of ``study.student.channels``. ``dice``: figures measured on labelled public
+    cases, by name; they go to the metadata. An earlier bundle at ``directory`` is replaced only once the new one is
+    complete. Raises InvalidInput for a directory that holds something else.
+    """
+    if directory.exists() and not (directory / "configs" / "metadata.json").is_file() and any(directory.iterdir()):
+        raise InvalidInput("bundle directory holds something else", value=str(directory), remedy="choose another one")
+    fresh = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        for folder in ("configs", "models", "docs"):
+            (fresh / folder).mkdir(parents=True)
+        save_weights(fresh / "models" / "model.pt", model)
+        _write_json(fresh / "configs" / "metadata.json", metadata(study, privacy, dice=dice, version=version))
+        _write_json(fresh / "configs" / "inference.json", inference(study))
+        _write_json(fresh / "configs" / "privacy.json", privacy.to_json())
+        (fresh / "docs" / "README.md").write_text(_readme(study, privacy, dice), encoding="utf-8")
+        (fresh / "LICENSE").write_text(license_text, encoding="utf-8")
+        if directory.exists():
+            shutil.rmtree(directory)
+        fresh.rename(directory)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return {
+        str(path.relative_to(directory)): sha256_file(path) for path in sorted(directory.rglob("*")) if path.is_file()
+    }
+
+
+def metadata(
+    study: Study, privacy: PrivacyFacts, *, dice: Mapping[str, float] | None = None, version: str = "0.1.0"
+) -> dict[str, object]:
+    """``configs/metadata.json``: the fields of MONAI's bundle specification."""
+    structures = ", ".join(study.data.labels[1:])
+    shared = {"spatial_shape": list(study.data.grid), "dtype": "float32", "value_range": [], "is_patch_data": False}
+    return {
+        "schema": METADATA_SCHEMA,
+        "version": version,
+        "changelog": {version: "exported by Consilium"},
+        "monai_version": monai.__version__,
+        "pytorch_version": str(torch.__version__),
+        "numpy_version": np.__version__,
+        "required_packages_version": {"nibabel": nibabel.__version__},
+        "task": f"Segmentation of {structures} in MRI",
+        "description": f"Student of the study {study.name}, trained on privately aggregated pseudo-labels: "
+        f"{privacy.sentence()}",
+        "authors": f"members of the study {study.name}",
+        "copyright": f"members of the study {study.name}",
+        "data_source": "public unlabelled volumes, with pseudo-labels from teachers at the study's sites",
+        "data_type": "nibabel",
+        "image_classes": f"{len(study.data.channels)} channel(s), z-scored",
+        "pred_classes": f"{len(study.data.labels)} channels of logits",
+        "eval_metrics": {name: float(value) for name, value in (dice or {}).items()},
+        "intended_use": "research; not a medical device, not for diagnosis",
+        "references": [],
+        "network_data_format": {
+            "inputs": {
+                "image": {
+                    "type": "image",
+                    "format": "magnitude",
+                    "modality": "MR",
+                    "num_channels": len(study.data.channels),
+                    **shared,
+                    "channel_def": {str(i): name for i, name in enumerate(study.data.channels)},
+                }
+            },
+            "outputs": {
+                "pred": {
+                    "type": "image",
+                    "format": "segmentation",
+                    "num_channels": len(study.data.labels),
+                    **shared,
+                    "channel_def": {str(i): name for i, name in enumerate(study.data.labels)},
+                }
+            },
+        },
+    }
+
+
+def inference(study: Study) -> dict[str, object]:
+    """``configs/inference.json``: the workflow, in MONAI's configuration language.
+
+    ``preprocessing`` is what ``common.data.volume`` does; ``run`` needs nothing but MONAI and nibabel. ``evaluator`` is
+    there for tools that expect one and needs pytorch-ignite.
+    """
+    return {
+        "imports": ["$import glob", "$import torch"],
+        "bundle_root": ".",
+        "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
+        "dataset_dir": "$@bundle_root + '/images'",
+        "output_dir": "$@bundle_root + '/predictions'",
+        "datalist": "$sorted(glob.glob(@dataset_dir + '/*.nii') + glob.glob(@dataset_dir + '/*.nii.gz'))",
+        "network_def": {
+            "_target_": "UNet",
+            "spatial_dims": 3,
+            "in_channels": len(study.data.channels),
+            "out_channels": len(study.data.labels),
+            "channels": list(study.student.channels),
+            "strides": [2] * (len(study.student.channels) - 1),
+            "num_res_units": 0,
+            "norm": "INSTANCE",
+        },
+        "network": "$@network_def.to(@device)",
+        "preprocessing": {
+            "_target_": "Compose",
+            "transforms": [
+                {"_target_": "LoadImaged", "keys": "image"},
+                {"_target_": "EnsureChannelFirstd", "keys": "image"},
+                {
+                    "_target_": "Orientationd",
+                    "keys": "image",
+                    "axcodes": "RAS",
+                    "labels": [["L", "R"], ["P", "A"], ["I", "S"]],
+                },
+                {
+                    "_target_": "Spacingd",
+                    "keys": "image",
+                    "pixdim": list(study.data.spacing_mm),
+                    "mode": "bilinear",
+                    "padding_mode": "border",
+                },
+                {"_target_": "NormalizeIntensityd", "keys": "image", "channel_wise": True},
+                {"_target_": "ResizeWithPadOrCropd", "keys": "image", "spatial_size": list(study.data.grid)},
+            ],
+        },
+        "dataset": {
+            "_target_": "Dataset",
+            "data": "$[{'image': path} for path in @datalist]",
+            "transform": "@preprocessing",
+        },
+        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "num_workers": 0},
+        "inferer": {"_target_": "SimpleInferer"},
+        "postprocessing": {
+            "_target_": "Compose",
+            "transforms": [
+                {"_target_": "Activationsd", "keys": "pred", "softmax": True},
+                {
+                    "_target_": "Invertd",
+                    "keys": "pred",
+                    "transform": "@preprocessing",
+                    "orig_keys": "image",
+                    "nearest_interp": False,
+                    "to_tensor": True,
+                },
+                {
+                    "_target_": "Lambdad",  # outside the grid every probability is 0 here: call that background
+                    "keys": "pred",
+                    "func": "$lambda p: torch.cat([p[:1] + (1 - p.sum(0, keepdim=True)).clamp(min=0), p[1:]])",
+                },
+                {"_target_": "AsDiscreted", "keys": "pred", "argmax": True},
+                {
+                    "_target_": "SaveImaged",
+                    "keys": "pred",
+                    "output_dir": "@output_dir",
+                    "output_postfix": "seg",
+                    "output_dtype": "$torch.uint8",
+                    "resample": False,
+                    "separate_folder": False,
+                },
+            ],
+        },
+        "weights": "$torch.load(@bundle_root + '/models/model.pt', map_location=@device, weights_only=True)",
+        "predict": "$torch.inference_mode()(lambda image: @inferer(image[None].to(@device), @network)[0])",
+        "run": [
+            "$@network.load_state_dict(@weights)",
+            "$@network.eval()",
+            "$[@postprocessing({**case, 'pred': @predict(case['image'])})['pred'] for case in @dataset]",
+        ],
+        "evaluator": {
+            "_target_": "SupervisedEvaluator",
+            "device": "@device",
+            "val_data_loader": "@dataloader",
+            "network": "@network",
+            "inferer": "@inferer",
+            "postprocessing": "@postprocessing",
+        },
+    }
+
+
+def _readme(study: Study, privacy: PrivacyFacts, dice: Mapping[str, float] | None) -> str:
+    measured = "".join(f"| {name} | {value:.3f} |\n" for name, value in (dice or {}).items())
+    table = (
+        f"\n| Dice on labelled public cases | |\n|---|---|\n{measured}" if measured else "\nNo figures were measured.\n"
+    )
+    spacing = " × ".join(f"{s:g}" for s in study.data.spacing_mm)
+    grid = " × ".join(map(str, study.data.grid))
+    return f"""# {study.name}
+
+A 3D U-Net that segments {", ".join(study.data.labels[1:])} in MRI volumes. It was trained on public volumes whose
+labels are noisy aggregates of the predictions of teachers at {privacy.sites} sites; no private volume reached it.
+
+## What it reveals about patients
+{privacy.sentence()}.
+
+Whoever trusts the study's aggregator to have added the noise can rely on this for the weights and for anything computed
+from them. Every figure behind it is in `configs/privacy.json`, with the hash of the ledger's
+signed head.
+
+## Use
+Put volumes (`.nii`, `.nii.gz`) into `images/` and run, from this directory, with monai, nibabel and fire installed:
+
+    python -m monai.bundle run --config_file configs/inference.json --meta_file configs/metadata.json \\
+        --workflow_type inference
+
+Label maps appear in `predictions/`, on each file's own voxels. Volumes are brought to RAS+ at
+{spacing} mm and cropped or padded to {grid} voxels about their centre; what lies outside is called background.
+
+## How good it is
+{table}
+Research only: not a medical device, not for diagnosis.
+"""
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
