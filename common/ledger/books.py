@@ -15,7 +15,7 @@ from cryptography.exceptions import InvalidSignature
 
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.chain import SCHEMA_VERSION, Row, possession_message
-from common.ledger.keys import signing_public_key
+from common.ledger.keys import hex_bytes, signing_public_key
 from common.ledger.records import (
     GenesisRecord,
     KeyRecord,
@@ -108,7 +108,7 @@ class SigningKey:
         """With the key that row ``seq`` introduces, which must have signed its own introduction and be new."""
         message = possession_message(role, ledger_id=self.ledger_id, seq=seq - 1, row_hash=prev_hash)
         try:
-            signing_public_key(record.public_key).verify(bytes.fromhex(record.proof), message)
+            signing_public_key(record.public_key).verify(hex_bytes(record.proof), message)
         except (InvalidSignature, ValueError) as error:
             raise InvalidInput("new key", limit="one that signed its own introduction") from error
         if any(record.public_key == known for _, known in self.history):

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.canonical import canonical_bytes, check_hash, checked_fields, digest
 from common.errors import InvalidInput, LedgerCorrupt
-from common.ledger.keys import public_hex, signing_public_key, sync_directory
+from common.ledger.keys import hex_bytes, public_hex, signing_public_key, sync_directory
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x434F4E53  # "CONS", shown by file(1)
@@ -122,8 +122,8 @@ class SignedHead:
         """Whether ``public_key`` signed these very fields. Whose key that is, the caller must know."""
         try:
             message = head_message(self.role, ledger_id=self.ledger_id, seq=self.seq, row_hash=self.hash)
-            signing_public_key(self.public_key).verify(bytes.fromhex(self.signature), message)
-        except (InvalidSignature, ValueError, InvalidInput):
+            signing_public_key(self.public_key).verify(hex_bytes(self.signature), message)
+        except (InvalidSignature, ValueError, TypeError, InvalidInput):
             return False
         return True
 
@@ -299,7 +299,7 @@ class Chain:
                 check_link(self.role, row, self._last)
                 yield row
                 self._last = row  # only now: a row the reader refused stays unread
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeError) as error:
             raise LedgerCorrupt(f"the ledger file cannot be read ({error})") from error
 
     def forget(self) -> None:
@@ -474,7 +474,7 @@ def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only:
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeError) as error:
         raise LedgerCorrupt(f"{path} is not a ledger or is damaged ({error})") from error
     if application != APPLICATION_ID or "rows" not in tables:
         raise LedgerCorrupt(f"{path} is not a Consilium ledger")
@@ -500,16 +500,19 @@ def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
 
 
-def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    """A connection as every ledger is opened: WAL and synchronous=FULL for a writer, nothing written by a reader."""
+def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3.Connection:
+    """A connection as every ledger is opened: WAL and synchronous=FULL for a writer, nothing written by a reader.
+
+    ``as_it_lies`` reads a file nobody has open, without the lock files a reader otherwise leaves beside it.
+    """
     if sqlite3.sqlite_version_info < (3, 37):
         raise InvalidInput("SQLite library", value=sqlite3.sqlite_version, limit="3.37 or newer")
     if not path.is_file():
         raise InvalidInput("ledger file does not exist", value=str(path), remedy="check the path")
     # an unwritable folder cannot hold the shared-memory file a WAL reader needs; without a WAL nothing can change
-    unwritable = read_only and not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
+    unwritable = not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
     mode = "mode=ro" if read_only else "mode=rw"
-    uri = f"{path.absolute().as_uri()}?{mode}{'&immutable=1' if unwritable else ''}"
+    uri = f"{path.absolute().as_uri()}?{mode}{'&immutable=1' if read_only and (unwritable or as_it_lies) else ''}"
     try:
         connection = sqlite3.connect(
             uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_S, check_same_thread=False
@@ -528,7 +531,7 @@ def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA trusted_schema = OFF")
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeError) as error:
         connection.close()
         raise LedgerCorrupt(f"{path} is not a ledger or is damaged ({error})") from error
     except BaseException:

@@ -74,6 +74,14 @@ def sealing_public_key(text: str) -> X25519PublicKey:
     return X25519PublicKey.from_public_bytes(_raw(text))
 
 
+def hex_bytes(text: str) -> bytes:
+    """The bytes that lower-case hex spells; any other spelling of them is refused, so that one value has one text."""
+    value = bytes.fromhex(text)
+    if value.hex() != text:
+        raise ValueError("not in lower-case hex")
+    return value
+
+
 def read_public_key(source: str) -> Ed25519PublicKey:
     """A verifier's key, given as 64 hex digits or as the path of a PEM file (public, or the private key itself)."""
     if len(source) == 64 and not set(source) - set("0123456789abcdef"):

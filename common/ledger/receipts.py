@@ -23,6 +23,7 @@ from common.canonical import canonical_bytes, check_hash, checked_fields, parse_
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.books import NOTHING, Spend
 from common.ledger.chain import NO_HASH, SignedHead, body_digest, check_time, row_hash
+from common.ledger.keys import hex_bytes
 from common.ledger.records import (
     PoolDeclaration,
     ReleaseRecord,
@@ -153,7 +154,7 @@ class Receipt:
     def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
         """Whether ``public_key`` signed this receipt and the head in it."""
         try:
-            public_key.verify(bytes.fromhex(self.signature), self._message())
+            public_key.verify(hex_bytes(self.signature), self._message())
         except (InvalidSignature, ValueError):
             return False
         return self.head.is_genuine()

@@ -8,6 +8,7 @@ from the facts it derives from and must agree.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -29,15 +30,12 @@ from common.privacy.mechanism import (
 )
 
 MAX_NOTE_CHARACTERS = 2_000
+_NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 
 
 def check_name(text: object, *, what: str) -> str:
     """A site's, pool's or batch's name: 1 to 128 letters, digits, ``-_./``. Not a place for a person's name."""
-    if (
-        not isinstance(text, str)
-        or not 1 <= len(text) <= 128
-        or not all(c.isascii() and (c.isalnum() or c in "-_./") for c in text)
-    ):
+    if not isinstance(text, str) or not _NAME.fullmatch(text):
         raise InvalidInput(what, value=text, limit="1 to 128 letters, digits, '-', '_', '.', '/'")
     return text
 

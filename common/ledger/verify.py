@@ -16,7 +16,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from common.canonical import sha256_bytes
-from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt
+from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.books import Books
 from common.ledger.chain import (
     APPLICATION_ID,
@@ -131,16 +131,18 @@ def verify(
     ``server_key`` is checked against the receipts in a site's ledger; every head in ``witnesses`` that belongs to this
     ledger must be in it. Problems are reported, not raised; InvalidInput only if there is no such file.
     """
-    connection = connect(path, read_only=True)
+    # with no WAL beside it nobody has the file open: read it as it lies, and leave nothing beside it either
+    connection = connect(path, read_only=True, as_it_lies=not Path(f"{path}-wal").exists())
     connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
     try:
         check = _Check(connection, public_key=public_key, server_key=server_key)
         try:
             connection.execute("BEGIN")
             check.run(witnesses)
-        except (sqlite3.DatabaseError, LedgerCorrupt, ConsiliumError, OverflowError) as error:
-            row = error.row if isinstance(error, LedgerCorrupt) else None
-            check.problem(row, f"the file cannot be read ({error})" if isinstance(error, sqlite3.Error) else str(error))
+        except LedgerCorrupt as error:
+            check.problem(error.row, _without_row(error))
+        except (sqlite3.Error, UnicodeError, OverflowError) as error:  # SQLite's own messages may quote damaged bytes
+            check.problem(None, f"the file cannot be read ({type(error).__name__}: {error})")
         return check.report(path)
     finally:
         connection.close()
@@ -178,7 +180,8 @@ class _Check:
         self._witnesses(witnesses)
         known = [key for _, key in self.books.key.history]
         if self._expected is not None and self._expected not in known:
-            self.problem(1, f"the ledger is not signed by the expected key {self._expected}")
+            # after another problem the key may stand in rows that could not be read
+            self.problem(None if self.problems else 1, f"no row read is signed by the expected key {self._expected}")
 
     def report(self, path: Path) -> VerifyReport:
         return VerifyReport(
@@ -215,7 +218,7 @@ class _Check:
     def _schema(self) -> None:
         expected = schema_sql(self.role)
         found = dict(self._db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
-        for name in sorted(expected.keys() | found.keys()):
+        for name in sorted(expected.keys() | found.keys(), key=str):
             if name not in found:
                 self.problem(None, f"table or trigger {name} is missing")
             elif name not in expected:
@@ -272,6 +275,9 @@ class _Check:
         table = ROLES[self.role]
         bad: list[Problem] = []
         for query_id, seq, data in self._db.execute(f"SELECT query_id, seq, data FROM {table} ORDER BY seq"):
+            if not isinstance(seq, int):
+                bad.append(Problem(None, f"a row number in {table} is not a number"))
+                continue
             if seq > until and self.problems:
                 continue  # rows from there on could not be judged
             if seq not in expected:
@@ -299,8 +305,8 @@ class _Check:
         for witness in witnesses:
             if witness.ledger_id != self.books.key.ledger_id:
                 self.problem(None, f"a kept head is of another ledger, {witness.ledger_id}")
-            elif not witness.is_genuine() or witness.public_key not in keys:
-                self.problem(None, f"a kept head of row {witness.seq} is not signed by this ledger's keys")
+            elif not witness.is_genuine():
+                self.problem(None, f"the signature of a kept head of row {witness.seq} is wrong")
             elif witness.seq not in self._hashes:
                 self.problem(
                     self.books.row_count + 1, f"a kept head is of row {witness.seq}: the ledger's tail was cut off"
@@ -309,6 +315,8 @@ class _Check:
                 self.problem(
                     witness.seq, "a kept head has another hash for this row: the ledger was rewritten or forked"
                 )
+            elif witness.public_key not in keys:
+                self.problem(witness.seq, "a kept head of this row is signed by a key the ledger never had")
             else:
                 self.witnesses += 1
 
