@@ -1,0 +1,508 @@
+"""What a hospital's own ledger promises, and which lies of a server it catches (the server's side is the real one)."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from common.config import Study
+from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.ledger.books import Spend
+from common.ledger.receipts import Receipt
+from common.ledger.records import event_json
+from common.ledger.site import SiteLedger
+from common.ledger.store import Ledger
+from common.ledger.verify import verify
+from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, QuerySpec
+from tests.common.ledger.ledger_world import (
+    BUDGET,
+    HOSPITAL,
+    PATIENT,
+    Ticking,
+    World,
+    make_mechanism,
+    make_query,
+    make_study,
+)
+
+MECHANISM = make_mechanism(room_for=10)
+CODE = np.array([3, -4, 0, 12], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Caps:
+    budget: Budget = BUDGET
+    accountant: AccountantName = AccountantName.EXACT
+    protection: Protection = HOSPITAL
+    queries_per_day: int = 100
+
+
+@dataclass
+class Hospital:
+    """One site beside the server's world."""
+
+    path: Path
+    study: Study
+    clock: Ticking = field(default_factory=Ticking)
+    caps: Caps = Caps()
+
+    def __post_init__(self) -> None:
+        self.ledger = SiteLedger.open(self.path, "aachen-mri", caps=self.caps, clock=self.clock)
+        self.ledger.consent(self.study)
+
+    def reopen(self, caps: Caps | None = None) -> None:
+        self.ledger.close()
+        self.ledger = SiteLedger.open(self.path, "aachen-mri", caps=caps or self.caps, clock=self.clock)
+
+
+@pytest.fixture
+def site(tmp_path: Path, world: World) -> Iterator[Hospital]:
+    hospital = Hospital(tmp_path / "site-ledger.sqlite", world.study)
+    yield hospital
+    hospital.ledger.close()
+
+
+def queries(*numbers: int, mechanism: Mechanism = MECHANISM) -> list[QuerySpec]:
+    return [make_query(number, mechanism) for number in numbers]
+
+
+def receipt_for(world: World, batch: str, site: str = "aachen") -> Receipt:
+    found = [item for item in world.ledger.batch_receipts(world.study.id, batch) if item.site == site]
+    assert len(found) == 1
+    return Receipt.parse(found[0].render())
+
+
+def run_batch(world: World, site: Hospital, batch: str, *numbers: int) -> Receipt:
+    site.ledger.reserve(world.study.id, queries(*numbers))
+    world.release(queries(*numbers), batch=batch)
+    return receipt_for(world, batch)
+
+
+# --- acceptance
+
+
+def test_acceptance_is_charged_at_once_and_stays_charged(site: Hospital) -> None:
+    site.ledger.reserve(site.study.id, queries(1, 2, 3))
+    site.reopen()
+    spent = site.ledger.spent()
+    assert spent.releases == 3
+    assert spent.mu_squared == 3 * (Fraction(2 * MECHANISM.radius_int) / MECHANISM.noise_std) ** 2
+    assert site.ledger.reserved(queries(2)[0].id) == queries(2)[0]
+    assert site.ledger.reserved(queries(9)[0].id) is None
+
+
+def test_an_offer_repeated_costs_nothing(site: Hospital) -> None:
+    site.ledger.reserve(site.study.id, queries(1, 2))
+    rows = site.ledger.row_count
+    site.ledger.reserve(site.study.id, queries(2, 1))
+    assert site.ledger.row_count == rows
+    site.ledger.reserve(site.study.id, queries(2, 3))
+    assert site.ledger.spent().releases == 3
+
+
+def test_a_batch_is_accepted_whole_or_not_at_all(site: Hospital) -> None:
+    with pytest.raises(Refused) as refused:
+        site.ledger.reserve(site.study.id, queries(*range(11)))
+    assert refused.value.reason == "budget"
+    assert site.ledger.spent() == Spend()
+    site.ledger.reserve(site.study.id, queries(*range(10)))
+    assert site.ledger.guarantees()[AccountantName.EXACT].epsilon <= BUDGET.epsilon
+
+
+def test_a_refusal_is_on_record_once_a_day(site: Hospital) -> None:
+    for _ in range(3):
+        with pytest.raises(Refused):
+            site.ledger.reserve(site.study.id, queries(*range(11)))
+    assert [row.kind for row in site.ledger.rows()].count("refusal") == 1
+    site.clock.now += timedelta(days=1)
+    with pytest.raises(Refused):
+        site.ledger.reserve(site.study.id, queries(*range(11)))
+    assert [row.kind for row in site.ledger.rows()].count("refusal") == 2
+
+
+def test_the_cap_holds_over_studies_and_restarts(site: Hospital) -> None:
+    site.ledger.reserve(site.study.id, queries(*range(6)))
+    edited = make_study(planned_queries=81)
+    site.ledger.consent(edited)
+    site.reopen()
+    with pytest.raises(Refused, match="pool-budget"):
+        site.ledger.reserve(edited.id, queries(*range(20, 25)))
+    site.ledger.reserve(edited.id, queries(*range(20, 24)))
+    assert site.ledger.spent().releases == 10
+
+
+def test_the_studys_budget_binds_at_the_site_too(tmp_path: Path) -> None:
+    strict = make_study(epsilon=4.0)
+    hospital = Hospital(tmp_path / "s.sqlite", strict)
+    with hospital.ledger, pytest.raises(Refused, match="study-budget"):
+        hospital.ledger.reserve(strict.id, queries(*range(9)))
+
+
+def test_the_daily_cap_ends_with_the_day(tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path / "s.sqlite", make_study(), caps=Caps(queries_per_day=3))
+    with hospital.ledger as ledger:
+        ledger.reserve(hospital.study.id, queries(1, 2))
+        with pytest.raises(Refused) as refused:
+            ledger.reserve(hospital.study.id, queries(3, 4))
+        assert refused.value.reason == "daily-cap"
+        ledger.reserve(hospital.study.id, queries(3))
+        hospital.clock.now += timedelta(days=1)
+        ledger.reserve(hospital.study.id, queries(4, 5))
+
+
+def test_studies_not_consented_to_paused_or_withdrawn_are_refused(site: Hospital) -> None:
+    with pytest.raises(Refused) as refused:
+        site.ledger.reserve(make_study("other").id, queries(1))
+    assert refused.value.reason == "unknown-study"
+    site.ledger.decide(site.study.id, "pause")
+    site.reopen()
+    with pytest.raises(Refused) as refused:
+        site.ledger.reserve(site.study.id, queries(1))
+    assert refused.value.reason == "paused"
+    site.ledger.decide(site.study.id, "resume")
+    site.ledger.reserve(site.study.id, queries(1))
+    site.ledger.decide(site.study.id, "withdraw")
+    with pytest.raises(InvalidInput, match="for good"):
+        site.ledger.decide(site.study.id, "resume")
+    with pytest.raises(Refused):
+        site.ledger.reserve(site.study.id, queries(2))
+
+
+def test_other_voters_than_the_study_says_are_refused(site: Hospital) -> None:
+    with pytest.raises(Refused) as refused:
+        site.ledger.reserve(site.study.id, queries(1, mechanism=make_mechanism(voters=2)))
+    assert refused.value.reason == "wrong-mechanism"
+
+
+def test_changed_caps_are_on_record_and_another_unit_or_pool_is_refused(site: Hospital) -> None:
+    site.reopen(Caps(queries_per_day=5))
+    site.reopen(Caps(queries_per_day=5))
+    assert [row.kind for row in site.ledger.rows()].count("pool") == 2
+    with pytest.raises(InvalidInput, match="protection"):
+        SiteLedger.open(site.path, "aachen-mri", caps=Caps(protection=PATIENT))
+    with pytest.raises(InvalidInput, match="pool"):
+        SiteLedger.open(site.path, "bergen-mri", caps=Caps())
+
+
+# --- codes
+
+
+def test_a_retry_gets_the_stored_code(site: Hospital) -> None:
+    query = queries(1)[0]
+    site.ledger.reserve(site.study.id, [query])
+    assert site.ledger.code(query.id) is None
+    site.ledger.store_code(query.id, CODE)
+    site.reopen()
+    stored = site.ledger.code(query.id)
+    assert stored is not None
+    assert stored.tobytes() == CODE.tobytes()
+    with pytest.raises(ValueError, match="read-only"):
+        stored[0] = 1
+    site.ledger.store_code(query.id, CODE)
+    with pytest.raises(InvalidInput, match="already stored"):
+        site.ledger.store_code(query.id, CODE + 1)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        np.array([np.nan, 0, 0, 0]),
+        np.zeros(4),
+        np.zeros(5, dtype=np.int64),
+        np.array([1 << 17, 0, 0, 0], dtype=np.int64),
+        np.array([np.iinfo(np.int64).min, 0, 0, 0], dtype=np.int64),
+    ],
+    ids=["nan", "float", "long", "outside-the-ball", "overflow"],
+)
+def test_anything_but_an_integer_code_in_the_ball_is_refused(site: Hospital, bad: np.ndarray) -> None:
+    query = queries(1)[0]
+    site.ledger.reserve(site.study.id, [query])
+    with pytest.raises(InvalidInput):
+        site.ledger.store_code(query.id, bad)
+    assert site.ledger.code(query.id) is None
+
+
+def test_a_code_for_a_query_never_accepted_is_refused(site: Hospital) -> None:
+    with pytest.raises(Refused) as refused:
+        site.ledger.store_code(queries(1)[0].id, CODE)
+    assert refused.value.reason == "not-accepted"
+
+
+def test_the_file_and_its_key_are_for_their_owner_only(site: Hospital) -> None:
+    site.ledger.reserve(site.study.id, queries(1))
+    names = {path.name for path in site.path.parent.iterdir() if path.name.startswith("site-ledger")}
+    assert {"site-ledger.sqlite", "site-ledger.key"} <= names
+    for name in names:
+        assert stat.S_IMODE((site.path.parent / name).stat().st_mode) == 0o600, name
+
+
+def test_a_zero_code_leaves_the_same_rows_as_a_real_one(site: Hospital) -> None:
+    first, second = queries(1, 2)
+    site.ledger.reserve(site.study.id, [first, second])
+    site.ledger.store_code(first.id, CODE)
+    site.ledger.store_code(second.id, np.zeros(4, dtype=np.int64))
+    kinds = [row.kind for row in site.ledger.rows()]
+    assert kinds[-2:] == ["code", "code"]
+
+
+# --- receipts
+
+
+def test_receipts_are_checked_and_kept(world: World, site: Hospital) -> None:
+    for number, batch in enumerate(("b1", "b2", "b3")):
+        receipt = run_batch(world, site, batch, 2 * number, 2 * number + 1)
+        site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+        assert receipt.after == world.ledger.spent("aachen-mri") == site.ledger.spent()
+    assert receipt.clipping_norms == (1.0, 1.0)
+    assert receipt.noise_multipliers[0] == MECHANISM.noise_std / (2 * MECHANISM.radius_int)
+    assert [entry[0] for entry in receipt.roster] == ["aachen", "bergen", "cadiz"]
+    site.reopen()
+    assert len(site.ledger.receipts()) == 3
+    head = world.ledger.head()
+    assert site.ledger.server_heads() == {head.ledger_id: (head.seq, head.hash)}
+    report = verify(site.path, server_key=world.key.public_key())
+    assert report.ok, report.problems
+    assert verify(world.path, witnesses=[item.head for item in site.ledger.receipts()]).witnesses == 3
+
+
+def test_a_receipt_that_comes_again_changes_nothing(world: World, site: Hospital) -> None:
+    receipt = run_batch(world, site, "b1", 1)
+    for _ in range(2):
+        site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+    assert len(site.ledger.receipts()) == 1
+    assert site.ledger.alarms() == ()
+
+
+def test_lost_receipts_are_asked_for_and_issued_again(world: World, site: Hospital) -> None:
+    run_batch(world, site, "b1", 1)
+    run_batch(world, site, "b2", 2)
+    third = run_batch(world, site, "b3", 3)
+    with pytest.raises(Refused) as refused:
+        site.ledger.record_receipt(third, public_key=world.key.public_key())
+    assert refused.value.reason == "receipt-gap"
+    assert site.ledger.alarms() == ()
+    world.reopen()
+    for receipt in world.ledger.site_receipts("aachen", after=0):
+        site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+    assert len(site.ledger.receipts()) == 3
+
+
+def test_a_site_that_missed_a_batch_follows_on(world: World, site: Hospital) -> None:
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
+    world.release(queries(2), batch="b2", sites=("bergen", "cadiz"))
+    receipt = run_batch(world, site, "b3", 3)
+    site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+    assert receipt.after.releases == 2
+
+
+def test_a_receipt_signed_by_someone_else_is_refused_without_an_alarm(world: World, site: Hospital) -> None:
+    receipt = run_batch(world, site, "b1", 1)
+    with pytest.raises(InvalidInput, match="signed"):
+        site.ledger.record_receipt(receipt, public_key=Ed25519PrivateKey.generate().public_key())
+    altered = replace(receipt, after=Spend(Fraction(1, 7), 1, 4))
+    with pytest.raises(InvalidInput, match="signed"):
+        site.ledger.record_receipt(altered, public_key=world.key.public_key())
+    assert site.ledger.alarms() == ()
+
+
+def assert_alarm(site: Hospital, world: World, receipt: Receipt, match: str) -> None:
+    with pytest.raises(LedgerCorrupt, match=match):
+        site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+    site.reopen()
+    assert len(site.ledger.alarms()) == 1
+    with pytest.raises(Refused) as refused:
+        site.ledger.reserve(site.study.id, queries(99))
+    assert refused.value.reason == "paused"
+    assert verify(site.path).ok, "the alarm itself is a sound record"
+
+
+def test_a_server_that_charges_less_is_caught(world: World, site: Hospital) -> None:
+    receipt = run_batch(world, site, "b1", 1)
+    cheaper = Spend(receipt.after.mu_squared / 2, 1, 4)
+    assert_alarm(site, world, replace(receipt, after=cheaper).signed(world.key), "do not add up")
+
+
+def test_a_server_that_forgets_earlier_charges_is_caught(world: World, site: Hospital) -> None:
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
+    receipt = run_batch(world, site, "b2", 2)
+    single = replace(receipt, before=Spend(), after=Spend(receipt.after.mu_squared / 2, 1, 4))
+    assert_alarm(site, world, single.signed(world.key), "totals before")
+
+
+def test_a_server_that_states_a_cheaper_event_is_caught(world: World, site: Hospital) -> None:
+    receipt = run_batch(world, site, "b1", 1)
+    quieter = replace(MECHANISM, noise_std=MECHANISM.noise_std * 2)
+    event = event_json(quieter, world.study.privacy.protection)
+    body = {**receipt.releases[0].body, "event": event}
+    altered = replace(receipt, releases=(replace(receipt.releases[0], body=body),))
+    assert_alarm(site, world, altered.signed(world.key), "other than the one in the chain")
+
+
+def test_a_server_that_dropped_its_last_rows_is_caught(world: World, site: Hospital, tmp_path: Path) -> None:
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
+    world.ledger.close()
+    backup = tmp_path / "backup.sqlite"
+    shutil.copy(world.path, backup)
+    world.reopen()
+    site.ledger.record_receipt(run_batch(world, site, "b2", 2, 3), public_key=world.key.public_key())
+    world.ledger.close()
+    for suffix in ("-wal", "-shm"):
+        Path(f"{world.path}{suffix}").unlink(missing_ok=True)
+    shutil.copy(backup, world.path)
+    world.reopen()
+    assert world.ledger.spent("aachen-mri").releases == 1, "the restored server knows nothing of batch b2"
+    receipt = run_batch(world, site, "b4", 4)
+    assert_alarm(site, world, receipt, "rolled back or forked")
+
+
+def test_a_server_that_forks_is_caught_by_the_site_and_between_two_sites(
+    world: World, site: Hospital, tmp_path: Path
+) -> None:
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
+    fork = tmp_path / "fork"
+    fork.mkdir()
+    world.ledger.close()
+    shutil.copy(world.path, fork / "ledger.sqlite")
+    world.reopen()
+    site.ledger.record_receipt(run_batch(world, site, "b2", 2), public_key=world.key.public_key())
+    with Ledger.open(fork / "ledger.sqlite", signing_key=world.key, clock=Ticking()) as ledger:
+        other = World(fork / "ledger.sqlite", world.key, ledger, world.study)
+        other.release(queries(2), batch="b2")
+        theirs = ledger.site_receipts("bergen")[-1]
+        ours = site.ledger.receipts()[-1]
+        assert theirs.head.seq == ours.head.seq
+        assert theirs.head.hash != ours.head.hash, "two sites comparing heads see the fork"
+        other.release(queries(3), batch="b3")
+        site.ledger.reserve(world.study.id, queries(3))
+        assert_alarm(site, world, receipt_for(other, "b3"), "rolled back or forked")
+
+
+def test_a_server_that_replays_an_old_receipt_as_new_is_caught(world: World, site: Hospital) -> None:
+    first = run_batch(world, site, "b1", 1)
+    site.ledger.record_receipt(first, public_key=world.key.public_key())
+    second = run_batch(world, site, "b2", 2)
+    site.ledger.record_receipt(second, public_key=world.key.public_key())
+    replayed = replace(first, batch_id="b9").signed(world.key)
+    site.ledger.record_receipt(replayed, public_key=world.key.public_key())
+    assert len(site.ledger.receipts()) == 2, "a head already known adds nothing and proves nothing"
+    moved = replace(second, head=replace(second.head, seq=second.head.seq + 1)).signed(world.key)
+    with pytest.raises(InvalidInput, match="signed"):
+        site.ledger.record_receipt(moved, public_key=world.key.public_key())
+
+
+def test_a_server_that_edited_the_study_is_caught(world: World, site: Hospital) -> None:
+    edited = make_study(epsilon=7.9)
+    world.ledger.register_study(edited)
+    site.ledger.reserve(world.study.id, queries(1))
+    world.release(queries(1), study=edited.id)
+    receipt = next(item for item in world.ledger.batch_receipts(edited.id, "b1") if item.site == "aachen")
+    assert_alarm(site, world, receipt, "never consented")
+
+
+def test_a_charge_for_a_query_never_accepted_is_caught(world: World, site: Hospital) -> None:
+    world.release(queries(5))
+    assert_alarm(site, world, receipt_for(world, "b1"), "never accepted")
+
+
+def test_a_second_ledger_for_the_same_study_is_caught(world: World, site: Hospital, tmp_path: Path) -> None:
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
+    (tmp_path / "fresh").mkdir()
+    fresh = World.create(tmp_path / "fresh")
+    with fresh.ledger:
+        receipt = run_batch(fresh, site, "b1", 2)
+        with pytest.raises(LedgerCorrupt, match="another ledger"):
+            site.ledger.record_receipt(receipt, public_key=fresh.key.public_key())
+
+
+def test_reservations_without_a_receipt_stay_spent(world: World, site: Hospital) -> None:
+    receipt = run_batch(world, site, "b1", 1, 2)
+    site.ledger.reserve(world.study.id, queries(3, 4, 5))
+    site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+    assert site.ledger.spent().releases == 5
+    summary = site.ledger.summary()
+    assert (summary["queries_accepted"], summary["receipted"]) == (5, 2)
+
+
+def test_after_an_alarm_a_person_lets_the_site_go_on_but_not_for_less(
+    world: World, site: Hospital, tmp_path: Path
+) -> None:
+    test_a_server_that_dropped_its_last_rows_is_caught(world, site, tmp_path)
+    site.ledger.recover(world.ledger.ledger_id)
+    assert site.ledger.alarms() == ()
+    with pytest.raises(LedgerCorrupt, match="forgotten"):
+        site.ledger.record_receipt(receipt_for(world, "b4"), public_key=world.key.public_key())
+    assert len(site.ledger.alarms()) == 1
+
+
+def test_receipts_of_another_unit_are_caught(tmp_path: Path, world: World) -> None:
+    per_patient = make_study(unit="patient")
+    world.ledger.register_study(per_patient)
+    hospital = Hospital(tmp_path / "s.sqlite", per_patient, caps=Caps(protection=PATIENT))
+    with hospital.ledger as ledger:
+        ledger.reserve(per_patient.id, queries(1))
+        world.release(queries(1), study=per_patient.id)
+        receipt = world.ledger.batch_receipts(per_patient.id, "b1")[0]
+        with pytest.raises(LedgerCorrupt, match="another unit"):
+            ledger.record_receipt(receipt, public_key=world.key.public_key())
+
+
+def test_a_receipt_is_read_back_exactly_and_nothing_else_is_read(world: World, site: Hospital) -> None:
+    receipt = run_batch(world, site, "b1", 1)
+    assert Receipt.parse(receipt.render()) == receipt
+    text = receipt.render()
+    for bad in (text[:-1], text.replace('"schema":1', '"schema":2'), text.replace('"after"', '"before2"'), "{}", "[]"):
+        with pytest.raises(InvalidInput):
+            Receipt.parse(bad)
+
+
+# --- the file
+
+
+def test_a_tampered_site_ledger_is_detected(world: World, site: Hospital) -> None:
+    receipt = run_batch(world, site, "b1", 1)
+    site.ledger.store_code(queries(1)[0].id, CODE)
+    site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+    site.ledger.close()
+    connection = sqlite3.connect(site.path, isolation_level=None)
+    for name in ("codes_no_update", "rows_no_update"):
+        connection.execute(f"DROP TRIGGER {name}")
+    connection.execute("UPDATE codes SET data = zeroblob(32)")
+    connection.close()
+    report = verify(site.path)
+    assert not report.ok
+    assert report.first_bad_row == 5
+    site.reopen()
+    with pytest.raises(LedgerCorrupt, match="row 5"):
+        site.ledger.code(queries(1)[0].id)
+
+
+def test_a_receipt_by_another_key_in_a_site_ledger_is_named(world: World, site: Hospital) -> None:
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
+    assert verify(site.path, server_key=world.key.public_key()).ok
+    report = verify(site.path, server_key=Ed25519PrivateKey.generate().public_key())
+    assert report.first_bad_row == site.ledger.row_count
+
+
+def test_a_site_ledger_is_not_a_server_ledger(site: Hospital, world: World) -> None:
+    with pytest.raises(InvalidInput, match="server ledger"):
+        Ledger.open(site.path)
+    with pytest.raises(InvalidInput, match="site ledger"):
+        SiteLedger.read(world.path)
+
+
+def test_reading_needs_no_key(site: Hospital) -> None:
+    site.ledger.reserve(site.study.id, queries(1))
+    with SiteLedger.read(site.path) as reader:
+        assert reader.spent().releases == 1
+        with pytest.raises(InvalidInput, match="open for reading"):
+            reader.reserve(site.study.id, queries(2))
