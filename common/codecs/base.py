@@ -197,7 +197,18 @@ def label_map_hash(label_map: UInt8[np.ndarray, "x y z"]) -> str:
 
 
 def pack(header: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> bytes:
-    """A header (canonical JSON) and numeric arrays as one uncompressed npz without pickle or time stamps."""
+    """A header (canonical JSON) and numeric arrays as one uncompressed npz without pickle or time stamps.
+
+    More than a site would read back (:data:`MAX_CODEC_BYTES`) is refused.
+    """
+    size = sum(array.nbytes for array in arrays.values())
+    if size > MAX_CODEC_BYTES - (1 << 16):
+        raise InvalidInput(
+            "codec is too large",
+            value=f"{size} bytes",
+            limit=f"{MAX_CODEC_BYTES} bytes with its header",
+            remedy="lower codec.max_dimension",
+        )
     stream = io.BytesIO()
     members = {_HEADER: np.frombuffer(canonical_bytes(dict(header)), dtype=np.uint8), **arrays}
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:

@@ -159,3 +159,10 @@ def test_another_codec_name_is_refused_by_the_study() -> None:
 def test_reading_and_using_a_codec_imports_no_torch() -> None:
     program = "import sys, common.codecs; sys.exit('torch' in sys.modules or 'monai' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+def test_a_codec_no_site_would_read_is_refused_when_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.codecs.base.MAX_CODEC_BYTES", 1 << 17)
+    fitted = fit_codec(Fitted.study(), patients(16, seed=1), noise_std=0.05)
+    with pytest.raises(InvalidInput, match="too large"):
+        fitted.to_bytes()
