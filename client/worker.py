@@ -91,11 +91,15 @@ class Worker:
         with self._lock:
             match message:
                 case Offer():
-                    return encode(OfferReply(batch=message.batch, reason=self._decide(message)))
+                    reply = OfferReply(
+                        batch=message.batch, reason=self._decide(message), ledger_row=self._held(message.ledger)
+                    )
+                    return encode(reply)
                 case CodesRequest():
                     return encode(self._codes(message))
                 case Receipts():
-                    return encode(ReceiptsReply(seq=self._file(message)))
+                    self._file(message)
+                    return encode(ReceiptsReply(ledger_row=self._held(message.ledger)))
                 case _:
                     raise Refused("malformed", "a worker answers offers, codes requests and receipts")
 
@@ -129,17 +133,17 @@ class Worker:
         log.info("event=codes batch=%s attempt=%d codes=%d", request.batch[:12], request.attempt, len(sealed))
         return CodesReply(batch=request.batch, attempt=request.attempt, codes=tuple(sealed))
 
-    def _file(self, message: Receipts) -> int:
-        """Check and keep receipts; returns the newest row held. A contradiction is an alarm that stops all answers."""
-        seq = 0
+    def _file(self, message: Receipts) -> None:
+        """Check and keep receipts. One that contradicts the site's record is an alarm, which stops all answers."""
         for text in message.receipts:
-            receipt = Receipt.parse(text)
             try:
-                self._ledger.record_receipt(receipt, public_key=self._config.server.signing_public_key)
+                self._ledger.record_receipt(Receipt.parse(text), public_key=self._config.server.signing_public_key)
             except Refused as error:
                 log.info("event=receipt-refused reason=%s", error.reason)
-            seq = self._ledger.server_heads().get(receipt.ledger_id, (0, ""))[0]
-        return seq
+
+    def _held(self, ledger_id: str) -> int:
+        """The newest row of the server's ledger this site holds a receipt for, 0 for none."""
+        return self._ledger.server_heads().get(ledger_id, (0, ""))[0]
 
     def _answer(self, query: QuerySpec) -> tuple[NDArray[np.int64], str]:
         """The site's integer code, the sum over its voters, and a word for the site's own record. # sensitive

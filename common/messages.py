@@ -39,19 +39,21 @@ REASONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A batch of queries under one study, for a site to accept or decline as a whole."""
+    """A batch of queries under one study, for a site to accept or decline as a whole; ``ledger`` is the server's."""
 
     study: str
+    ledger: str
     batch: str
     queries: tuple[QuerySpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OfferReply:
-    """A site's decision about a batch."""
+    """A site's decision about a batch; ``ledger_row`` is the newest of the server's rows it holds a receipt for."""
 
     batch: str
     reason: str
+    ledger_row: int
 
     @property
     def accepted(self) -> bool:
@@ -80,9 +82,9 @@ class CodesReply:
 
 @dataclass(frozen=True, slots=True)
 class Receipts:
-    """Signed receipts in order, as the ledger wrote them; the site checks each against its own record."""
+    """Signed receipts of ``ledger`` in order, as it wrote them; the site checks each against its own record."""
 
-    study: str
+    ledger: str
     receipts: tuple[str, ...]
 
 
@@ -90,7 +92,7 @@ class Receipts:
 class ReceiptsReply:
     """The newest row of the server's ledger that the site now holds a receipt for, 0 for none."""
 
-    seq: int
+    ledger_row: int
 
 
 _KINDS = {
@@ -109,9 +111,10 @@ def encode(message: AnyMessage) -> bytes:
     body: dict[str, Any]
     match message:
         case Offer():
-            body = {"study": message.study, "batch": message.batch, "queries": [q.to_json() for q in message.queries]}
+            queries = [query.to_json() for query in message.queries]
+            body = {"study": message.study, "ledger": message.ledger, "batch": message.batch, "queries": queries}
         case OfferReply():
-            body = {"batch": message.batch, "reason": message.reason}
+            body = {"batch": message.batch, "reason": message.reason, "ledger_row": message.ledger_row}
         case CodesRequest():
             body = {
                 "study": message.study,
@@ -124,9 +127,9 @@ def encode(message: AnyMessage) -> bytes:
             codes = [[query, base64.b64encode(sealed).decode()] for query, sealed in message.codes]
             body = {"batch": message.batch, "attempt": message.attempt, "codes": codes}
         case Receipts():
-            body = {"study": message.study, "receipts": list(message.receipts)}
+            body = {"ledger": message.ledger, "receipts": list(message.receipts)}
         case ReceiptsReply():
-            body = {"seq": message.seq}
+            body = {"ledger_row": message.ledger_row}
     return canonical_bytes({"kind": _KINDS[type(message)], "schema": MESSAGE_SCHEMA, **body})
 
 
@@ -137,14 +140,18 @@ def decode(data: bytes) -> AnyMessage:
         raise InvalidInput("message schema", limit=str(MESSAGE_SCHEMA))
     match document.pop("kind", None):
         case "offer":
-            body = checked_fields(document, {"study": str, "batch": str, "queries": list})
-            queries = tuple(QuerySpec.from_json(item) for item in body["queries"])
-            return Offer(study=check_hash(body["study"]), batch=check_hash(body["batch"]), queries=queries)
+            body = checked_fields(document, {"study": str, "ledger": str, "batch": str, "queries": list})
+            return Offer(
+                study=check_hash(body["study"]),
+                ledger=body["ledger"],
+                batch=check_hash(body["batch"]),
+                queries=tuple(QuerySpec.from_json(item) for item in body["queries"]),
+            )
         case "offer-reply":
-            body = checked_fields(document, {"batch": str, "reason": str})
+            body = checked_fields(document, {"batch": str, "reason": str, "ledger_row": int})
             if body["reason"] not in REASONS:
                 raise InvalidInput("reason of an offer's reply", limit=", ".join(sorted(REASONS)))
-            return OfferReply(batch=check_hash(body["batch"]), reason=body["reason"])
+            return OfferReply(batch=check_hash(body["batch"]), reason=body["reason"], ledger_row=body["ledger_row"])
         case "codes":
             kinds = {"study": str, "batch": str, "attempt": int, "deadline_s": int, "queries": list}
             body = checked_fields(document, kinds)
@@ -163,13 +170,13 @@ def decode(data: bytes) -> AnyMessage:
                 batch=check_hash(body["batch"]), attempt=body["attempt"], codes=_sealed_codes(body["codes"])
             )
         case "receipts":
-            body = checked_fields(document, {"study": str, "receipts": list})
+            body = checked_fields(document, {"ledger": str, "receipts": list})
             if not all(isinstance(receipt, str) for receipt in body["receipts"]):
                 raise InvalidInput("receipts", limit="a list of strings")
-            return Receipts(study=check_hash(body["study"]), receipts=tuple(body["receipts"]))
+            return Receipts(ledger=body["ledger"], receipts=tuple(body["receipts"]))
         case "receipts-reply":
-            body = checked_fields(document, {"seq": int})
-            return ReceiptsReply(seq=body["seq"])
+            body = checked_fields(document, {"ledger_row": int})
+            return ReceiptsReply(ledger_row=body["ledger_row"])
         case _:
             raise InvalidInput("message kind", limit=", ".join(sorted(_KINDS.values())))
 

@@ -25,6 +25,7 @@ from common.errors import InvalidInput, QuorumNotReached, Refused
 from common.events import EventLog
 from common.ledger.store import Candidate, Ledger, RosterEntry, StoredAnswer
 from common.messages import (
+    AnyMessage,
     CodesReply,
     CodesRequest,
     Offer,
@@ -121,6 +122,7 @@ class Aggregator:
         self._study, self._queries, self._sites = study, tuple(queries), tuple(sites)
         self._ledger, self._sealing_key, self._events = ledger, sealing_key, events
         self._sampler, self._clock = sampler, clock
+        self._held: dict[str, int] = {}
 
     def open_queries(self) -> tuple[QuerySpec, ...]:
         """Planned queries that have no stored answer yet."""
@@ -144,7 +146,8 @@ class Aggregator:
             done += answered
             self._events.emit("stage-progress", stage="collect", done=done, total=len(self._queries))
             if answered < len(queries[start : start + size]):
-                return
+                break
+        self._send_receipts(self._sites, transport)
 
     def _run_batch(self, queries: Sequence[QuerySpec], transport: Transport) -> int:
         batch = digest("batch", {"study": self._study.id, "queries": [query.id for query in queries]})
@@ -158,21 +161,25 @@ class Aggregator:
             )
         codes = self._collect(batch, queries, roster, transport)
         released = self._release(batch, queries, roster, codes)
-        self._send_receipts(batch, roster, transport)
+        self._send_receipts(roster, transport)
         return released
 
     def _offer(self, batch: str, queries: Sequence[QuerySpec], transport: Transport) -> tuple[Site, ...]:
         by_node = {site.node_id: site for site in self._sites}
         timeout_s = self._study.collection.offer_deadline_s
-        body = encode(Offer(study=self._study.id, batch=batch, queries=tuple(queries)))
+        offer = Offer(study=self._study.id, ledger=self._ledger.ledger_id, batch=batch, queries=tuple(queries))
+        body = encode(offer)
         accepted: list[Site] = []
         online = self._await_sites(transport, timeout_s=timeout_s)
         for site in self._sites:
             if site.node_id not in online:
                 self._events.emit("offer-answered", batch=batch, site=site.name, accepted=False, reason="offline")
         for reply in transport.exchange(dict.fromkeys(sorted(online), body), timeout_s=timeout_s):
-            site = by_node[reply.node_id]
-            reason = _offer_reason(reply, batch=batch)
+            site, message = by_node[reply.node_id], _decoded(reply)
+            reason = reply.problem or "malformed"
+            if isinstance(message, OfferReply) and message.batch == batch:
+                reason = message.reason
+                self._held[site.name] = message.ledger_row
             self._events.emit(
                 "offer-answered", batch=batch, site=site.name, accepted=reason == "accepted", reason=reason
             )
@@ -233,16 +240,10 @@ class Aggregator:
     def _open_reply(
         self, reply: Reply, *, batch: str, attempt: int, site: Site, queries: Sequence[QuerySpec]
     ) -> dict[str, NDArray[np.int64]] | None:
-        problem = reply.problem
-        message = None
-        if reply.body is not None:
-            try:
-                message = decode(reply.body)
-            except InvalidInput:
-                problem = "malformed"
+        message = _decoded(reply)
         if not isinstance(message, CodesReply) or message.batch != batch or message.attempt != attempt:
             self._events.emit(
-                "reply-missing", batch=batch, attempt=attempt, site=site.name, reason=problem or "malformed"
+                "reply-missing", batch=batch, attempt=attempt, site=site.name, reason=reply.problem or "malformed"
             )
             return None
         by_id = {query.id: query for query in queries}
@@ -302,53 +303,37 @@ class Aggregator:
             self._events.emit("budget-refused", batch=batch, queries=list(result.refused))
         return len(result.answers)
 
-    def _send_receipts(self, batch: str, roster: Sequence[Site], transport: Transport) -> None:
-        """Bring every site of the roster its receipts; one that is behind gets what it misses, once more."""
-        receipts: dict[str, tuple[str, ...]] = {}
-        newest: dict[str, int] = {}
-        for receipt in self._ledger.batch_receipts(self._study.id, batch):
-            receipts[receipt.site] = (*receipts.get(receipt.site, ()), receipt.render())
-            newest[receipt.site] = receipt.head.seq
-        by_node = {site.node_id: site for site in roster if site.name in receipts}
+    def _send_receipts(self, sites: Sequence[Site], transport: Transport) -> None:
+        """Bring sites the receipts they miss. A site of which it is not known what it holds is asked first."""
+        waiting = {site.node_id: site for site in sites if self._missing_receipts(site) != ()}
         for _attempt in (1, 2):
+            online = transport.online() & waiting.keys()
             bodies = {
-                node: encode(Receipts(study=self._study.id, receipts=receipts[site.name]))
-                for node, site in by_node.items()
+                node: encode(Receipts(self._ledger.ledger_id, self._missing_receipts(waiting[node]) or ()))
+                for node in sorted(online)
             }
-            if not bodies:
-                return
-            for reply in transport.exchange(bodies, timeout_s=self._study.collection.offer_deadline_s):
-                site, held = by_node[reply.node_id], _held(reply)
-                if held is None:
-                    self._events.emit("receipts-missing", site=site.name, reason=reply.problem or "refused")
-                    del by_node[reply.node_id]
-                elif held >= newest[site.name]:
-                    self._events.emit("receipts-held", site=site.name, ledger_row=held)
-                    del by_node[reply.node_id]
-                else:
-                    missing = self._ledger.site_receipts(site.name, after=held)
-                    receipts[site.name] = tuple(receipt.render() for receipt in missing)
-        for site in by_node.values():
-            self._events.emit("receipts-missing", site=site.name, reason="gap")
+            for reply in (
+                transport.exchange(bodies, timeout_s=self._study.collection.offer_deadline_s) if bodies else ()
+            ):
+                site, message = waiting[reply.node_id], _decoded(reply)
+                if not isinstance(message, ReceiptsReply):
+                    continue
+                self._held[site.name] = message.ledger_row
+                if self._missing_receipts(site) == ():
+                    self._events.emit("receipts-held", site=site.name, ledger_row=message.ledger_row)
+                    del waiting[reply.node_id]
+        for site in waiting.values():
+            self._events.emit("receipts-missing", site=site.name, reason="no-reply-or-refused")
+
+    def _missing_receipts(self, site: Site) -> tuple[str, ...] | None:
+        """Receipts past what the site holds; None where that is not known and there are some."""
+        held = self._held.get(site.name)
+        receipts = self._ledger.site_receipts(site.name, after=held or 0)
+        return None if held is None and receipts else tuple(receipt.render() for receipt in receipts)
 
 
-def _held(reply: Reply) -> int | None:
-    if reply.body is None:
-        return None
+def _decoded(reply: Reply) -> AnyMessage | None:
     try:
-        message = decode(reply.body)
+        return None if reply.body is None else decode(reply.body)
     except InvalidInput:
         return None
-    return message.seq if isinstance(message, ReceiptsReply) else None
-
-
-def _offer_reason(reply: Reply, *, batch: str) -> str:
-    if reply.body is None:
-        return reply.problem or "no-reply"
-    try:
-        message = decode(reply.body)
-    except InvalidInput:
-        return "malformed"
-    if not isinstance(message, OfferReply) or message.batch != batch:
-        return "malformed"
-    return message.reason

@@ -8,6 +8,7 @@ from common.messages import CodesReply, CodesRequest, Receipts, decode, encode
 from common.privacy.mechanism import AccountantName
 from common.privacy.quantise import quantise
 from common.sealing import SealContext, seal
+from server.query import Aggregator
 from tests.federation import Federation, make_study
 
 
@@ -237,7 +238,8 @@ def test_a_receipt_lost_on_the_way_is_sent_again_with_the_next(federation):
 
     class Deaf:
         def handle(self, body):
-            if isinstance(decode(body), Receipts) and not lost:
+            message = decode(body)
+            if isinstance(message, Receipts) and message.receipts and not lost:
                 lost.append(101)
                 return b""
             return handle(body)
@@ -245,5 +247,17 @@ def test_a_receipt_lost_on_the_way_is_sent_again_with_the_next(federation):
     fed.transport.workers = {**fed.workers, 101: Deaf()}
     fed.core().run(fed.transport)
     assert lost
-    assert fed.events("receipts-missing")
     assert len(fed.site_ledgers["site-1"].receipts()) == 2
+
+
+def test_receipts_lost_in_a_crash_are_delivered_by_the_next_run(federation, monkeypatch):
+    fed = federation()
+    monkeypatch.setattr(Aggregator, "_send_receipts", lambda *_: None)
+    fed.core().run(fed.transport)
+    monkeypatch.undo()
+    assert all(ledger.receipts() == () for ledger in fed.site_ledgers.values())
+    rows = fed.ledger.row_count
+    fed.core().run(fed.transport)
+    assert all(len(ledger.receipts()) == 1 for ledger in fed.site_ledgers.values())
+    assert fed.ledger.row_count == rows
+    assert len(fed.events("receipts-held")) == 3
