@@ -139,10 +139,11 @@ def _load_private(path: Path) -> object:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
         raise InvalidInput("key file cannot be opened", value=str(path), limit="a readable file, not a link") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise InvalidInput("key file", value=str(path), limit="a regular file")
     with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(stream.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise InvalidInput("key file", value=str(path), limit="a regular file")
         if status.st_mode & 0o077:
             raise InvalidInput(
                 "key file is open to others",

@@ -1,0 +1,81 @@
+"""``consilium verify`` and ``consilium ledger``: what they print and the exit codes they document."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from common.errors import InvalidInput
+from common.ledger.keys import public_hex
+from consilium.ledger_cli import app, verify_app
+from tests.common.ledger.ledger_world import World, make_mechanism, make_query
+
+RUN = CliRunner()
+
+
+def released(world: World) -> str:
+    world.release([make_query(n, make_mechanism()) for n in range(3)])
+    return str(world.path)
+
+
+def test_verify_says_ok_with_epsilon_unit_relation_and_delta(world: World) -> None:
+    result = RUN.invoke(verify_app, [released(world), "--public-key", public_hex(world.key)])
+    assert result.exit_code == 0, result.output
+    assert "OK" in result.stdout
+    for word in ("ε = ", "δ = 0.001", "unit hospital", "relation replace-one", "(exact)", "(rdp)"):
+        assert word in result.stdout
+    assert "not anchored" not in result.stdout
+
+
+def test_verify_says_when_it_has_no_key_to_check_against(world: World) -> None:
+    result = RUN.invoke(app, ["verify", released(world)])
+    assert result.exit_code == 0
+    assert "not anchored" in result.stdout
+
+
+def test_verify_ends_with_5_and_names_the_first_bad_row(world: World) -> None:
+    path = released(world)
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("DROP TRIGGER rows_no_update")
+    connection.execute("UPDATE rows SET time_utc = '1999-01-01T00:00:00.000000Z' WHERE seq = 7")
+    connection.close()
+    result = RUN.invoke(verify_app, [path, "--json"])
+    assert result.exit_code == 5
+    assert json.loads(result.stdout)["first_bad_row"] == 7
+    assert "BAD: row 7" in RUN.invoke(verify_app, [path]).stdout
+
+
+def test_a_kept_head_or_receipt_is_compared(world: World, tmp_path: Path) -> None:
+    path = released(world)
+    head = tmp_path / "head.json"
+    printed = RUN.invoke(app, ["head", path])
+    assert printed.exit_code == 0
+    head.write_text(printed.stdout)
+    receipt = tmp_path / "receipt.json"
+    receipt.write_text(world.ledger.batch_receipts(world.study.id, "b1")[0].render())
+    result = RUN.invoke(verify_app, [path, "--head", str(head), "--head", str(receipt), "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["witnesses"] == 2
+    changed = {**json.loads(head.read_text()), "hash": "0" * 64}
+    head.write_text(json.dumps(changed))
+    assert RUN.invoke(verify_app, [path, "--head", str(head)]).exit_code == 5
+
+
+def test_wrong_arguments_are_bad_input(world: World, tmp_path: Path) -> None:
+    for arguments in ([str(tmp_path / "none.sqlite")], [released(world), "--public-key", "xyz"]):
+        result = RUN.invoke(verify_app, arguments)
+        assert isinstance(result.exception, InvalidInput)
+        assert result.exception.exit_code == 2
+
+
+def test_log_lists_the_newest_rows(world: World) -> None:
+    path = released(world)
+    lines = RUN.invoke(app, ["log", path, "--last", "2"]).stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[-1].split()[0] == "8"
+    assert "release" in lines[-1]
+    rows = [json.loads(line) for line in RUN.invoke(app, ["log", path, "--json"]).stdout.splitlines()]
+    assert [row["seq"] for row in rows] == list(range(1, 9))

@@ -1,0 +1,241 @@
+"""The ledger under races, kill -9 and load: separate processes on one file, and an oracle outside them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from common.ledger.keys import create_signing_key
+from common.ledger.store import Candidate, Ledger
+from common.ledger.verify import verify
+from tests.common.ledger.ledger_world import declare, make_mechanism, make_query, make_study, roster_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from common.ledger.keys import load_signing_key
+from common.ledger.store import Candidate, Ledger
+from tests.common.ledger.ledger_world import make_mechanism, make_query, make_study, roster_of
+
+folder, room, first, count, batch = Path(sys.argv[1]), *map(int, sys.argv[2:6])
+mechanism = make_mechanism(room_for=room, dimension=8)
+study = make_study(planned_queries=room)
+print("ready", flush=True)
+sys.stdin.readline()
+with Ledger.open(folder / "ledger.sqlite", signing_key=load_signing_key(folder / "ledger.key")) as ledger:
+    for start in range(first, first + count, batch):
+        queries = [make_query(n, mechanism) for n in range(start, min(start + batch, first + count))]
+        def answer():
+            return np.frombuffer(np.random.default_rng().bytes(64), dtype=np.int64).copy()
+        result = ledger.release_batch(
+            study_id=study.id, batch_id=f"b{start}", roster=roster_of(),
+            candidates=[Candidate(query, answer) for query in queries])
+        for answer in result.answers:
+            print(answer.query.id, answer.noisy_sum.tobytes().hex(), flush=True)
+        for refused in result.refused:
+            print(refused, "refused", flush=True)
+print("done", flush=True)
+"""
+
+
+def prepare(folder: Path, *, room: int) -> str:
+    key = create_signing_key(folder / "ledger.key")
+    study = make_study(planned_queries=room)
+    with Ledger.create(folder / "ledger.sqlite", signing_key=key) as ledger:
+        ledger.register_study(study)
+        declare(ledger)
+    return study.id
+
+
+def start(folder: Path, *, room: int, first: int, count: int, batch: int) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder), *map(str, (room, first, count, batch))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.close()
+
+
+def read(process: subprocess.Popen[str]) -> dict[str, str]:
+    """What the process said it released: query id → answer. An unfinished last line was not said."""
+    assert process.stdout is not None
+    text = process.stdout.read()
+    process.stdout.close()
+    lines = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return {line[0]: line[1] for line in lines if len(line) == 2 and len(line[1]) in (7, 128)}
+
+
+def race(folder: Path, *, processes: int, charges: int, room: int) -> None:
+    prepare(folder, room=room)
+    share = charges // processes
+    counts = [share + (1 if n < charges % processes else 0) for n in range(processes)]
+    running = [start(folder, room=room, first=1000 * n, count=count, batch=1 + n % 3) for n, count in enumerate(counts)]
+    for process in running:
+        go(process)
+    said = [read(process) for process in running]
+    assert [process.wait() for process in running] == [0] * processes
+    outcomes = [answer for answers in said for answer in answers.values()]
+    assert len(outcomes) == charges
+    assert sum(answer != "refused" for answer in outcomes) == room
+    report = verify(folder / "ledger.sqlite")
+    assert report.ok, report.problems
+    assert report.kinds["release"] == room
+    print(f"{processes} processes, {charges} charges, {room} admitted")
+
+
+def test_racing_processes_admit_exactly_what_fits(tmp_path: Path) -> None:
+    race(tmp_path, processes=3, charges=60, room=25)
+
+
+@pytest.mark.slow
+def test_eight_processes_racing_500_charges_into_room_for_200_admit_200(tmp_path: Path) -> None:
+    race(tmp_path, processes=8, charges=500, room=200)
+
+
+def kill_loop(folder: Path, *, rounds: int, room: int, seed: int) -> None:
+    """Kill a writer at random moments; whatever it had said must stand, and nothing may have two answers."""
+    prepare(folder, room=room)
+    rng, known, unsaid = random.Random(seed), {}, 0
+    for _ in range(rounds):
+        process = start(folder, room=room, first=0, count=room, batch=rng.choice((1, 2, 5)))
+        go(process)
+        time.sleep(rng.uniform(0, 0.2))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for query_id, answer in read(process).items():
+            assert known.setdefault(query_id, answer) == answer, "a query was answered with two noises"
+        report = verify(folder / "ledger.sqlite")
+        assert report.ok, report.problems
+        connection = sqlite3.connect(folder / "ledger.sqlite")
+        stored = {query_id: data.hex() for query_id, data in connection.execute("SELECT query_id, data FROM answers")}
+        connection.close()
+        assert known.items() <= stored.items(), "an answer known outside is not in the ledger"
+        unsaid = max(unsaid, len(stored) - len(known))
+        known |= stored
+    process = start(folder, room=room, first=0, count=room, batch=7)
+    go(process)
+    said = read(process)
+    assert process.wait() == 0
+    assert known.items() <= said.items()
+    assert len(said) == room
+    assert "refused" not in said.values()
+    assert verify(folder / "ledger.sqlite").kinds["release"] == room
+    print(f"seed {seed}: {rounds} kills, {len(known)} answers before the last run, at most {unsaid} of them unsaid")
+
+
+def test_killed_writers_lose_nothing_and_draw_nothing_twice(tmp_path: Path) -> None:
+    kill_loop(tmp_path, rounds=3, room=400, seed=11)
+
+
+@pytest.mark.slow
+def test_fifty_killed_writers_lose_nothing_and_draw_nothing_twice(tmp_path: Path) -> None:
+    kill_loop(tmp_path, rounds=50, room=4000, seed=12)
+
+
+def test_a_killed_creation_leaves_no_ledger_or_a_whole_one(tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from common.ledger.store import Ledger
+print("ready", flush=True)
+for n in range(10_000):
+    Ledger.create(Path(sys.argv[1]) / f"{n}.sqlite", signing_key=Ed25519PrivateKey.generate()).close()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    made = sorted(path for path in tmp_path.iterdir() if path.suffix == ".sqlite" and not path.name.startswith("."))
+    assert all(verify(path).ok for path in made[-3:])
+
+
+def test_durable_releases_keep_pace_with_bare_sqlite(tmp_path: Path) -> None:
+    """A ratio in one run, with the disk's own pace as the measure; the bounds are loose enough for a busy machine."""
+    _compare_speed(tmp_path, seconds=0.4)
+
+
+def _compare_speed(folder: Path, *, seconds: float) -> tuple[float, float, float]:
+    connection = sqlite3.connect(folder / "bare.sqlite", isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT, c BLOB)")
+    until, bare = time.perf_counter() + seconds, 0
+    while time.perf_counter() < until:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("INSERT INTO t (b, c) VALUES (?, ?)", ("x" * 900, b"y" * 512))
+        connection.execute("COMMIT")
+        bare += 1
+    connection.close()
+    study, mechanism = make_study(planned_queries=100_000), make_mechanism(room_for=100_000, dimension=64)
+    zero = np.zeros(64, dtype=np.int64)
+    rates = []
+    with Ledger.create(folder / "ledger.sqlite", signing_key=Ed25519PrivateKey.generate()) as ledger:
+        ledger.register_study(study)
+        declare(ledger)
+        number = 0
+        for batch in (1, 64):
+            until, done = time.perf_counter() + seconds, 0
+            while time.perf_counter() < until:
+                candidates = [Candidate(make_query(number + n, mechanism), lambda: zero) for n in range(batch)]
+                ledger.release_batch(
+                    study_id=study.id, batch_id=f"b{number}", roster=roster_of(), candidates=candidates
+                )
+                number, done = number + batch, done + batch
+            rates.append(done / seconds)
+    single, batched = rates
+    print(f"bare sqlite3 {bare / seconds:.0f}/s, ledger {single:.0f}/s one by one, {batched:.0f}/s in batches of 64")
+    assert single > 0.5 * min(bare / seconds, 500)
+    assert batched > 10 * min(bare / seconds, 100)
+    return bare / seconds, single, batched
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_rows_verify_in_twenty_seconds(tmp_path: Path) -> None:
+    study, mechanism = make_study(planned_queries=100_000), make_mechanism(room_for=100_000, dimension=8)
+    zero = np.zeros(8, dtype=np.int64)
+    with Ledger.create(tmp_path / "ledger.sqlite", signing_key=Ed25519PrivateKey.generate()) as ledger:
+        ledger.register_study(study)
+        declare(ledger)
+        for first in range(0, 100_000, 500):
+            candidates = [Candidate(make_query(first + n, mechanism), lambda: zero) for n in range(500)]
+            ledger.release_batch(study_id=study.id, batch_id=f"b{first}", roster=roster_of(), candidates=candidates)
+    started = time.process_time()
+    report = verify(tmp_path / "ledger.sqlite")
+    seconds = time.process_time() - started
+    assert report.ok
+    assert report.rows == 100_005
+    print(f"verify of {report.rows} rows: {seconds:.1f} s of processor time")
+    assert seconds < 20
