@@ -11,7 +11,9 @@ import typer
 from client.setup import SiteKit, create_site
 from client.train_cli import train
 
-site_app = typer.Typer(no_args_is_help=True, add_completion=False, help="A hospital's side: train teachers, serve codes.")
+site_app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="A hospital's side: train teachers, serve codes."
+)
 site_app.command("train")(train)
 
 SiteDir = Annotated[Path, typer.Option("--site-dir", help="The site's directory.")]

@@ -20,7 +20,9 @@ from server.workspace import Endpoint, Site, Workspace
 
 study_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Define, publish, run and follow a study.")
 codec_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fit the study's codec on public label maps.")
-student_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train the student and export it as a MONAI bundle.")
+student_app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Train the student and export it as a MONAI bundle."
+)
 
 StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
