@@ -12,10 +12,11 @@ from typing import Annotated
 
 import typer
 
-from common.errors import InvalidInput
+from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.chain import SignedHead, connect
 from common.ledger.keys import read_public_key
-from common.ledger.receipts import Receipt
+from common.ledger.receipts import Receipt, first_fork
+from common.ledger.site import SiteLedger
 from common.ledger.verify import VerifyReport, verify
 
 app = typer.Typer(no_args_is_help=True, help="Verify and read a privacy ledger.")
@@ -94,6 +95,40 @@ def log_command(
             typer.echo(f"{seq:>7}  {time_utc[:19]}Z  {kind:<12} {_subject(kind, json.loads(body))}")
 
 
+@app.command("receipts")
+def receipts_command(ledger: LedgerPath) -> None:
+    """Print the receipts in a site's ledger, one a line: fit to be shown to others, unlike the ledger with its codes.
+
+    Example: consilium ledger receipts site-ledger.sqlite > receipts.jsonl
+    """
+    with SiteLedger.read(ledger) as site:
+        for receipt in site.receipts():
+            typer.echo(receipt.render())
+
+
+@app.command("compare")
+def compare_command(
+    ours: Annotated[Path, typer.Argument(help="One site's receipts, as `consilium ledger receipts` prints them.")],
+    theirs: Annotated[Path, typer.Argument(help="Another site's receipts.")],
+    server_key: Annotated[str, typer.Option(help="The server's public key: 64 hex digits or a PEM file.")],
+) -> None:
+    """Find out whether the server showed two sites two different ledgers, and from which row on.
+
+    Exit code 0: their views agree wherever both have one. 5: a fork, or a receipt that is not genuine.
+
+    Example: consilium ledger compare ours.jsonl theirs.jsonl --server-key 3f1c…e9
+    """
+    key = read_public_key(server_key)
+    first, second = _read_receipts(ours), _read_receipts(theirs)
+    for receipt in (*first, *second):
+        if not receipt.is_genuine(key):
+            raise LedgerCorrupt(f"a receipt of site {receipt.site} is not signed by the server's key")
+    fork = first_fork(first, second)
+    if fork is not None:
+        raise LedgerCorrupt(f"the two sites were shown different ledgers under the id {fork[0]}", row=fork[1])
+    typer.echo(f"OK: {len(first)} and {len(second)} receipts show the same ledger wherever both cover it")
+
+
 def _describe(report: VerifyReport) -> str:
     lines = [
         f"{report.path}: {report.role or 'unknown'} ledger {report.ledger_id}",
@@ -125,6 +160,14 @@ def _subject(kind: str, body: dict[str, object]) -> str:
         return f"{len(refused) if isinstance(refused, list) else 0} queries, {body['reason']}"
     names = ("pool", "study_id", "study", "public_key", "text", "ledger_id", "problem")
     return next((f"{name} {str(body[name])[:40]}" for name in names if isinstance(body.get(name), str)), "")
+
+
+def _read_receipts(path: Path) -> tuple[Receipt, ...]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput("receipts", value=str(path), limit="a file with one receipt a line") from error
+    return tuple(Receipt.parse(line) for line in lines if line)
 
 
 def _read_head(path: Path) -> SignedHead:

@@ -283,6 +283,15 @@ class Chain:
     def read_only(self) -> bool:
         return self._key is None
 
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Read rows and heads as of one moment, whatever others commit meanwhile."""
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._db.execute("COMMIT")
+
     def new_rows(self) -> Iterator[Row]:
         """Rows appended since the last call by anyone, each checked against the chain as it is read.
 

@@ -12,6 +12,7 @@ that keeps its receipts seeing it. It does not prove that noise was added, nor t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -187,6 +188,27 @@ class Known:
     recovering: bool = False
 
 
+def row_hashes(receipt: Receipt) -> dict[int, str]:
+    """Row number → hash of every row a receipt covers, worked out from its links."""
+    hashes, hashed = {}, receipt.previous.hash
+    for seq, link in enumerate(receipt.links, start=receipt.previous.seq + 1):
+        hashed = row_hash(
+            "server", seq=seq, time_utc=link.time_utc, kind=link.kind, body_sha256=link.body_sha256, prev_hash=hashed
+        )
+        hashes[seq] = hashed
+    return hashes
+
+
+def first_fork(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> tuple[str, int] | None:
+    """Ledger id and first row for which two sites were shown different ledgers, or None where their views agree.
+
+    Every row covered by both sites' receipts is compared, not only the heads. Receipts must have been found genuine.
+    """
+    seen = {(receipt.ledger_id, seq): hashed for receipt in ours for seq, hashed in row_hashes(receipt).items()}
+    other = {(receipt.ledger_id, seq): hashed for receipt in theirs for seq, hashed in row_hashes(receipt).items()}
+    return min((place for place in seen.keys() & other.keys() if seen[place] != other[place]), default=None)
+
+
 def check_arithmetic(receipt: Receipt, study: StudyTerms) -> tuple[ReleaseRecord, ...]:
     """The releases, if the receipt holds together in itself; LedgerCorrupt says what does not.
 
@@ -199,19 +221,10 @@ def check_arithmetic(receipt: Receipt, study: StudyTerms) -> tuple[ReleaseRecord
     bodies = {release.seq: body_digest(canonical_bytes(release.body).decode()) for release in receipt.releases}
     if len(bodies) != len(receipt.releases) or list(bodies) != sorted(bodies):
         raise LedgerCorrupt("the receipt names a release twice or out of order")
-    hashed = receipt.previous.hash
     for seq, link in enumerate(receipt.links, start=receipt.previous.seq + 1):
         if seq in bodies and (link.kind != "release" or bodies.pop(seq) != link.body_sha256):
             raise LedgerCorrupt("the receipt shows a release other than the one in the chain", row=seq)
-        hashed = row_hash(
-            "server",
-            seq=seq,
-            time_utc=link.time_utc,
-            kind=link.kind,
-            body_sha256=link.body_sha256,
-            prev_hash=hashed,
-        )
-    if bodies or hashed != receipt.head.hash:
+    if bodies or row_hashes(receipt).get(receipt.head.seq) != receipt.head.hash:
         raise LedgerCorrupt("the receipt's rows do not lead to its signed head", row=receipt.head.seq)
     spend, records = receipt.before, []
     for release in receipt.releases:

@@ -7,6 +7,7 @@ from the facts it derives from and must agree.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -424,6 +425,11 @@ def parse_release(body: dict[str, Any]) -> ReleaseRecord:
     )
 
 
+def release_digest(body: dict[str, Any]) -> str:
+    """What a release body is known by when its row is lost: the hash that its row's hash took in."""
+    return hashlib.sha256(_ENCODER.encode(body).encode()).hexdigest()
+
+
 def _query_id(query: QuerySpec, fields: dict[str, Any]) -> str:
     query_id = query.id
     if fields["query_id"] != query_id:
@@ -477,6 +483,8 @@ def _site_pool(body: dict[str, Any]) -> PoolRecord:
 
 def _recovered(body: dict[str, Any]) -> RecoveredRecord:
     fields = checked_fields(body, {"origin": str, "release": dict, "release_hash": str})
+    if release_digest(fields["release"]) != fields["release_hash"]:
+        raise InvalidInput("hash of a recovered release", limit="that of the release itself")
     return RecoveredRecord(
         release=parse_release(fields["release"]),
         origin=check_name(fields["origin"], what="site name"),

@@ -100,8 +100,9 @@ class SiteLedger:
     @classmethod
     def _opened(cls, chain: Chain) -> SiteLedger:
         try:
-            ledger = cls(chain)
-            head, last = chain.head(), chain.last
+            with chain.snapshot():
+                ledger = cls(chain)
+                head, last = chain.head(), chain.last
             if last is None or (head.seq, head.hash) != (last.seq, last.hash) or not head.is_genuine():
                 raise LedgerCorrupt("the newest row is not covered by a signed head", row=head.seq)
             if head.public_key != ledger._books.key.at(head.seq):

@@ -13,25 +13,26 @@ time, and each reads what the others wrote before it decides.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from common.canonical import check_hash, rational, sha256_bytes
+from common.canonical import canonical_bytes, check_hash, rational, sha256_bytes
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
 from common.ledger.books import NOTHING, Books, Charge, Obstacle, Release, Spend
 from common.ledger.chain import Chain, Clock, Row, SignedHead, body_digest, utc_now
-from common.ledger.keys import public_hex
-from common.ledger.receipts import Link, Position, Receipt, ReceiptedRelease
+from common.ledger.keys import public_hex, signing_public_key
+from common.ledger.receipts import Link, Position, Receipt, ReceiptedRelease, check_arithmetic
 from common.ledger.records import (
     MAX_NOTE_CHARACTERS,
     PoolDeclaration,
@@ -47,6 +48,7 @@ from common.ledger.records import (
     parse_body,
     parse_release,
     release_body,
+    release_digest,
 )
 from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.mechanism import AccountantName, QuerySpec
@@ -124,8 +126,9 @@ class Ledger:
     @classmethod
     def _opened(cls, chain: Chain) -> Ledger:
         try:
-            ledger = cls(chain)
-            ledger._check_head()
+            with chain.snapshot():
+                ledger = cls(chain)
+                ledger._check_head()
             if chain.public_key not in (None, ledger._books.key.public_key):
                 raise InvalidInput(
                     "signing key",
@@ -185,6 +188,50 @@ class Ledger:
             row = self._chain.append("key", body)
             self._books.enter(row)
         self._chain.use_key(new_key)
+
+    def recover(self, receipts: Iterable[Receipt]) -> int:
+        """After an old copy was restored: enter as spent every receipted charge this ledger lost; how many there were.
+
+        The answers are gone; asked again, such a query is a new release and a new charge. Charges are entered even
+        where they pass a limit: what was released was released. InvalidInput for a receipt this ledger's key did not
+        sign, of another ledger, or of a study or pool that must be put on record again first.
+        """
+        entered = 0
+        with self._writing():
+            for receipt in receipts:
+                self._check_recoverable(receipt)
+                for release in receipt.releases:
+                    release_hash = release_digest(release.body)
+                    known = self._books.releases.get(release.body["query_id"])
+                    if release_hash in self._books.recovered or (known and self._is_here(known, release.body)):
+                        continue
+                    body: dict[str, object] = {
+                        "origin": receipt.site,
+                        "release": release.body,
+                        "release_hash": release_hash,
+                    }
+                    self._books.enter(self._chain.append("recovered", body))
+                    entered += 1
+        return entered
+
+    def _check_recoverable(self, receipt: Receipt) -> None:
+        if receipt.ledger_id != self.ledger_id:
+            raise InvalidInput("receipt", value=receipt.ledger_id, limit=f"of this ledger, {self.ledger_id}")
+        if not any(receipt.is_genuine(signing_public_key(key)) for _, key in self._books.key.history):
+            raise InvalidInput("receipt", limit="signed by this ledger's key")
+        study = self._books.studies.get(receipt.study_id)
+        pools = {pool for release in receipt.releases for _, pool in release.body["roster"]}
+        lost = sorted(pools - self._books.pools.keys())
+        if study is None or lost:
+            raise InvalidInput(
+                "receipt names what this ledger does not know",
+                value=lost or receipt.study_id,
+                remedy="register the study and declare the pools again, then recover",
+            )
+        check_arithmetic(receipt, study)
+
+    def _is_here(self, known: Release, body: dict[str, Any]) -> bool:
+        return known.answer_sha256 == body["answer_sha256"] and self._chain.row(known.seq).body == _text(body)
 
     # --- releasing
 
@@ -494,6 +541,10 @@ class Ledger:
             self._books.roll_back()
             raise
         self._books.settle()
+
+
+def _text(body: dict[str, Any]) -> str:
+    return canonical_bytes(body).decode()
 
 
 def _answer(query: QuerySpec, noisy: NDArray[np.int64], release: Release) -> StoredAnswer:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.books import Spend
-from common.ledger.receipts import Receipt
+from common.ledger.receipts import Receipt, first_fork
 from common.ledger.records import event_json
 from common.ledger.site import SiteLedger
 from common.ledger.store import Ledger
@@ -382,6 +382,8 @@ def test_a_server_that_forks_is_caught_by_the_site_and_between_two_sites(
         ours = site.ledger.receipts()[-1]
         assert theirs.head.seq == ours.head.seq
         assert theirs.head.hash != ours.head.hash, "two sites comparing heads see the fork"
+        assert first_fork([ours], [theirs]) == (ledger.ledger_id, ours.previous.seq + 1)
+        assert first_fork([ours], [ours]) is None
         other.release(queries(3), batch="b3")
         site.ledger.reserve(world.study.id, queries(3))
         assert_alarm(site, world, receipt_for(other, "b3"), "rolled back or forked")
@@ -442,6 +444,36 @@ def test_after_an_alarm_a_person_lets_the_site_go_on_but_not_for_less(
     with pytest.raises(LedgerCorrupt, match="forgotten"):
         site.ledger.record_receipt(receipt_for(world, "b4"), public_key=world.key.public_key())
     assert len(site.ledger.alarms()) == 1
+
+
+def test_an_old_backup_is_noticed_recovered_from_and_understates_nothing(
+    world: World, site: Hospital, tmp_path: Path
+) -> None:
+    test_a_server_that_dropped_its_last_rows_is_caught(world, site, tmp_path)
+    receipts = site.ledger.receipts()
+    assert world.ledger.recover(receipts) == 2
+    assert world.ledger.recover(receipts) == 0, "what is known is not entered twice"
+    assert world.ledger.spent("aachen-mri").releases == 1 + 1 + 2
+    world.reopen()
+    assert world.ledger.spent("bergen-mri").releases == 4, "every pool of the lost releases is charged again"
+    site.ledger.recover(world.ledger.ledger_id)
+    site.ledger.record_receipt(run_batch(world, site, "b5", 5), public_key=world.key.public_key())
+    assert world.ledger.spent("aachen-mri").mu_squared >= site.ledger.spent().mu_squared
+    assert verify(world.path, public_key=world.key.public_key()).ok
+    assert verify(site.path, server_key=world.key.public_key()).ok
+    answered = world.release(queries(2), batch="b6")
+    assert len(answered.answers) == 1, "a lost answer is asked for anew, and charged anew"
+    assert world.ledger.spent("aachen-mri").releases == 6
+
+
+def test_recovery_takes_only_this_ledgers_genuine_receipts(world: World, site: Hospital, tmp_path: Path) -> None:
+    receipt = run_batch(world, site, "b1", 1)
+    with pytest.raises(InvalidInput, match="signed"):
+        world.ledger.recover([receipt.signed(Ed25519PrivateKey.generate())])
+    (tmp_path / "other").mkdir()
+    with World.create(tmp_path / "other").ledger as other, pytest.raises(InvalidInput, match="of this ledger"):
+        other.recover([receipt])
+    assert world.ledger.recover([receipt]) == 0
 
 
 def test_receipts_of_another_unit_are_caught(tmp_path: Path, world: World) -> None:
