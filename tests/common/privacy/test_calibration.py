@@ -66,8 +66,8 @@ def test_every_plan_from_one_to_ten_thousand_queries_admits_exactly_that_many() 
 @settings(max_examples=60, deadline=None)
 @given(
     queries=st.integers(1, 1_000_000),
-    radius=st.integers(256, 1 << 26),
-    voters=st.integers(1, 64),
+    radius=st.integers(256, 1 << 24),
+    voters=st.integers(1, 16),
     protection=st.sampled_from([REPLACE, ZERO_OUT, PATIENT]),
     epsilon=st.sampled_from([0.5, 1.0, 8.0]),
     accountant=st.sampled_from(list(AccountantName)),

@@ -102,6 +102,20 @@ def test_inside_the_ball_quantising_is_centre_weights_and_truncation_towards_zer
         assert int(got) == math.trunc(shifted * Fraction(weight) * GRID)
 
 
+def test_a_norm_that_float64_rounds_down_to_the_radius_is_still_brought_within_it() -> None:
+    """Integer points just outside the circle, so near that their float64 norm equals R: clip cannot see them."""
+    radius_int, found = 1 << 39, 0
+    for b in range(10**11, 10**11 + 200_000):
+        a = math.isqrt(radius_int**2 - b * b) + 1
+        if a * a + b * b - radius_int**2 < 1 << 24:
+            code = np.array([a, b], dtype=np.float64) / GRID
+            assert np.array_equal(clip(code, radius=radius_int / GRID), code)
+            q = quantise(code, radius_int=radius_int)
+            assert int(q[0]) ** 2 + int(q[1]) ** 2 <= radius_int**2 < a * a + b * b
+            found += 1
+    assert found
+
+
 def test_truncation_is_towards_zero_on_both_sides() -> None:
     code = np.array([1.9, -1.9, 0.9, -0.9]) / GRID
     assert quantise(code, radius_int=GRID).tolist() == [1, -1, 0, 0]
@@ -128,6 +142,7 @@ def test_rounding_of_large_norms_in_float64_cannot_pass_the_integer_radius(
 )
 @example(code=np.array([-(2**63)]), bound=2**63 - 1)
 @example(code=np.array([-(2**63)]), bound=2**63)
+@example(code=np.array([-(2**63), 5]), bound=2**31)  # |−2⁶³| is negative in int64, and its square wraps to zero
 @example(code=np.full(4, 2**31), bound=1)  # Σq² = 2^64 wraps to 0 in int64
 @example(code=np.full(2, 3037000500), bound=2**31)  # Σq² wraps negative
 def test_within_decides_in_exact_integers_for_every_int64(code: np.ndarray, bound: int) -> None:
