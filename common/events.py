@@ -71,18 +71,21 @@ class EventLog:
                 raise InvalidInput(
                     f"event field {name}", value=type(value).__name__, limit="a scalar or a list of strings"
                 )
-        self._seq += 1
         record = {
             "schema": EVENT_SCHEMA,
-            "seq": self._seq,
+            "seq": self._seq + 1,
             "time": self._clock().isoformat(timespec="milliseconds"),
             "study": self._study,
             "event": event,
             **facts,
         }
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+        try:
+            line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+        except ValueError as error:
+            raise InvalidInput(f"a number in event {event}", limit="finite") from error
         with self._path.open("ab") as stream:
             stream.write(line.encode())
+        self._seq += 1
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:

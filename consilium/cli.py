@@ -57,6 +57,7 @@ app = typer.Typer(
     cls=_LazyGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,  # they would print local variables
     help="Consilium: federated PATE for 3D MRI segmentation that proves what it released.",
 )
 

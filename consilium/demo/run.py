@@ -19,7 +19,7 @@ from typing import Any
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import read_dataset
 from common.data.split import SplitPlan, split_dataset
-from common.data.synthetic import write_synthetic
+from common.data.synthetic import study_data, write_phantoms
 from common.errors import InvalidInput
 from common.objects import write_atomically
 from consilium.demo.federation import running, write_server, write_sites
@@ -154,7 +154,7 @@ def _data(places: Places, options: DemoOptions) -> Path:
         private = 12 * options.hospitals
         if not (source / "dataset.json").exists():
             total = private + plan.public_images + plan.label_maps + plan.validation + plan.test
-            write_synthetic(source, cases=total, hospitals=options.hospitals, seed=options.seed)
+            write_phantoms(source, cases=total, hospitals=options.hospitals, seed=options.seed)
     split_dataset(source, places.split, plan=plan, seed=options.seed)
     return source
 
@@ -165,7 +165,7 @@ def _study(places: Places, options: DemoOptions, source: Path) -> Study:
     if not workspace.study_file.exists():
         dataset = read_dataset(source)
         teacher, student = REAL_RECIPE if options.data else SYNTHETIC_RECIPE
-        spacing = (1.0, 1.0, 1.0)
+        spacing = study_data().spacing_mm if options.data is None else (1.0, 1.0, 1.0)
         study = Study(
             name="demo",
             data=DataConfig(

@@ -1,0 +1,104 @@
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from client.policy import Consent, load_site, review
+from common.errors import InvalidInput
+from common.messages import Offer
+from server.query import plan_queries
+from server.workspace import CodecRecord
+from tests.federation import make_study
+
+STUDY = make_study()
+CONSENT = Consent.of(STUDY)
+QUERIES = plan_queries(STUDY, codec=CodecRecord(sha256="c" * 64, dimension=4), volumes=["a" * 64, "b" * 64])
+
+
+def offer(*queries, study=STUDY.id):
+    return Offer(study=study, ledger="l", batch="d" * 64, queries=queries)
+
+
+def altered(**change):
+    return replace(QUERIES[0], mechanism=replace(QUERIES[0].mechanism, **change))
+
+
+def test_the_plan_of_the_consented_study_is_accepted():
+    assert review(offer(*QUERIES), CONSENT) == "accepted"
+
+
+def test_more_noise_than_planned_is_accepted():
+    assert review(offer(altered(noise_std=CONSENT.least_noise_std * 2)), CONSENT) == "accepted"
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        (offer(*QUERIES, study="e" * 64), "unknown-study"),
+        (offer(), "malformed"),
+        (offer(QUERIES[0], QUERIES[0]), "malformed"),
+        (offer(replace(QUERIES[0], edition=2)), "wrong-edition"),
+        (offer(replace(QUERIES[0], centre="f" * 64)), "wrong-codec"),
+        (offer(replace(QUERIES[0], weights="f" * 64)), "wrong-codec"),
+        (offer(altered(dimension=7)), "wrong-codec"),
+        (offer(altered(noise_std=CONSENT.least_noise_std - Fraction(1, 2**20))), "wrong-mechanism"),
+        (offer(altered(radius_int=CONSENT.radius_int + 1)), "wrong-mechanism"),
+        (offer(altered(voters_per_site=2)), "wrong-mechanism"),
+        (offer(QUERIES[0], altered(noise_std=Fraction(1))), "wrong-mechanism"),
+    ],
+)
+def test_anything_but_the_consented_study_is_declined_with_an_allowed_word(asked, word):
+    assert review(asked, CONSENT) == word
+
+
+SITE = """
+schema = 1
+site = "north"
+pool = "north/patients"
+data = "data"
+[server]
+sealing_key = "{key}"
+signing_key = "{key}"
+objects_url = "https://server:8443"
+superlink = "server:8000"
+root_certificates = "ca.crt"
+[caps]
+epsilon = 8
+delta = 1e-3
+"""
+
+
+def write(tmp_path, old="", new=""):
+    text = SITE.format(key="0" * 64)
+    assert old in text
+    (tmp_path / "site.toml").write_text(text.replace(old, new, 1))
+    return tmp_path
+
+
+def test_a_site_file_reads(tmp_path):
+    config = load_site(write(tmp_path))
+    assert (config.site, config.caps.epsilon, config.caps.queries_per_day) == ("north", 8.0, 1000)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("schema = 1", "schema = 9"),
+        ('data = "data"', 'data = "data"\nextra = 1'),
+        ('site = "north"', 'site = "no rth"'),
+        ("https://", "http://"),
+        ("epsilon = 8", "epsilon = nan"),
+        ("delta = 1e-3", "delta = 2.0"),
+        ("delta = 1e-3", 'delta = 1e-3\nunit = "patient"\nrelation = "zero-out"'),
+        ('sealing_key = "0', 'sealing_key = "x'),
+        ("[caps]", "[cups]"),
+    ],
+)
+def test_a_wrong_site_file_is_refused(tmp_path, old, new):
+    with pytest.raises(InvalidInput):
+        load_site(write(tmp_path, old, new))
+
+
+def test_a_missing_site_file_says_what_to_do(tmp_path):
+    with pytest.raises(InvalidInput, match="site init"):
+        load_site(tmp_path)

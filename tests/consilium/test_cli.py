@@ -1,0 +1,93 @@
+"""The command line as people meet it, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from consilium.cli import _GROUPS, app
+
+
+def consilium(*arguments, **options):
+    command = [sys.executable, "-c", "from consilium.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("cli") / "trial"
+    result = consilium(
+        *("study", "init", str(directory), "--name", "trial", "--labels", "background,lesion"),
+        *("--grid", "16,16,16", "--queries", "4", "--quorum", "2", "--epsilon", "8", "--delta", "1e-3"),
+    )
+    assert result.returncode == 0, result.stderr
+    return directory, result.stdout
+
+
+def test_version_needs_no_torch():
+    code = "import sys; sys.argv=['consilium','--version']\nfrom consilium.cli import main\n"
+    code += "try: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules and 'monai' not in sys.modules"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("consilium ")
+
+
+@pytest.mark.parametrize("group", sorted(_GROUPS))
+def test_every_group_has_help(group):
+    result = CliRunner().invoke(app, [group, "--help"])
+    assert result.exit_code == 0, result.output
+    assert "Usage" in result.output
+
+
+def test_a_new_study_prints_its_noise_multiplier_and_both_epsilons_with_their_terms(study):
+    _, text = study
+    assert "noise multiplier z = 0.960028" in text  # .480014 · √4
+    for line in text.splitlines():
+        if "ε =" in line:
+            assert all(word in line for word in ("δ", "unit", "relation")), line
+
+
+def test_what_a_hospital_reads_names_unit_relation_budget_norm_and_who_sees_what(study):
+    directory, _ = study
+    text = consilium("study", "show", str(directory), "--for-site").stdout
+    for fact in ("ε = 8", "δ = 0.001", "unit hospital", "relation replace-one", "C = 1", "TRUSTED", "WHO SEES WHAT"):
+        assert fact in text
+
+
+def test_show_and_status_speak_json(study):
+    directory, _ = study
+    shown = json.loads(consilium("study", "show", str(directory / "study.toml"), "--json").stdout)
+    assert shown["planned_queries"] == 4
+    status = json.loads(consilium("study", "status", str(directory), "--json").stdout)
+    assert (status["answers"], status["running"]) == (0, False)
+
+
+def test_a_second_study_in_the_same_directory_is_refused_with_one_line_and_code_2(study):
+    directory, _ = study
+    result = consilium(
+        *("study", "init", str(directory), "--name", "trial", "--labels", "background,lesion"),
+        *("--grid", "16,16,16", "--queries", "4", "--quorum", "2"),
+    )
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "already holds a study" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_verbose_shows_the_traceback(tmp_path):
+    assert "Traceback" in consilium("study", "show", str(tmp_path), "--verbose").stderr
+
+
+def test_the_new_ledger_verifies(study):
+    directory, _ = study
+    result = consilium("verify", str(directory / "ledger.sqlite"), "--public-key", str(directory / "keys" / "ledger.key"))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_shell_completion_is_there():
+    result = consilium(env={"_CONSILIUM_COMPLETE": "complete_bash", "COMP_WORDS": "consilium st", "COMP_CWORD": "1"})
+    assert "study" in result.stdout
