@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
@@ -166,3 +167,13 @@ def test_a_codec_no_site_would_read_is_refused_when_it_is_written(monkeypatch: p
     fitted = fit_codec(Fitted.study(), patients(16, seed=1), noise_std=0.05)
     with pytest.raises(InvalidInput, match="too large"):
         fitted.to_bytes()
+
+
+def test_the_centre_is_the_mean_of_the_public_maps_as_they_are() -> None:
+    """Not of their augmented copies, and not of their log-ratios: that would erode thin structures."""
+    maps = patients(16, seed=1)
+    fitted = fit_codec(Fitted.study(), maps, noise_std=0.05)
+    assert isinstance(fitted, PcaCodec)
+    mean = torch.nn.functional.one_hot(torch.tensor(maps).long(), 3).double().mean(0).permute(3, 0, 1, 2)
+    pooled = torch.nn.functional.avg_pool3d(mean, 2).numpy()
+    np.testing.assert_allclose(fitted.centre, np.log((pooled[1:] + 0.01) / (pooled[0] + 0.01)), atol=1e-5)
