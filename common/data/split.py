@@ -1,129 +1,177 @@
-"""Deal a labelled dataset into a study's roles: the sites' own cases, public images, public label maps, validation,
-test.
+"""Deal a dataset's cases to hospitals, public volumes, public label maps, validation and test: by seed, on record.
 
-Roles are disjoint: a case is in exactly one, so a public label map never belongs to a public image and no basis is
-fitted on a protected patient. What went where, with content hashes, is recorded in ``split.json``. Refuses counts
-that leave a site without a case, and an output directory that exists.
+Every case goes to exactly one place. Public label maps are of other cases than public images, so that no pair of the
+two is public. Cases of one hospital stay with that hospital's site where the dataset says so; otherwise patients are
+dealt at random. Refuses counts the dataset cannot fill and a directory that already holds something.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 
 from common.canonical import sha256_file
-from common.data.msd import Case, Dataset, read_dataset, write_dataset
+from common.data.msd import Case, Dataset, Problem, write_dataset
 from common.errors import InvalidInput
-from common.objects import write_atomically
 
 SPLIT_SCHEMA = 1
-PUBLIC_IMAGES, LABEL_MAPS, VALIDATION, TEST = "public-image", "label-map", "validation", "test"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitPlan:
-    """How many sites, and how many cases each public role takes; the sites share the rest."""
+@dataclass(frozen=True, slots=True)
+class SplitCounts:
+    """How many cases go where; the hospitals share the rest. ``hospitals`` None: as many as the dataset names."""
 
-    sites: int
-    public_images: int
-    label_maps: int
-    validation: int
-    test: int
+    hospitals: int | None = None
+    public_images: int = 24
+    label_maps: int = 12
+    validation: int = 8
+    test: int = 16
 
     def __post_init__(self) -> None:
-        for name, least in (("sites", 1), ("public_images", 1), ("label_maps", 2), ("validation", 0), ("test", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 100_000:
-                raise InvalidInput(f"split: {name}", value=value, limit=f"an integer from {least}")
+        for name in ("public_images", "label_maps", "validation", "test"):
+            if getattr(self, name) < 0:
+                raise InvalidInput(name.replace("_", " "), value=getattr(self, name), limit="0 or more")
+        if self.hospitals is not None and self.hospitals < 1:
+            raise InvalidInput("hospitals", value=self.hospitals, limit="1 or more")
 
     @property
-    def reserved(self) -> int:
-        """Cases that go to no site."""
+    def set_aside(self) -> int:
         return self.public_images + self.label_maps + self.validation + self.test
 
 
-def deal(dataset: Dataset, *, plan: SplitPlan, seed: int) -> dict[str, str]:
-    """The role of every labelled case by its id: a public role, or the name of a site. The same seed, the same deal.
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Where each case went."""
 
-    Public roles are drawn at random over all cases. The rest stays with its hospital where the dataset names as many
-    hospitals as there are sites; otherwise it is dealt at random, as evenly as can be.
+    seed: int
+    sites: dict[str, tuple[Case, ...]]
+    public_images: tuple[Case, ...]
+    label_maps: tuple[Case, ...]
+    validation: tuple[Case, ...]
+    test: tuple[Case, ...]
+    problems: tuple[Problem, ...] = ()
+
+
+def plan_split(dataset: Dataset, counts: SplitCounts, *, seed: int) -> Split:
+    """Decide where every labelled case goes; opens each file only to hash it.
+
+    A scan that is there twice under two names is used once and reported. What is set aside is taken from the hospitals
+    in turn. Raises InvalidInput where the cases do not suffice or hospitals do not match.
     """
-    cases = dataset.labelled
-    if len(cases) < plan.reserved + plan.sites:
+    cases, repeated = _distinct(sorted(dataset.labelled, key=lambda case: case.id))
+    named = {case.hospital for case in cases}
+    by_hospital = None not in named and bool(named)
+    if by_hospital and counts.hospitals not in (None, len(named)):
         raise InvalidInput(
-            "labelled cases for this split",
-            value=len(cases),
-            limit=f"at least {plan.reserved + plan.sites}: {plan.reserved} for public roles, one for each site",
-            remedy="ask for fewer public images, label maps, validation or test cases, or fewer sites",
+            "hospitals", value=counts.hospitals, limit=f"the {len(named)} the dataset names", remedy="leave it out"
         )
-    order = [cases[i] for i in np.random.default_rng([seed, len(cases)]).permutation(len(cases))]
-    names = [PUBLIC_IMAGES] * plan.public_images + [LABEL_MAPS] * plan.label_maps
-    names += [VALIDATION] * plan.validation + [TEST] * plan.test
-    roles = {case.id: role for case, role in zip(order, names, strict=False)}
-    rest = order[plan.reserved :]
-    hospitals = sorted({case.hospital for case in cases if case.hospital is not None})
-    if len(hospitals) == plan.sites and all(case.hospital is not None for case in cases):
-        roles |= {case.id: str(case.hospital) for case in rest}
-        empty = set(hospitals) - {case.hospital for case in rest}
-        if empty:
-            raise InvalidInput("hospitals without a case of their own", value=sorted(empty), remedy="use another seed")
+    if not by_hospital and counts.hospitals is None:
+        raise InvalidInput("number of hospitals is missing", remedy="give --hospitals: this dataset names none")
+    hospitals = len(named) if by_hospital else counts.hospitals or 0
+    if len(cases) < counts.set_aside + hospitals:
+        raise InvalidInput(
+            "usable labelled cases",
+            value=len(cases),
+            limit=f"at least {counts.set_aside} to set aside + 1 for each of {hospitals} hospitals",
+            remedy="lower the counts or add cases",
+        )
+    order = [cases[i] for i in np.random.default_rng(seed).permutation(len(cases))]
+    if by_hospital:
+        groups = [[case for case in order if case.hospital == name] for name in sorted(filter(None, named))]
+        order = [case for row in zip_longest(*groups) for case in row if case is not None]
+    parts = []
+    for count in (counts.test, counts.validation, counts.label_maps, counts.public_images):
+        parts.append(tuple(order[:count]))
+        order = order[count:]
+    if by_hospital:
+        sites = {
+            str(name): tuple(case for case in order if case.hospital == name) for name in sorted(filter(None, named))
+        }
     else:
-        width = len(str(plan.sites))
-        roles |= {case.id: f"hospital-{i % plan.sites + 1:0{max(2, width)}d}" for i, case in enumerate(rest)}
-    return roles
+        sites = {f"hospital-{i + 1:02d}": tuple(order[i::hospitals]) for i in range(hospitals)}
+    empty = [name for name, own in sites.items() if not own]
+    if empty:
+        raise InvalidInput("hospital without a case left", value=empty[0], remedy="lower the counts or add cases")
+    test, validation, label_maps, public_images = parts
+    return Split(
+        seed=seed,
+        sites=sites,
+        public_images=public_images,
+        label_maps=label_maps,
+        validation=validation,
+        test=test,
+        problems=(*dataset.problems, *repeated),
+    )
 
 
-def split_dataset(source: Path, out: Path, *, plan: SplitPlan, seed: int) -> dict[str, int]:
-    """Write ``sites/*``, ``public/images``, ``public/label-maps``, ``validation`` and ``test`` below ``out``.
+def write_split(split: Split, dataset: Dataset, out: Path) -> dict[str, object]:
+    """Copy every case to its place below ``out`` and record it in ``split.json``, written last; returns the record.
 
-    Sites, validation and test are MSD datasets; public images come without labels, label maps without images. Returns
-    how many cases each role got. ``out`` appears only once it is whole.
+    ``sites/<name>/``, ``validation/`` and ``test/`` are MSD datasets; ``public/images`` holds images without labels,
+    ``public/label-maps`` labels without images.
     """
-    dataset = read_dataset(source)
-    roles = deal(dataset, plan=plan, seed=seed)
-    if out.exists():
-        raise InvalidInput("output directory exists", value=str(out), remedy="choose a new one")
-    by_role: dict[str, list[Case]] = {}
-    for case in dataset.labelled:
-        by_role.setdefault(roles[case.id], []).append(case)
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # what an interrupted split left
-    for role, cases in sorted(by_role.items()):
-        match role:
-            case "public-image":
-                _copy([case.image for case in cases], partial / "public" / "images")
-            case "label-map":
-                _copy([case.label for case in cases if case.label is not None], partial / "public" / "label-maps")
-            case _:
-                folder = partial / role if role in (VALIDATION, TEST) else partial / "sites" / role
-                write_dataset(folder, name=role, labels=dataset.labels, channels=dataset.channels, cases=cases)
-    record = {
+    if out.exists() and any(out.iterdir()):
+        raise InvalidInput("directory is not empty", value=str(out), remedy="choose a new one")
+    for name, cases in [("validation", split.validation), ("test", split.test), *split.sites.items()]:
+        directory = out / "sites" / name if name in split.sites else out / name
+        if cases:
+            write_dataset(directory, name=name, labels=dataset.labels, channels=dataset.channels, cases=cases)
+    _copy((case.image for case in split.public_images), out / "public" / "images")
+    _copy((case.label for case in split.label_maps if case.label), out / "public" / "label-maps")
+    record: dict[str, object] = {
         "schema": SPLIT_SCHEMA,
-        "source": str(source.absolute()),
-        "seed": seed,
-        "plan": asdict(plan),
-        "left_out": [asdict(problem) for problem in dataset.problems],
-        "cases": {
-            case.id: {
-                "role": roles[case.id],
-                "image_sha256": sha256_file(case.image),
-                "label_sha256": sha256_file(case.label) if case.label is not None else None,
-            }
-            for case in dataset.labelled
+        "dataset": dataset.name,
+        "seed": split.seed,
+        "counts": {
+            "sites": {name: len(cases) for name, cases in split.sites.items()},
+            "public_images": len(split.public_images),
+            "label_maps": len(split.label_maps),
+            "validation": len(split.validation),
+            "test": len(split.test),
+            "problems": len(split.problems),
         },
+        "sites": {name: _listed(cases) for name, cases in split.sites.items()},
+        "public_images": [{"case": case.id, "image": sha256_file(case.image)} for case in split.public_images],
+        "label_maps": [
+            {"case": case.id, "label": sha256_file(case.label)} for case in split.label_maps if case.label is not None
+        ],
+        "validation": _listed(split.validation),
+        "test": _listed(split.test),
+        "problems": [{"case": problem.case, "reason": problem.reason} for problem in split.problems],
     }
-    write_atomically(partial / "split.json", (json.dumps(record, indent=1) + "\n").encode())
-    partial.rename(out)
-    return dict(sorted(Counter(roles.values()).items()))
+    (out / "split.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return record
 
 
-def _copy(files: Sequence[Path], directory: Path) -> None:
+def _distinct(cases: list[Case]) -> tuple[list[Case], list[Problem]]:
+    """Cases whose image no earlier case has: a scan under two names could be public and private at once."""
+    seen: dict[str, str] = {}
+    kept, repeated = [], []
+    for case in cases:
+        content = sha256_file(case.image)
+        if content in seen:
+            repeated.append(Problem(case.id, f"the same scan as {seen[content]}"))
+        else:
+            seen[content] = case.id
+            kept.append(case)
+    return kept, repeated
+
+
+def _listed(cases: Iterable[Case]) -> list[dict[str, str]]:
+    return [
+        {"case": case.id, "image": sha256_file(case.image), "label": sha256_file(case.label)}
+        for case in cases
+        if case.label is not None
+    ]
+
+
+def _copy(files: Iterable[Path], directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    for path in files:
-        shutil.copyfile(path, directory / path.name)
+    for file in files:
+        shutil.copyfile(file, directory / file.name)

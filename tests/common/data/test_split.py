@@ -1,79 +1,106 @@
+"""The split: every case in one place, no public pair, hospitals kept together, all of it on record."""
+
+from __future__ import annotations
+
 import json
+from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from common.canonical import sha256_file
-from common.data.msd import Case, read_dataset, write_dataset
-from common.data.split import SplitPlan, deal, split_dataset
+from common.data.msd import Case, Dataset, read_dataset, write_dataset
+from common.data.split import Split, SplitCounts, plan_split, write_split
 from common.errors import InvalidInput
+from consilium.data_cli import app
 
-PLAN = SplitPlan(sites=3, public_images=4, label_maps=3, validation=2, test=2)
-
-
-def make(tmp_path, *, cases=20, hospitals=None):
-    made = []
-    for i in range(cases):
-        paths = []
-        for kind in ("image", "label"):
-            path = tmp_path / "raw" / f"{kind}-{i:02d}.nii.gz"
-            path.parent.mkdir(exist_ok=True)
-            nib.save(nib.Nifti1Image(np.full((4, 4, 4), i, dtype=np.uint8), np.eye(4)), path)
-            paths.append(path)
-        hospital = None if hospitals is None else f"hospital-{i % hospitals:02d}"
-        made.append(Case(id=f"case_{i:02d}", image=paths[0], label=paths[1], hospital=hospital))
-    write_dataset(tmp_path / "all", name="all", labels=["background", "a"], channels=["MRI"], cases=made)
-    return tmp_path / "all"
+COUNTS = SplitCounts(hospitals=3, public_images=5, label_maps=4, validation=2, test=3)
 
 
-def test_every_case_has_one_role_and_files_are_copied_unchanged(tmp_path):
-    source = make(tmp_path)
-    counts = split_dataset(source, tmp_path / "out", plan=PLAN, seed=1)
-    assert sum(counts.values()) == 20
-    record = json.loads((tmp_path / "out" / "split.json").read_text())
-    assert len(record["cases"]) == 20
-    images = list((tmp_path / "out").rglob("imagesTr/*.nii.gz")) + list((tmp_path / "out/public/images").iterdir())
-    names = [path.name for path in images]
-    assert len(set(names)) == len(names) == 20 - PLAN.label_maps
-    for path in images:
-        assert sha256_file(path) == record["cases"][path.name.removesuffix(".nii.gz")]["image_sha256"]
+def make(folder: Path, *, hospitals: int = 0, count: int = 26) -> Dataset:
+    cases = []
+    (folder / "raw" / "labels").mkdir(parents=True)
+    for i in range(count):
+        paths = [folder / "raw" / f"p{i:02d}.nii.gz", folder / "raw" / "labels" / f"p{i:02d}.nii.gz"]
+        for path in paths:
+            nib.save(nib.Nifti1Image(np.full((3, 3, 3), i, dtype=np.uint8), np.eye(4)), path)
+        cases.append(Case(f"p{i:02d}", *paths, hospital=f"h{i % hospitals}" if hospitals else None))
+    return write_dataset(folder / "set", name="all", labels=["background", "core"], channels=["MRI"], cases=cases)
 
 
-def test_no_case_gives_both_a_public_image_and_a_public_label_map(tmp_path):
-    split_dataset(make(tmp_path), tmp_path / "out", plan=PLAN, seed=1)
-    images = {path.name for path in (tmp_path / "out/public/images").iterdir()}
-    maps = {path.name for path in (tmp_path / "out/public/label-maps").iterdir()}
-    assert (len(images), len(maps), images & maps) == (4, 3, set())
-    assert not list((tmp_path / "out/public").rglob("labelsTr"))
+def places(split: Split) -> list[tuple[Case, ...]]:
+    return [*split.sites.values(), split.public_images, split.label_maps, split.validation, split.test]
 
 
-def test_the_seed_decides_and_another_seed_deals_otherwise(tmp_path):
-    dataset = read_dataset(make(tmp_path))
-    assert deal(dataset, plan=PLAN, seed=1) == deal(dataset, plan=PLAN, seed=1)
-    assert deal(dataset, plan=PLAN, seed=1) != deal(dataset, plan=PLAN, seed=2)
+def test_every_case_goes_to_exactly_one_place(tmp_path: Path) -> None:
+    dataset = make(tmp_path)
+    split = plan_split(dataset, COUNTS, seed=1)
+    assert sorted(case.id for place in places(split) for case in place) == [case.id for case in dataset.cases]
+    assert [len(place) for place in places(split)] == [4, 4, 4, 5, 4, 2, 3]
 
 
-def test_sites_share_evenly_and_keep_their_own_hospitals_cases(tmp_path):
-    even = deal(read_dataset(make(tmp_path)), plan=PLAN, seed=1)
-    sizes = [list(even.values()).count(f"hospital-{i:02d}") for i in (1, 2, 3)]
-    assert sizes == [3, 3, 3]
-    (tmp_path / "named").mkdir()
-    dataset = read_dataset(make(tmp_path / "named", cases=30, hospitals=3))
-    own = deal(dataset, plan=PLAN, seed=1)
-    of = {case.id: case.hospital for case in dataset.labelled}
-    assert all(role == of[case] for case, role in own.items() if role.startswith("hospital"))
+def test_the_seed_decides_and_the_order_of_files_does_not(tmp_path: Path) -> None:
+    dataset = make(tmp_path)
+    turned = Dataset(dataset.name, dataset.labels, dataset.channels, dataset.cases[::-1])
+    assert plan_split(dataset, COUNTS, seed=1) == plan_split(turned, COUNTS, seed=1)
+    assert plan_split(dataset, COUNTS, seed=1) != plan_split(dataset, COUNTS, seed=2)
 
 
-def test_too_few_cases_are_refused_with_the_number_needed(tmp_path):
-    with pytest.raises(InvalidInput, match="at least 14"):
-        split_dataset(make(tmp_path, cases=13), tmp_path / "out", plan=PLAN, seed=0)
+def test_cases_of_a_hospital_stay_with_its_site_and_all_give_to_the_public(tmp_path: Path) -> None:
+    dataset = make(tmp_path, hospitals=3)
+    split = plan_split(dataset, SplitCounts(public_images=6, label_maps=3, validation=3, test=3), seed=1)
+    assert sorted(split.sites) == ["h0", "h1", "h2"]
+    for name, cases in split.sites.items():
+        assert {case.hospital for case in cases} == {name}
+    assert {case.hospital for case in split.public_images} == {"h0", "h1", "h2"}
+    with pytest.raises(InvalidInput, match="hospitals"):
+        plan_split(dataset, COUNTS.__class__(hospitals=4), seed=1)
 
 
-def test_an_existing_directory_is_never_touched(tmp_path):
-    source = make(tmp_path)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "precious").write_text("x")
-    with pytest.raises(InvalidInput, match="exists"):
-        split_dataset(source, tmp_path / "out", plan=PLAN, seed=0)
-    assert (tmp_path / "out" / "precious").read_text() == "x"
+def test_the_directories_hold_what_the_record_says_and_the_public_has_no_pair(tmp_path: Path) -> None:
+    dataset = make(tmp_path)
+    out = tmp_path / "out"
+    record = write_split(plan_split(dataset, COUNTS, seed=1), dataset, out)
+    assert json.loads((out / "split.json").read_text()) == record
+    images = {path.name for path in (out / "public" / "images").iterdir()}
+    maps = {path.name for path in (out / "public" / "label-maps").iterdir()}
+    assert (len(images), len(maps)) == (5, 4)
+    assert not images & maps
+    for entry in record["public_images"]:  # type: ignore[attr-defined]
+        assert sha256_file(out / "public" / "images" / f"{entry['case']}.nii.gz") == entry["image"]
+    for name, size in (("sites/hospital-01", 4), ("validation", 2), ("test", 3)):
+        assert len(read_dataset(out / name).labelled) == size
+    assert sorted(path.name for path in (out / "sites").iterdir()) == ["hospital-01", "hospital-02", "hospital-03"]
+    with pytest.raises(InvalidInput, match="not empty"):
+        write_split(plan_split(dataset, COUNTS, seed=1), dataset, out)
+
+
+def test_a_scan_under_two_names_is_used_once_and_reported(tmp_path: Path) -> None:
+    dataset = make(tmp_path)
+    dataset.cases[7].image.write_bytes(dataset.cases[2].image.read_bytes())
+    split = plan_split(dataset, COUNTS, seed=1)
+    assert [(problem.case, problem.reason) for problem in split.problems] == [("p07", "the same scan as p02")]
+    assert "p07" not in {case.id for place in places(split) for case in place}
+
+
+def test_counts_that_cannot_be_filled_are_refused_with_the_numbers(tmp_path: Path) -> None:
+    dataset = make(tmp_path, count=16)
+    with pytest.raises(InvalidInput, match=r"got 16.*14 to set aside.*3 hospitals"):
+        plan_split(dataset, COUNTS, seed=1)
+    with pytest.raises(InvalidInput, match="hospitals is missing"):
+        plan_split(dataset, SplitCounts(test=1), seed=1)
+    for bad in ({"test": -1}, {"hospitals": 0}):
+        with pytest.raises(InvalidInput):
+            SplitCounts(**bad)
+
+
+def test_the_command_splits_and_a_missing_case_is_named(tmp_path: Path) -> None:
+    dataset = make(tmp_path)
+    dataset.cases[0].image.unlink()
+    counts = ["--hospitals", "2", "--public-images", "4", "--label-maps", "4", "--validation", "2", "--test", "3"]
+    arguments = ["split", "--data", str(tmp_path / "set"), "--out", str(tmp_path / "out"), "--seed", "1", *counts]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert "hospital-01 6, hospital-02 6" in result.stdout
+    assert "left out p00: the image file is missing" in result.stdout

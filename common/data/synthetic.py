@@ -1,0 +1,204 @@
+"""3D phantoms that stand in for patients: made from a seed, written as an MSD dataset, private to nobody.
+
+A bent ellipsoid is cut across into two neighbouring structures (anterior and posterior, like a hippocampus), with a
+third one beside it if asked for. Pose, size, bend, cut and a smooth deformation vary from patient to patient, so the
+mean shape is a poor answer; tissue texture, bodies of the same brightness elsewhere, partial volume, a bias field and
+Rician noise make brightness a poor answer too. Each hospital has a scanner of its own: contrast, noise, voxel spacing
+and axis order. Every case is a function of (seed, its number), whatever else is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+from jaxtyping import Float, Int16, UInt8
+from nibabel.orientations import axcodes2ornt, ornt_transform
+from scipy.interpolate import CubicSpline
+from scipy.spatial.transform import Rotation
+
+from common.config import DataConfig
+from common.data.msd import Case, Dataset, write_dataset
+from common.errors import InvalidInput
+
+STRUCTURES = ("anterior", "posterior", "lateral")
+FIELD_OF_VIEW_MM = (44.0, 48.0, 44.0)
+HALF_AXES_MM = (8.0, 16.0, 8.0)
+CSF, GREY, WHITE = 0.1, 0.35, 1.0
+ORIENTATIONS = ("RAS", "LPS", "LAS", "ASR", "PIR")
+_SCANNER, _CASE = 1, 2  # keep the two kinds of draws apart
+
+
+@dataclass(frozen=True, slots=True)
+class Scanner:
+    """What a hospital's images have in common. ``noise_std`` is relative to white matter, ``gain`` its stored value."""
+
+    spacing_mm: tuple[float, float, float]
+    orientation: str
+    contrast: float
+    gain: float
+    noise_std: float
+    bias: float
+
+
+def study_data(structures: int = 2) -> DataConfig:
+    """Labels, spacing and grid that suit the phantoms."""
+    return DataConfig(labels=("background", *STRUCTURES[:structures]), spacing_mm=(1.4, 1.4, 1.4), grid=(32, 32, 32))
+
+
+def scanner_of(hospital: int, *, seed: int) -> Scanner:
+    """The scanner of one hospital, the same for every number of cases."""
+    rng = np.random.default_rng([_SCANNER, seed, hospital])
+    in_plane, slices = rng.uniform(1.0, 1.3), rng.uniform(1.0, 1.6)
+    return Scanner(
+        spacing_mm=(round(in_plane, 2), round(in_plane, 2), round(slices, 2)),
+        orientation=ORIENTATIONS[hospital % len(ORIENTATIONS)],
+        contrast=float(rng.uniform(0.9, 1.12)),
+        gain=float(rng.uniform(300, 3000)),
+        noise_std=float(rng.uniform(0.04, 0.07)),
+        bias=float(rng.uniform(0.1, 0.22)),
+    )
+
+
+def phantom(
+    rng: np.random.Generator, scanner: Scanner, *, structures: int = 2
+) -> tuple[Int16[np.ndarray, "x y z"], UInt8[np.ndarray, "x y z"], Float[np.ndarray, "4 4"]]:
+    """Draw one patient and scan it: image, label map (0 background, then STRUCTURES) and affine, in RAS+ axes."""
+    shape = tuple(round(extent / step) for extent, step in zip(FIELD_OF_VIEW_MM, scanner.spacing_mm, strict=True))
+    affine = np.diag([*scanner.spacing_mm, 1.0])
+    affine[:3, 3] = [-step * (n - 1) / 2 for step, n in zip(scanner.spacing_mm, shape, strict=True)]
+    axes = [affine[i, 3] + scanner.spacing_mm[i] * np.arange(shape[i]) for i in range(3)]
+    points = np.stack(np.meshgrid(*axes, indexing="ij"))  # mm
+
+    depths = _anatomy(_into_patient(points, rng), rng, structures=structures)
+    labels = np.zeros(shape, dtype=np.uint8)
+    for value, depth in enumerate(depths, start=1):
+        labels[depth > 0] = value
+    signal = _paint(points, depths, rng)
+    bias = np.exp(scanner.bias * _smooth(rng, shape, knots=3))
+    bright = np.clip(signal, 0, None) ** scanner.contrast * bias
+    noise = rng.normal(0, scanner.noise_std, (2, *shape))
+    measured = np.hypot(bright + noise[0], noise[1])  # Rician: the magnitude of a complex signal
+    return np.rint(np.clip(measured * scanner.gain, 0, 32767)).astype(np.int16), labels, affine
+
+
+def write_phantoms(
+    out: Path,
+    *,
+    cases: int,
+    seed: int,
+    hospitals: int = 1,
+    structures: int = 2,
+    on_case: Callable[[int], None] | None = None,
+) -> Dataset:
+    """Write an MSD dataset of ``cases`` phantoms, case i of hospital i mod ``hospitals``, and read it back.
+
+    Raises InvalidInput for impossible numbers and for a directory that already holds something.
+    """
+    if not 2 <= structures <= len(STRUCTURES):
+        raise InvalidInput("structures", value=structures, limit=f"2 to {len(STRUCTURES)}")
+    if not 1 <= hospitals <= cases <= 100_000:
+        raise InvalidInput("cases and hospitals", value=(cases, hospitals), limit="1 ≤ hospitals ≤ cases ≤ 100000")
+    if out.exists() and any(out.iterdir()):
+        raise InvalidInput("directory is not empty", value=str(out), remedy="choose a new one")
+    for folder in ("imagesTr", "labelsTr"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    made = []
+    for number in range(cases):
+        hospital = number % hospitals
+        scanner = scanner_of(hospital, seed=seed)
+        rng = np.random.default_rng([_CASE, seed, number])
+        image, labels, affine = phantom(rng, scanner, structures=structures)
+        name = f"phantom_{number:04d}.nii.gz"
+        for folder, array in (("imagesTr", image), ("labelsTr", labels)):
+            nib.save(_stored(array, affine, scanner.orientation), out / folder / name)
+        made.append(
+            Case(
+                id=name.removesuffix(".nii.gz"),
+                image=out / "imagesTr" / name,
+                label=out / "labelsTr" / name,
+                hospital=f"hospital-{hospital + 1:02d}",
+            )
+        )
+        if on_case is not None:
+            on_case(number + 1)
+    labels_of = study_data(structures).labels
+    return write_dataset(out, name=f"phantoms-{seed}", labels=labels_of, channels=("MRI",), cases=made)
+
+
+def _into_patient(points: Float[np.ndarray, "3 x y z"], rng: np.random.Generator) -> Float[np.ndarray, "3 x y z"]:
+    """Scanner mm → the patient's own mm: smooth deformation, then pose and size."""
+    shape = points.shape[1:]
+    warp = 1.2 * np.stack([_smooth(rng, shape, knots=4) for _ in range(3)])
+    turn = Rotation.from_euler("xyz", rng.normal(0, 12, 3), degrees=True).as_matrix()
+    shift = rng.uniform(-4.5, 4.5, 3)
+    size = np.exp(rng.normal(0, 0.11, 3))
+    moved = (points + warp).reshape(3, -1) - shift[:, None]
+    inside: np.ndarray = (turn @ moved / size[:, None]).reshape(points.shape)
+    return inside
+
+
+def _anatomy(
+    points: Float[np.ndarray, "3 x y z"], rng: np.random.Generator, *, structures: int
+) -> list[Float[np.ndarray, "x y z"]]:
+    """How deep (mm, roughly; negative outside) each voxel lies in each structure; at most one is positive."""
+    x, y, z = points
+    bend, tilt, taper = rng.normal(0.0, 2.0), rng.normal(0, 0.25), rng.uniform(-0.3, 0.3)
+    a, b, c = HALF_AXES_MM
+    width = 1 + taper * np.clip(y / b, -1, 1)
+    radius = np.sqrt(((x - bend * (y / b) ** 2) / (a * width)) ** 2 + (y / b) ** 2 + (z / (c * width)) ** 2)
+    body = (1 - radius) * a
+    cut = y - rng.normal(1.0, 2.0) - tilt * z
+    depths = [np.minimum(body, cut), np.minimum(body, -cut)]
+    if structures == 3:
+        centre = np.array([12.0, -2.0, 4.0]) + rng.normal(0, 1, 3)
+        lateral = 5.5 - np.linalg.norm(points - centre[:, None, None, None], axis=0)
+        depths.append(np.minimum(lateral, -body - 0.5))
+    return depths
+
+
+def _paint(
+    points: Float[np.ndarray, "3 x y z"], depths: list[Float[np.ndarray, "x y z"]], rng: np.random.Generator
+) -> Float[np.ndarray, "x y z"]:
+    """Brightness without bias or noise: folded tissue, bodies as bright as the structures, then the structures."""
+    shape = points.shape[1:]
+    folds, pools = _smooth(rng, shape, knots=7), _smooth(rng, shape, knots=5)
+    signal = GREY + (WHITE - GREY) * _share(folds - 1.1, 0.35)
+    signal += (CSF - signal) * _share(pools - 1.0, 0.25)
+    outside = -np.max(depths, axis=0)
+    for _ in range(2):
+        centre = np.array([rng.uniform(-0.45, 0.45) * extent for extent in FIELD_OF_VIEW_MM])
+        distance = np.linalg.norm(
+            (points - centre[:, None, None, None]) / rng.uniform(0.7, 1.4, 3)[:, None, None, None], axis=0
+        )
+        decoy = np.minimum(rng.uniform(3, 5) - distance, outside - 1.5)
+        signal += (rng.uniform(0.62, 0.82) - signal) * _share(decoy, 0.5)
+    for depth, level in zip(depths, rng.normal((0.84, 0.64, 0.74)[: len(depths)], 0.02), strict=True):
+        signal += (level - signal) * _share(depth, 0.5)
+    return signal
+
+
+def _share(depth: Float[np.ndarray, "x y z"], width: float) -> Float[np.ndarray, "x y z"]:
+    """Partial volume: the share of a voxel inside a border at ``depth`` 0."""
+    share: np.ndarray = 0.5 * (1 + np.tanh(depth / width))
+    return share
+
+
+def _smooth(rng: np.random.Generator, shape: tuple[int, ...], *, knots: int) -> Float[np.ndarray, "x y z"]:
+    """A smooth random field of mean 0 and variance 1: ``knots`` random values an axis, joined by cubic splines."""
+    field = rng.normal(size=(knots + 2,) * 3)
+    for axis, count in enumerate(shape):
+        spline = CubicSpline(np.arange(knots + 2), np.moveaxis(field, axis, 0))
+        field = np.moveaxis(spline(np.linspace(0.5, knots + 0.5, count)), 0, axis)
+    smooth: np.ndarray = (field - field.mean()) / field.std()
+    return smooth
+
+
+def _stored(
+    array: Int16[np.ndarray, "x y z"] | UInt8[np.ndarray, "x y z"], affine: Float[np.ndarray, "4 4"], orientation: str
+) -> nib.Nifti1Image:
+    image = nib.Nifti1Image(array, affine)
+    return image.as_reoriented(ornt_transform(axcodes2ornt("RAS"), axcodes2ornt(orientation)))
