@@ -175,8 +175,12 @@ class Books:
         studies: dict[tuple[str, str], Spend] = {}
         # pools mostly stand alike: the same sum of the same objects is worked out once
         known: dict[tuple[int, int, int], Spend | None] = {}
+        costs = {study.protection: own}
         for entry in roster:
-            cost = charge_of(mechanism, self.pools[entry.pool].protection, study.protection)
+            protection = self.pools[entry.pool].protection
+            if protection not in costs:
+                costs[protection] = charge_of(mechanism, protection, study.protection)
+            cost = costs[protection]
             spend, limit = self.spent(entry.pool), self._limits[entry.pool]
             after = _after(spend, cost, limit, mechanism.dimension, known)
             if after is None:

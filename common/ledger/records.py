@@ -351,18 +351,18 @@ def release_body(
     *,
     study: StudyTerms,
     batch_id: str,
-    query_json: dict[str, object],
+    query: QuerySpec,
     query_id: str,
-    mechanism: Mechanism,
     roster: Roster,
     answer_sha256: str,
 ) -> dict[str, object]:
     """The body of a release row."""
+    mechanism = query.mechanism
     return {
         "answer_sha256": answer_sha256,
         "batch": batch_id,
         "event": event_json(mechanism, study.protection),
-        "query": query_json,
+        "query": query.to_json(),
         "query_id": query_id,
         "roster": [[entry.site, entry.pool] for entry in roster],
         "study": study.id,

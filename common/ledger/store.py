@@ -298,9 +298,8 @@ class Ledger:
         body = release_body(
             study=study,
             batch_id=batch_id,
-            query_json=query.to_json(),
+            query=query,
             query_id=query_id,
-            mechanism=query.mechanism,
             roster=roster,
             answer_sha256=answer_sha256,
         )

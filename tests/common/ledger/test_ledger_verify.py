@@ -338,9 +338,8 @@ def _append_release(
         body = release_body(
             study=study,
             batch_id="lie",
-            query_json=query.to_json(),
+            query=query,
             query_id=query.id,
-            mechanism=query.mechanism,
             roster=roster_of(sites),
             answer_sha256=sha256_bytes(data),
         )
