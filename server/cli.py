@@ -226,6 +226,11 @@ def status(directory: StudyDir, as_json: AsJson = False) -> None:
     _print_status(Workspace(directory), as_json=as_json)
 
 
+@codec_app.callback()
+def _codec() -> None:
+    """Fit the study's codec on public label maps."""
+
+
 @codec_app.command("fit")
 def fit(
     directory: StudyDir,
