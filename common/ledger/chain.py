@@ -56,7 +56,7 @@ def schema_sql(role: str) -> dict[str, str]:
     statements = {
         "rows": (
             "CREATE TABLE rows (seq INTEGER PRIMARY KEY, time_utc TEXT NOT NULL, kind TEXT NOT NULL, "
-            "body TEXT NOT NULL, prev_hash TEXT NOT NULL UNIQUE, hash TEXT NOT NULL UNIQUE) STRICT"
+            "body TEXT NOT NULL, prev_hash TEXT NOT NULL UNIQUE, hash TEXT NOT NULL) STRICT"
         ),
         "heads": (
             "CREATE TABLE heads (seq INTEGER PRIMARY KEY REFERENCES rows (seq), hash TEXT NOT NULL, "
@@ -71,7 +71,6 @@ def schema_sql(role: str) -> dict[str, str]:
             "CREATE TRIGGER rows_follow BEFORE INSERT ON rows "
             "WHEN NEW.seq IS NOT (SELECT coalesce(max(seq), 0) + 1 FROM rows) "
             f"OR NEW.prev_hash IS NOT coalesce((SELECT hash FROM rows ORDER BY seq DESC LIMIT 1), '{NO_HASH}') "
-            "OR EXISTS (SELECT 1 FROM rows WHERE hash = NEW.hash) "
             "BEGIN SELECT RAISE(ABORT, 'a row must follow the last row'); END"
         ),
         "heads_once": (
@@ -201,6 +200,7 @@ class Chain:
         self.payload_table = ROLES[role]
         self._db = connection
         self._key = signing_key
+        self.public_key = None if signing_key is None else public_hex(signing_key)
         self.ledger_id = ""
         self._last: Row | None = None
         self._appended: list[Row] = []
@@ -380,7 +380,7 @@ class Chain:
                 message = head_message(self.role, ledger_id=self.ledger_id, seq=last.seq, row_hash=last.hash)
                 self._db.execute(
                     "INSERT INTO heads VALUES (?, ?, ?, ?)",
-                    (last.seq, last.hash, public_hex(key), key.sign(message).hex()),
+                    (last.seq, last.hash, self.public_key, key.sign(message).hex()),
                 )
             self._db.execute("COMMIT")
         except BaseException:
@@ -417,11 +417,7 @@ class Chain:
 
     def use_key(self, key: Ed25519PrivateKey) -> None:
         """Sign later heads with ``key`` (after a key row was committed)."""
-        self._key = key
-
-    @property
-    def public_key(self) -> str | None:
-        return None if self._key is None else public_hex(self._key)
+        self._key, self.public_key = key, public_hex(key)
 
     @property
     def signing_key(self) -> Ed25519PrivateKey:
