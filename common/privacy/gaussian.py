@@ -128,7 +128,7 @@ def _between_boundaries(n: int, bits: int, noise_std: Fraction) -> int | None:
     def tail(twice: int) -> Any:  # Φ̄(twice/2/σ)
         return mp.erfc(unit * twice / 2) / 2
 
-    k = max(0, round(float(noise_std) * -float(ndtri(float((low + high) / 2)))))
+    k = max(0, round(float(noise_std) * _quantile((low + high) / 2, mp)))  # a first guess; the loop corrects it
     for _ in range(4096):
         upper = tail(2 * k - 1) if k > 0 else mp.mpf(1) / 2
         lower = tail(2 * k + 1)
@@ -141,3 +141,14 @@ def _between_boundaries(n: int, bits: int, noise_std: Fraction) -> int | None:
         else:
             return None
     return None
+
+
+def _quantile(p: Any, mp: Any) -> float:
+    """z with Φ̄(z) = p to about float64's accuracy, also for a p that float64 cannot hold."""
+    if p > mp.mpf(2) ** -1000:
+        return -float(ndtri(float(p)))
+    z = mp.sqrt(-2 * mp.log(p))
+    for _ in range(6):  # Newton on log Φ̄, which is nearly a parabola out there
+        tail = mp.erfc(z / mp.sqrt(2)) / 2
+        z += (mp.log(tail) - mp.log(p)) * tail / mp.npdf(z)
+    return float(z)

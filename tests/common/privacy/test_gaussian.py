@@ -165,15 +165,17 @@ def test_bits_on_either_side_of_a_boundary_round_to_either_side(std: Fraction, k
             assert value == (-expected if negative else expected)
 
 
-def test_a_string_of_zero_bits_reaches_far_into_the_tail_instead_of_failing() -> None:
-    zeros = bytes(8)
-    one = (1).to_bytes(8, "little")
-    value = int(sample(1, Fraction(100), entropy=feed(zeros, zeros, one, os.urandom(8)))[0])
-    # P lies in [1, 2]·2^-192
-    with mpmath.workprec(400):
-        low, high = (upper_tail(mpmath.mpf(x) / 100) for x in (value + 0.5, value - 0.5))
-        assert low < mpmath.mpf(2) ** -191
-        assert high > mpmath.mpf(2) ** -192
+@pytest.mark.parametrize("words", [2, 15, 16, 20, 60])
+@pytest.mark.parametrize("std", [100, 2**30])
+def test_a_string_of_zero_bits_reaches_far_into_the_tail_instead_of_failing(words: int, std: int) -> None:
+    """Also beyond what float64 can hold: P lies in [1, 2]·2^−64(words + 1)."""
+    zeros, one = bytes(8), (1).to_bytes(8, "little")
+    source = feed(*[zeros] * words, one, *(os.urandom(8) for _ in range(3)))
+    value = int(sample(1, Fraction(std), entropy=source)[0])
+    with mpmath.workprec(64 * words + 400):
+        low, high = (upper_tail(mpmath.mpf(x) / std) for x in (value + 0.5, value - 0.5))
+        assert low < mpmath.mpf(2) ** (1 - 64 * (words + 1))
+        assert high > mpmath.mpf(2) ** (-64 * (words + 1))
 
 
 def test_sizes_beyond_one_block_are_filled_from_fresh_bytes() -> None:
