@@ -165,7 +165,7 @@ def test_bits_on_either_side_of_a_boundary_round_to_either_side(std: Fraction, k
             assert value == (-expected if negative else expected)
 
 
-@pytest.mark.parametrize("words", [2, 15, 16, 20, 60])
+@pytest.mark.parametrize("words", [2, 15, 16, 24])
 @pytest.mark.parametrize("std", [100, 2**30])
 def test_a_string_of_zero_bits_reaches_far_into_the_tail_instead_of_failing(words: int, std: int) -> None:
     """Also beyond what float64 can hold: P lies in [1, 2]·2^−64(words + 1)."""
