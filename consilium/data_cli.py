@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Make synthetic data, split a dataset.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Make synthetic data, split a dataset.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Seed = Annotated[int, typer.Option(help="Decides every draw.", min=0)]

@@ -19,8 +19,8 @@ from common.ledger.receipts import Receipt, first_fork
 from common.ledger.site import SiteLedger
 from common.ledger.verify import VerifyReport, verify
 
-app = typer.Typer(no_args_is_help=True, help="Verify and read a privacy ledger.")
-verify_app = typer.Typer(help="Check a ledger offline: chain, signatures, sums, budget.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Verify and read a privacy ledger.")
+verify_app = typer.Typer(add_completion=False, help="Check a ledger offline: chain, signatures, sums, budget.")
 
 LedgerPath = Annotated[Path, typer.Argument(help="The ledger file: ledger.sqlite or a site's site-ledger.sqlite.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]

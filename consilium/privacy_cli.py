@@ -28,8 +28,8 @@ from common.privacy.planner import plan
 from common.privacy.release import noisy_sum
 from consilium.plan_report import plan_table, write_chart
 
-plan_app = typer.Typer(rich_markup_mode=None)
-audit_app = typer.Typer(rich_markup_mode=None)
+plan_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+audit_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 StudyFile = Annotated[
     Path | None,

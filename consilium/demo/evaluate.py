@@ -5,12 +5,11 @@ Reads every party's data, as no party of a real study can. Nothing computed here
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,7 +44,7 @@ PICTURES = 2
 
 
 def report_facts(
-    places: Places, *, options: DemoOptions, federation: Federation, seconds: Mapping[str, float]
+    places: Places, *, source: Path, options: DemoOptions, federation: Federation, seconds: Mapping[str, float]
 ) -> ReportFacts:
     """Score everything on the test cases and gather what the report says."""
     workspace = places.workspace
@@ -72,7 +71,7 @@ def report_facts(
     mean_shape = _hard(_mean_shape(places, study))
     student = load_student(workspace)
     predictions = [_hard(predict(student, image)) for image in images]
-    public = _public_truths(places, study)
+    public = _public_truths(places, study, source)
     labels = load_labels(workspace)
     known = [volume for volume in labels if volume in public]
     privacy = study.privacy
@@ -154,10 +153,8 @@ def _mean_shape(places: Places, study: Study) -> np.ndarray:
     return total
 
 
-def _public_truths(places: Places, study: Study) -> dict[str, np.ndarray]:
+def _public_truths(places: Places, study: Study, source: Path) -> dict[str, np.ndarray]:
     """The demo's own truth for the public volumes, by content hash; the study never sees it."""
-    record: dict[str, Any] = json.loads((places.split / "split.json").read_text(encoding="utf-8"))
-    source = Path(record["source"])
     cases = {case.id: case for case in read_dataset(source).labelled}
     truths = {}
     for path in sorted((places.split / "public" / "images").glob("*.nii.gz")):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,7 @@ from typing import Any
 
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import read_dataset
-from common.data.split import SplitPlan, split_dataset
+from common.data.split import SplitCounts, plan_split, write_split
 from common.data.synthetic import study_data, write_phantoms
 from common.errors import InvalidInput
 from common.objects import write_atomically
@@ -30,6 +31,7 @@ from server.supervisor import OnEvent, supervise
 from server.workspace import Workspace
 
 SYNTHETIC_RECIPE = (TrainingConfig(channels=(8, 16, 32), steps=200), TrainingConfig(channels=(8, 16, 32), steps=400))
+PATIENTS = 12  # a hospital, of phantoms
 REAL_RECIPE = (TrainingConfig(), TrainingConfig(steps=600))
 
 
@@ -96,6 +98,7 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, processes: int | 
     from consilium.demo.evaluate import report_facts  # torch and matplotlib once there is something to score
     from consilium.report import write_report
 
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # every party shares this machine; daemons inherit it
     places = Places(out)
     _claim(out, options)
     seconds = _Stopwatch(out / "seconds.json", watch)
@@ -118,7 +121,7 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, processes: int | 
         with seconds.stage("study run"):
             supervise(places.workspace, on_event=watch.event, check=federation.group.check)
     with seconds.stage("evaluation"):
-        facts = report_facts(places, options=options, federation=federation, seconds=seconds.seconds)
+        facts = report_facts(places, source=source, options=options, federation=federation, seconds=seconds.seconds)
     write_report(out, facts)
     return out / "report.html"
 
@@ -142,20 +145,22 @@ def _data(places: Places, options: DemoOptions) -> Path:
         return source
     if options.data:
         cases = len(read_dataset(source).labelled)
-        plan = SplitPlan(
-            sites=options.hospitals,
+        counts = SplitCounts(
+            hospitals=options.hospitals,
             public_images=options.queries,
             label_maps=max(8, cases // 8),
             validation=max(2, cases // 20),
             test=max(4, cases // 6),
         )
     else:
-        plan = SplitPlan(sites=options.hospitals, public_images=options.queries, label_maps=24, validation=4, test=16)
-        private = 12 * options.hospitals
+        counts = SplitCounts(public_images=options.queries, label_maps=24, validation=4, test=16)
         if not (source / "dataset.json").exists():
-            total = private + plan.public_images + plan.label_maps + plan.validation + plan.test
+            shutil.rmtree(source, ignore_errors=True)  # what an interrupted demo left
+            total = PATIENTS * options.hospitals + counts.set_aside
             write_phantoms(source, cases=total, hospitals=options.hospitals, seed=options.seed)
-    split_dataset(source, places.split, plan=plan, seed=options.seed)
+    shutil.rmtree(places.split, ignore_errors=True)
+    dataset = read_dataset(source)
+    write_split(plan_split(dataset, counts, seed=options.seed), dataset, places.split)
     return source
 
 
