@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,9 @@ def pseudo_labels(codec: Codec, answers: np.ndarray, mechanism: Mechanism) -> np
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="an MSD dataset directory")
-    parser.add_argument("--cache", type=Path, default=Path("/tmp/consilium-benchmark"), help="teachers' predictions")
+    parser.add_argument(
+        "--cache", type=Path, default=Path(tempfile.gettempdir()) / "consilium-benchmark", help="teachers' predictions"
+    )
     parser.add_argument("--split", type=int, default=0, help="seed of the split and of the teachers")
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--delta", type=float, default=1e-3)
