@@ -6,12 +6,14 @@ import json
 import sqlite3
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
-from common.errors import InvalidInput
+from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import public_hex
 from consilium.ledger_cli import app, verify_app
 from tests.common.ledger.ledger_world import World, make_mechanism, make_query
+from tests.common.ledger.test_ledger_site import Hospital, run_batch
 
 RUN = CliRunner()
 
@@ -79,3 +81,22 @@ def test_log_lists_the_newest_rows(world: World) -> None:
     assert "release" in lines[-1]
     rows = [json.loads(line) for line in RUN.invoke(app, ["log", path, "--json"]).stdout.splitlines()]
     assert [row["seq"] for row in rows] == list(range(1, 9))
+
+
+def test_two_sites_compare_what_they_were_shown(world: World, tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path / "site-ledger.sqlite", world.study)
+    with hospital.ledger as ledger:
+        for batch, number in (("b1", 1), ("b2", 2)):
+            ledger.record_receipt(run_batch(world, hospital, batch, number), public_key=world.key.public_key())
+    printed = RUN.invoke(app, ["receipts", str(hospital.path)])
+    assert printed.exit_code == 0
+    ours, theirs = tmp_path / "ours.jsonl", tmp_path / "theirs.jsonl"
+    ours.write_text(printed.stdout)
+    theirs.write_text("\n".join(receipt.render() for receipt in world.ledger.site_receipts("bergen")))
+    key = public_hex(world.key)
+    result = RUN.invoke(app, ["compare", str(ours), str(theirs), "--server-key", key])
+    assert result.exit_code == 0, result.output
+    assert "OK: 2 and 2 receipts" in result.stdout
+    stranger = public_hex(Ed25519PrivateKey.generate())
+    result = RUN.invoke(app, ["compare", str(ours), str(theirs), "--server-key", stranger])
+    assert isinstance(result.exception, LedgerCorrupt)
