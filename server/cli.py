@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, load_study
+from common.data.split import private_label_hashes
 from common.errors import InvalidInput
 from common.events import read_events
 from common.ledger.store import Ledger
@@ -236,13 +237,17 @@ def fit(
     directory: StudyDir,
     label_maps: Annotated[Path, typer.Option(help="Folder of public label maps of other cases (.nii, .nii.gz).")],
     sites: Annotated[int, typer.Option(help="Sites expected in a release: sets the planned noise on the mean.")],
+    split: Annotated[
+        Path | None, typer.Option(help="split.json of `consilium data split`: its private cases are refused.")
+    ] = None,
 ) -> None:
     """Fit the study's codec on public label maps only, and publish it.
 
     Example: consilium codec fit trial --label-maps public/label-maps --sites 8
     """
     files = sorted(path for path in label_maps.iterdir() if path.name.endswith((".nii", ".nii.gz")))
-    record = setup.fit_study_codec(Workspace(directory), files, sites=sites)
+    private = private_label_hashes(split) if split else frozenset()
+    record = setup.fit_study_codec(Workspace(directory), files, sites=sites, private_hashes=private)
     typer.echo(
         f"codec {record.sha256[:16]}… with {record.dimension} dimensions, fitted on {len(files)} public label maps"
     )

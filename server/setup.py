@@ -7,10 +7,11 @@ that belongs to a public volume's case, and a site registered twice.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.canonical import sha256_file
 from common.config import Study, render_study
 from common.errors import InvalidInput
 from common.ledger.keys import (
@@ -79,8 +80,13 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, 
     return tuple(volumes)
 
 
-def fit_study_codec(workspace: Workspace, label_maps: Sequence[Path], *, sites: int) -> CodecRecord:
-    """Fit the study's codec on public label maps for the planned noise on the mean code of ``sites`` sites."""
+def fit_study_codec(
+    workspace: Workspace, label_maps: Sequence[Path], *, sites: int, private_hashes: Collection[str] = ()
+) -> CodecRecord:
+    """Fit the study's codec on public label maps for the planned noise on the mean code of ``sites`` sites.
+
+    ``private_hashes``: SHA-256 of label map files known to be of private, validation or test cases; a match is refused.
+    """
     from common.codecs.base import fit_codec
     from common.data.volume import load_label
 
@@ -90,7 +96,13 @@ def fit_study_codec(workspace: Workspace, label_maps: Sequence[Path], *, sites: 
     maps = [load_label(path, study.data) for path in label_maps]
     voters = sites * study.privacy.voters_per_site
     noise_std = float(study_mechanism(study, dimension=1).noise_std) / 2**GRID_BITS / voters
-    codec = fit_codec(study, maps, noise_std=noise_std)
+    codec = fit_codec(
+        study,
+        maps,
+        noise_std=noise_std,
+        map_hashes=[sha256_file(path) for path in label_maps],
+        private_hashes=private_hashes,
+    )
     record = CodecRecord(sha256=workspace.objects.put(codec.to_bytes()), dimension=codec.dimension)
     workspace.save_codec(record)
     return record

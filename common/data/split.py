@@ -149,6 +149,18 @@ def write_split(split: Split, dataset: Dataset, out: Path) -> dict[str, object]:
     return record
 
 
+def private_label_hashes(record: Path) -> frozenset[str]:
+    """SHA-256 of every label map that ``split.json`` gave to a site, validation or test: none may shape a codec."""
+    try:
+        document = json.loads(record.read_text(encoding="utf-8"))
+        parts = [document["validation"], document["test"], *document["sites"].values()]
+        return frozenset(case["label"] for part in parts for case in part)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(
+            "record of a split", value=record.name, limit="split.json as `data split` writes it"
+        ) from error
+
+
 def _distinct(cases: list[Case]) -> tuple[list[Case], list[Problem]]:
     """Cases whose image no earlier case has: a scan under two names could be public and private at once."""
     seen: dict[str, str] = {}

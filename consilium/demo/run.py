@@ -19,7 +19,7 @@ from typing import Any
 
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import read_dataset
-from common.data.split import SplitCounts, plan_split, write_split
+from common.data.split import SplitCounts, plan_split, private_label_hashes, write_split
 from common.data.synthetic import study_data, write_phantoms
 from common.errors import InvalidInput
 from common.objects import write_atomically
@@ -170,15 +170,14 @@ def _study(places: Places, options: DemoOptions, source: Path) -> Study:
     if not workspace.study_file.exists():
         dataset = read_dataset(source)
         teacher, student = REAL_RECIPE if options.data else SYNTHETIC_RECIPE
-        spacing = study_data().spacing_mm if options.data is None else (1.0, 1.0, 1.0)
+        spacing = (1.0, 1.0, 1.0)
+        data = study_data()
+        if options.data:
+            grid = choose_grid(maps, spacing_mm=spacing)
+            data = DataConfig(labels=dataset.labels, channels=dataset.channels, spacing_mm=spacing, grid=grid)
         study = Study(
             name="demo",
-            data=DataConfig(
-                labels=dataset.labels,
-                channels=dataset.channels,
-                spacing_mm=spacing,
-                grid=choose_grid(maps, spacing_mm=spacing),
-            ),
+            data=data,
             privacy=PrivacyConfig(
                 epsilon=options.epsilon,
                 delta=options.delta,
@@ -197,7 +196,8 @@ def _study(places: Places, options: DemoOptions, source: Path) -> Study:
     if not (workspace.root / "public.json").exists():
         setup.publish_volumes(workspace, sorted((places.split / "public" / "images").glob("*.nii.gz")))
     if not (workspace.root / "codec.json").exists():
-        setup.fit_study_codec(workspace, maps, sites=options.hospitals)
+        private = private_label_hashes(places.split / "split.json")
+        setup.fit_study_codec(workspace, maps, sites=options.hospitals, private_hashes=private)
     if not (workspace.root / "endpoint.json").exists():
         write_server(workspace, kit=places.kit)
     return workspace.study()

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from common.canonical import sha256_file
 from common.data.msd import Case, Dataset, read_dataset, write_dataset
-from common.data.split import Split, SplitCounts, plan_split, write_split
+from common.data.split import Split, SplitCounts, plan_split, private_label_hashes, write_split
 from common.errors import InvalidInput
 from consilium.data_cli import app
 
@@ -104,3 +104,17 @@ def test_the_command_splits_and_a_missing_case_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert "hospital-01 6, hospital-02 6" in result.stdout
     assert "left out p00: the image file is missing" in result.stdout
+
+
+def test_the_record_names_every_label_map_that_may_not_shape_a_codec(tmp_path: Path) -> None:
+    dataset = make(tmp_path)
+    split = plan_split(dataset, COUNTS, seed=1)
+    write_split(split, dataset, tmp_path / "out")
+    private = private_label_hashes(tmp_path / "out" / "split.json")
+    assert len(private) == 12 + 2 + 3
+    maps = {sha256_file(path) for path in (tmp_path / "out/public/label-maps").iterdir()}
+    assert len(maps) == 4
+    assert not maps & private
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(InvalidInput, match="split"):
+        private_label_hashes(tmp_path / "other.json")
