@@ -9,7 +9,7 @@ RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow check clean
+.PHONY: help venv demo test test-slow check docker-image docker-demo docker-down clean
 
 help:  ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
@@ -40,6 +40,15 @@ check: $(DEV)  ## format, lint, types, fast tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(MAKE) test
+
+docker-image:  ## build the container image
+	docker/image.sh
+
+docker-demo: docker-image  ## a server and three sites in containers, a study to its end, results in docker-out/
+	docker/demo.sh up
+
+docker-down:  ## remove the containers, networks and volumes of docker-demo
+	docker/demo.sh down
 
 clean:  ## remove the environment, caches and the demo's output
 	rm -rf $(VENV) demo-out build dist consilium.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Build the image. Variables: DOCKER (the client), IMAGE (the tag), DOCKER_BUILD_FLAGS (words for `docker build`),
+# PIP_INDEX_URL, PIP_EXTRA_INDEX_URL (handed to pip), PIP_FIND_LINKS (folders whose wheels come along).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+docker=${DOCKER:-docker}
+image=${IMAGE:-consilium:local}
+base=python:3.11-slim
+
+for folder in ${PIP_FIND_LINKS:-}; do
+  if [ -d "$folder" ]; then
+    find "$folder" -maxdepth 1 -name '*.whl' -exec cp --update -t docker/wheels {} +
+  fi
+done
+
+if ! "$docker" image inspect "$base" >/dev/null 2>&1 && ! "$docker" pull "$base"; then
+  docker/base-image.sh "$base"
+fi
+
+# shellcheck disable=SC2086  # flags are words
+DOCKER_BUILDKIT=1 "$docker" build ${DOCKER_BUILD_FLAGS:-} --file docker/Dockerfile --tag "$image" \
+  ${PIP_INDEX_URL:+--build-arg PIP_INDEX_URL} ${PIP_EXTRA_INDEX_URL:+--build-arg PIP_EXTRA_INDEX_URL} .

@@ -1,0 +1,221 @@
+"""The compose file, the image and their scripts, read and not run: who sees whose volume, who reaches whom, as whom."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+import typer.main
+import yaml
+
+from consilium.cli import app
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+SITES = ("site-1", "site-2", "site-3")
+DAEMONS = ("server", *SITES)
+ONE_SHOTS = ("prepare", "register", "study")
+SCRIPTS = ("prepare.sh", "register.sh")
+
+
+def volumes_of(name: str) -> dict[str, str]:
+    """A service's mounts: volume by target."""
+    return {target: volume for volume, target in (mount.split(":") for mount in SERVICES[name].get("volumes", ()))}
+
+
+def test_the_services_are_the_parties_of_a_study() -> None:
+    assert set(SERVICES) == {*DAEMONS, *ONE_SHOTS}
+
+
+def test_only_what_both_generations_of_compose_understand() -> None:
+    assert {key for key in COMPOSE if not key.startswith("x-")} == {"services", "networks", "volumes"}
+    for service in SERVICES.values():
+        assert not service.keys() & {"gpus", "develop", "post_start", "pre_stop", "extends", "build"}
+        assert "start_interval" not in service.get("healthcheck", {})
+        for condition in service.get("depends_on", {}).values():
+            assert condition.keys() == {"condition"}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_no_service_has_a_privilege(name: str) -> None:
+    service = SERVICES[name]
+    assert service["user"] == "10001:10001"
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["read_only"] is True
+    assert service["init"] is True
+    assert not service.keys() & {"privileged", "cap_add", "devices", "pid", "ipc", "userns_mode", "group_add"}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_no_port_is_published_and_no_folder_of_the_host_is_mounted(name: str) -> None:
+    assert "ports" not in SERVICES[name]
+    assert set(volumes_of(name).values()) <= set(COMPOSE["volumes"])
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_no_secret_in_the_environment(name: str) -> None:
+    environment = SERVICES[name].get("environment", {})
+    assert not [key for key in environment if re.search("key|secret|token|passw", key, re.IGNORECASE)]
+    assert environment.keys() <= {
+        "TERM",
+        "NO_COLOR",
+        "OMP_NUM_THREADS",
+        "CONSILIUM_QUERIES",
+        "CONSILIUM_STEPS",
+        "CONSILIUM_SEED",
+    }
+
+
+def test_a_party_sees_its_own_volume_and_no_other() -> None:
+    for site in SITES:
+        assert volumes_of(site) == {"/site": site}
+    for name in ("server", "register", "study"):
+        assert volumes_of(name) == {"/study": "study"}
+
+
+def test_what_sees_every_volume_has_no_network() -> None:
+    several = [name for name in SERVICES if len(volumes_of(name)) > 1]
+    assert several == ["prepare"]
+    assert SERVICES["prepare"]["network_mode"] == "none"
+
+
+def test_a_site_shares_a_network_with_the_server_alone() -> None:
+    for site in SITES:
+        assert SERVICES[site]["networks"] == [site]
+        assert {name for name in SERVICES if site in SERVICES[name].get("networks", ())} == {site, "server"}
+
+
+def test_no_network_leads_outside() -> None:
+    assert all(network == {"internal": True} for network in COMPOSE["networks"].values())
+    assert all("networks" in service or service.get("network_mode") == "none" for service in SERVICES.values())
+
+
+def test_daemons_are_watched_and_restarted_and_one_shots_are_not() -> None:
+    for name in DAEMONS:
+        assert SERVICES[name]["restart"] == "unless-stopped"
+        assert SERVICES[name]["healthcheck"]["test"][:3] == ["CMD", "python3", "/opt/consilium/health.py"]
+    for name in ONE_SHOTS:
+        assert "restart" not in SERVICES[name]
+
+
+def test_one_stage_waits_for_the_other() -> None:
+    def waits(name: str) -> dict[str, str]:
+        return {other: value["condition"] for other, value in SERVICES[name].get("depends_on", {}).items()}
+
+    assert waits("server") == {"prepare": "service_completed_successfully"}
+    assert waits("register") == {"server": "service_healthy"}
+    for site in SITES:
+        assert waits(site) == {"register": "service_completed_successfully"}
+    assert waits("study") == dict.fromkeys(DAEMONS, "service_healthy")
+
+
+def test_the_image_ends_as_another_user_than_root_and_takes_only_what_is_named() -> None:
+    text = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    final = text[text.rindex("\nFROM ") :]
+    assert re.findall(r"^USER (.*)$", final, re.MULTILINE) == ["10001:10001"]
+    assert not re.search(r"^ADD ", text, re.MULTILINE)
+    rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert next(rule for rule in rules if not rule.startswith("#")) == "*"
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE)
+    for source in " ".join(copied).split():
+        assert f"!{source.rstrip('/')}" in rules
+        assert (ROOT / source).exists() or source == "README.md"
+
+
+def commands_in_scripts() -> Iterator[tuple[str, list[str]]]:
+    for script in SCRIPTS:
+        text = (ROOT / "docker" / script).read_text(encoding="utf-8").replace("\\\n", " ")
+        for line in text.splitlines():
+            if line.strip().startswith("consilium "):
+                yield script, shlex.split(line.strip().rstrip("&"))[1:]
+    for name, service in SERVICES.items():
+        if "entrypoint" not in service:
+            yield name, service["command"]
+
+
+@pytest.mark.parametrize(("where", "words"), list(commands_in_scripts()))
+def test_every_command_is_one_that_consilium_has(where: str, words: list[str]) -> None:
+    command: click.Command = typer.main.get_command(app)
+    context = click.Context(command)
+    rest = list(words)
+    while hasattr(command, "get_command"):
+        found = command.get_command(context, rest.pop(0))
+        assert found is not None, f"{where}: no such command: {words}"
+        command, context = found, click.Context(found, parent=context)
+    known = {name: parameter for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    given = [word for word in rest if word.startswith("--")]
+    assert set(given) <= set(known), f"{where}: {words}"
+    required = [
+        parameter for parameter in command.params if parameter.required and parameter.param_type_name == "option"
+    ]
+    assert all(set(parameter.opts) & set(given) for parameter in required), f"{where}: {words}"
+
+
+@pytest.fixture(scope="module")
+def health() -> ModuleType:
+    """The containers' health check, which is a script and in no package."""
+    spec = importlib.util.spec_from_file_location("health", ROOT / "docker" / "health.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class _Healthy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def supernode(tmp_path: Path) -> Iterator[Path]:
+    """A process table with a SuperNode in it that answers."""
+    server = HTTPServer(("127.0.0.1", 0), _Healthy)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for pid, words in {
+        "1": ["/sbin/docker-init", "--", "consilium", "site", "up"],
+        "7": ["python", "/bin/flower-supernode", "--host", "127.0.0.1", "--port", str(server.server_port), ""],
+    }.items():
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "cmdline").write_bytes("\0".join(words).encode())
+    yield tmp_path
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_site_is_healthy_when_worker_and_node_answer(health: ModuleType, supernode: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # a Unix socket's path must be short
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as worker:
+            worker.bind(f"{folder}/worker.sock")
+            with pytest.raises(OSError):  # bound, and nobody listens
+                health.check_site(f"{folder}/*.sock", supernode)
+            worker.listen()
+            health.check_site(f"{folder}/*.sock", supernode)
+            (supernode / "7" / "cmdline").write_bytes(b"sleep\0007")
+            with pytest.raises(OSError, match="no SuperNode"):
+                health.check_site(f"{folder}/*.sock", supernode)
+        with pytest.raises(OSError):
+            health.check_site(f"{folder}/none-*.sock", supernode)
+
+
+def test_the_health_check_ends_with_a_status(health: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert health.main([]) == 2
+    assert health.main(["server"]) == 1  # there is no /study here
+    assert "unhealthy" in capsys.readouterr().err
