@@ -1,6 +1,6 @@
 """The site's own policy: what it consented to, and whether it accepts a batch.
 
-``site.toml`` is frozen and validated. A decision is made before any inference, from the offer, the consented study, the
+``site.toml`` is frozen and validated: caps, allow-lists by hash, and the server's keys. A decision is made before any inference, from the offer, the consented study, the
 site's caps and its own ledger alone: patients' data never enters it, so participation says nothing about them. Refuses
 every query that is not exactly what the consented study describes.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
+from common.canonical import check_hash
 from common.config import Study, read_section
 from common.errors import InvalidInput
 from common.messages import Offer
@@ -27,17 +28,23 @@ SITE_SCHEMA = 1
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
     """What a site knows of the server: its keys in hex (Ed25519 of the ledger, X25519 for codes), and where public
-    objects are. These come with the startup kit, never over Flower."""
+    objects are. These come with the startup kit, never over Flower.
+
+    ``more_signing_keys`` are accepted beside ``signing_key``: while the server's key is being changed both the old and
+    the new one stand here, so that no receipt is missed. Whoever takes a key out stops trusting it at the next start.
+    """
 
     sealing_key: str
     signing_key: str
     objects_url: str
     superlink: str
     root_certificates: str
+    more_signing_keys: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("sealing_key", "signing_key"):
-            value = getattr(self, name)
+        object.__setattr__(self, "more_signing_keys", tuple(self.more_signing_keys))
+        named = [(name, getattr(self, name)) for name in ("sealing_key", "signing_key")]
+        for name, value in (*named, *(("more_signing_keys", key) for key in self.more_signing_keys)):
             if len(value) != 64 or set(value) - set("0123456789abcdef"):
                 raise InvalidInput(f"server.{name}", value=value, limit="64 hex digits")
         if not self.objects_url.startswith("https://"):
@@ -50,6 +57,12 @@ class ServerFacts:
     @property
     def signing_public_key(self) -> Ed25519PublicKey:
         return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.signing_key))
+
+    @property
+    def signing_public_keys(self) -> tuple[Ed25519PublicKey, ...]:
+        """Every key the server may sign receipts with, the current one first."""
+        keys = (self.signing_key, *self.more_signing_keys)
+        return tuple(Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)) for key in keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +95,39 @@ class Caps:
 
 
 @dataclass(frozen=True, slots=True)
+class AllowLists:
+    """``[allow]``: hashes the site restricts itself to, beyond its consent to the study. An absent or empty list allows
+    whatever the consented study implies: any codec within the study's dimension, any public volume, the study itself.
+    """
+
+    studies: tuple[str, ...] = ()
+    codecs: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("studies", "codecs", "volumes"):
+            hashes = tuple(getattr(self, name))
+            object.__setattr__(self, name, hashes)
+            for value in hashes:
+                try:
+                    check_hash(value)
+                except InvalidInput as error:
+                    raise InvalidInput(
+                        f"allow.{name}", value=value, limit="SHA-256 in 64 lower-case hex digits"
+                    ) from error
+
+    def review(self, offer: Offer) -> str:
+        """``"accepted"``, or the word a declined offer is answered with. Decided from hashes alone."""
+        if self.studies and offer.study not in self.studies:
+            return "unknown-study"
+        if self.codecs and any(query.codec not in self.codecs for query in offer.queries):
+            return "wrong-codec"
+        if self.volumes and any(volume not in self.volumes for query in offer.queries for volume in query.volumes):
+            return "unavailable"
+        return "accepted"
+
+
+@dataclass(frozen=True, slots=True)
 class SiteConfig:
     """A hospital's ``site.toml``. ``pool`` is the stable name of its patient pool, to which budgets belong."""
 
@@ -90,6 +136,7 @@ class SiteConfig:
     data: str
     server: ServerFacts
     caps: Caps
+    allow: AllowLists = AllowLists()
     study: str = "study.toml"
     root: Path = field(default=Path())
 
@@ -117,16 +164,17 @@ def load_site(directory: Path) -> SiteConfig:
         raise InvalidInput(f"site.toml is not TOML ({error})") from error
     if document.pop("schema", None) != SITE_SCHEMA:
         raise InvalidInput("site.toml schema", limit=f"schema = {SITE_SCHEMA}")
-    known = {"site", "pool", "data", "study", "server", "caps"}
+    known = {"site", "pool", "data", "study", "server", "caps", "allow"}
     unknown = sorted(document.keys() - known)
     missing = sorted({"site", "pool", "data", "server", "caps"} - document.keys())
     if unknown or missing:
         raise InvalidInput("keys of site.toml", value=unknown or missing, limit=", ".join(sorted(known)))
     server = read_section(ServerFacts, document.pop("server"), where="server")
     caps = read_section(Caps, document.pop("caps"), where="caps")
+    allow = read_section(AllowLists, document.pop("allow", {}), where="allow")
     if not all(isinstance(value, str) for value in document.values()):
         raise InvalidInput("site, pool, data and study in site.toml", limit="strings")
-    return SiteConfig(**document, server=server, caps=caps, root=directory)
+    return SiteConfig(**document, server=server, caps=caps, allow=allow, root=directory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The teacher worker: the site's long-lived process that holds models and data and answers the server's messages.
 
 It trusts nothing that arrives: an offer is reviewed against the consented study and the site's own ledger before any
-inference, a codes request is answered only for accepted queries, public objects are taken by content hash. After
-acceptance every failure of a query is the zero code, sealed like any other; the reason stays in the site's log. A
+inference, a codes request is answered only for accepted queries and while no veto and no alarm stands, public objects
+are taken by content hash. After acceptance every failure of a query is the zero code, sealed like any other; the reason stays in the site's log. A
 code is stored before it leaves, and a retry gets the stored one.
 """
 
@@ -24,10 +24,11 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from client.control import retired_voters
 from client.policy import Consent, SiteConfig, load_site, review
 from common.codecs.base import Codec, load_codec
 from common.config import DataConfig, load_study
-from common.errors import ConsiliumError, InvalidInput, Refused
+from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, Refused
 from common.ledger.receipts import Receipt
 from common.ledger.site import SiteLedger
 from common.messages import (
@@ -61,13 +62,15 @@ class Voters(Protocol):
 class _VolumeVoters:
     """Teachers that take a public volume's bytes."""
 
-    def __init__(self, teachers: Teachers, data: DataConfig) -> None:
-        self._teachers, self._data = teachers, data
+    def __init__(self, teachers: Teachers, data: DataConfig, *, silent: Callable[[], frozenset[int]]) -> None:
+        self._teachers, self._data, self._silent = teachers, data, silent
 
     def predict(self, volume: bytes) -> Sequence[NDArray[np.float32] | None]:
         from common.data.volume import volume_from_bytes
 
-        return self._teachers.predict(volume_from_bytes(volume, self._data).image)
+        maps = self._teachers.predict(volume_from_bytes(volume, self._data).image)
+        silent = self._silent()  # voters who lost a patient since they were trained
+        return [None if voter in silent else answer for voter, answer in enumerate(maps)]
 
 
 Fetch = Callable[[str], bytes]
@@ -105,6 +108,8 @@ class Worker:
 
     def _decide(self, offer: Offer) -> str:
         reason = review(offer, self._consent)
+        if reason == "accepted" and (reason := self._config.allow.review(offer)) != "accepted":
+            self._ledger.refuse(offer.study, offer.queries, "not-allowed")
         if reason == "accepted":
             try:
                 self._ledger.reserve(offer.study, offer.queries)
@@ -119,6 +124,7 @@ class Worker:
         until = time.monotonic() + request.deadline_s
         sealed: list[tuple[str, bytes]] = []
         for query_id in request.queries:
+            self._check_open(request)
             query = self._ledger.reserved(query_id)
             if query is None:
                 raise Refused("not-accepted", f"query {query_id[:12]} was never accepted here")
@@ -129,17 +135,31 @@ class Worker:
                 code, outcome = self._answer(query)
                 self._ledger.store_code(query_id, code, outcome=outcome)
             context = SealContext(study=request.study, query=query_id, site=self._config.site, attempt=request.attempt)
+            self._check_open(request)
             sealed.append((query_id, seal(code, public_key=self._config.server.sealing_public_key, context=context)))
         log.info("event=codes batch=%s attempt=%d codes=%d", request.batch[:12], request.attempt, len(sealed))
         return CodesReply(batch=request.batch, attempt=request.attempt, codes=tuple(sealed))
 
+    def _check_open(self, request: CodesRequest) -> None:
+        """That no veto and no alarm stands; asked for every code, since one may be given while a batch is computed."""
+        cause = self._ledger.stopped(request.study)
+        if cause is not None:
+            log.warning("event=stopped cause=%s batch=%s", cause, request.batch[:12])
+            raise Refused("paused", f"nothing leaves this site now ({cause})")
+
     def _file(self, message: Receipts) -> None:
         """Check and keep receipts. One that contradicts the site's record is an alarm, which stops all answers."""
+        keys = self._config.server.signing_public_keys
         for text in message.receipts:
+            receipt = Receipt.parse(text)
+            signer = next((key for key in keys if receipt.is_genuine(key)), keys[0])
             try:
-                self._ledger.record_receipt(Receipt.parse(text), public_key=self._config.server.signing_public_key)
+                self._ledger.record_receipt(receipt, public_key=signer)
             except Refused as error:
                 log.info("event=receipt-refused reason=%s", error.reason)
+            except LedgerCorrupt as error:
+                log.error("event=alarm problem=%r remedy=docs/ledger.md", str(error))
+                raise
 
     def _held(self, ledger_id: str) -> int:
         """The newest row of the server's ledger this site holds a receipt for, 0 for none."""
@@ -227,15 +247,18 @@ def open_worker(directory: Path) -> Worker:
 
     config = load_site(directory)
     study = load_study(config.path(config.study))
-    teachers = Teachers.load(directory / "teachers")
     ledger = SiteLedger.open(directory / "site-ledger.sqlite", config.pool, caps=config.caps, site=config.site)
     ledger.consent(study)
+    loaded_at, retired = ledger.row_count, retired_voters(directory / "teachers")
+    teachers = Teachers.load(directory / "teachers")
     objects = PublicObjects(config)
     return Worker(
         config=config,
         consent=Consent.of(study),
         ledger=ledger,
-        voters=_VolumeVoters(teachers, study.data),
+        voters=_VolumeVoters(
+            teachers, study.data, silent=lambda: retired | ledger.withdrawn_voters(after=loaded_at)
+        ),
         fetch=objects.get,
     )
 

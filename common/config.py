@@ -124,7 +124,7 @@ class TrainingConfig:
     channels: tuple[int, ...] = (16, 32, 64)
     steps: int = 300
     batch_size: int = 2
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-2
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "channels", tuple(self.channels))
@@ -136,6 +136,10 @@ class TrainingConfig:
             raise InvalidInput("training batch size", value=self.batch_size, limit="1 to 64")
         if not 0 < self.learning_rate < 1:
             raise InvalidInput("learning rate", value=self.learning_rate, limit="above 0, below 1")
+
+
+STUDENT_RECIPE = TrainingConfig(steps=600, learning_rate=2e-3)
+"""The student's default: its labels are noisy, so it learns longer and in smaller steps than a teacher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,7 @@ class Study:
     privacy: PrivacyConfig
     codec: CodecConfig = field(default_factory=CodecConfig)
     teacher: TrainingConfig = field(default_factory=TrainingConfig)
-    student: TrainingConfig = field(default_factory=lambda: TrainingConfig(steps=600))
+    student: TrainingConfig = field(default_factory=lambda: STUDENT_RECIPE)
     collection: CollectionConfig = field(default_factory=CollectionConfig)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The local interface between a site's ClientApp and its teacher worker: gRPC over a Unix socket, bytes in, bytes out."""
+"""What runs between a site's ClientApp and its teacher worker: gRPC over a Unix socket, bytes in, bytes out."""
 
 from __future__ import annotations
 

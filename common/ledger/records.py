@@ -304,6 +304,20 @@ class DecisionRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PatientRecord:
+    """Site: a patient was withdrawn, and the voter in whose ``slot`` the patient sat is silent until it is retrained.
+
+    ``subject`` is a keyed hash of the case's name whose key is not in the ledger; ``weights`` are those of the voter's
+    teacher at that moment, or empty if it had none.
+    """
+
+    slot: int
+    voter: int
+    subject: str
+    weights: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReceiptRecord:
     """Site: a server's receipt that passed every check, kept word for word."""
 
@@ -338,12 +352,13 @@ Record = (
     | ReservationRecord
     | CodeRecord
     | DecisionRecord
+    | PatientRecord
     | ReceiptRecord
     | AlarmRecord
     | RecoveryRecord
 )
 
-REFUSAL_REASONS = ("pool-budget", "study-budget", "coordinates", "daily-cap", "paused", "alarm")
+REFUSAL_REASONS = ("pool-budget", "study-budget", "coordinates", "daily-cap", "paused", "alarm", "not-allowed")
 DECISIONS = ("pause", "resume", "withdraw")
 
 
@@ -557,6 +572,16 @@ def _decision(body: dict[str, Any]) -> DecisionRecord:
     return DecisionRecord(study_id=check_hash(fields["study"]), decision=fields["decision"])
 
 
+def _patient(body: dict[str, Any]) -> PatientRecord:
+    fields = checked_fields(body, {"slot": int, "subject": str, "voter": int, "weights": str})
+    if fields["slot"] < 0 or fields["voter"] < 0:
+        raise InvalidInput("slot and voter", value=(fields["slot"], fields["voter"]), limit="numbers from 0")
+    if fields["weights"]:
+        check_hash(fields["weights"])
+    check_hash(fields["subject"])
+    return PatientRecord(**fields)
+
+
 def _receipt(body: dict[str, Any]) -> ReceiptRecord:
     return ReceiptRecord(receipt=checked_fields(body, {"receipt": dict})["receipt"])
 
@@ -614,6 +639,7 @@ _READERS: dict[str, dict[str, Callable[[dict[str, Any]], Record]]] = {
         "reservation": _reservation,
         "code": _code,
         "decision": _decision,
+        "patient": _patient,
         "refusal": _refusal,
         "receipt": _receipt,
         "alarm": _alarm,

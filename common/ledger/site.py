@@ -146,6 +146,43 @@ class SiteLedger:
                 raise InvalidInput("study", value=study_id, limit="a study this site consented to")
             self._append("decision", {"decision": decision, "study": study_id})
 
+    def withdraw_patient(self, *, slot: int, voter: int, subject: str, weights: str | None) -> None:
+        """Put on record that the patient in ``slot`` left; ``weights`` (SHA-256) are those of the voter's teacher.
+
+        ``subject`` is a keyed hash of the case's name: the ledger never holds the name. The same subject again adds no
+        row. Releases already made stay made and charged: nothing can recall them.
+        """
+        with self._writing():
+            if subject not in self._books.patients:
+                self._append("patient", {"slot": slot, "subject": subject, "voter": voter, "weights": weights or ""})
+
+    def withdrawn_voters(self, *, after: int = 0) -> frozenset[int]:
+        """The voters who lost a patient in a row past ``after``: models loaded before must not vote any more."""
+        self._catch_up()
+        return frozenset(record.voter for seq, record in self._books.patients.values() if seq > after)
+
+    def stopped(self, study_id: str) -> str | None:
+        """Why nothing may leave for this study now: ``unknown-study``, ``pause``, ``withdraw`` or ``alarm``; or None.
+
+        Reads what other processes have decided since, so a veto holds for a worker that is running.
+        """
+        self._catch_up()
+        if study_id not in self._books.studies:
+            return "unknown-study"
+        return self._books.paused.get(study_id) or ("alarm" if self._books.alarms else None)
+
+    def study_named(self, name: str) -> StudyTerms:
+        """The one study on record of this id, beginning of an id, or name; InvalidInput if there is none or several."""
+        self._catch_up()
+        studies = self._books.studies
+        found = [studies[name]] if name in studies else [t for t in studies.values() if t.name == name]
+        if not found and len(name) >= 6:
+            found = [terms for terms in studies.values() if terms.id.startswith(name)]
+        if len(found) != 1:
+            known = ", ".join(f"{terms.name} ({terms.id[:12]})" for terms in studies.values()) or "none yet"
+            raise InvalidInput("study", value=name, limit=f"one study consented to: {known}")
+        return found[0]
+
     def note(self, text: str) -> None:
         """Put a remark on record. Not a place for patients' data."""
         with self._writing():
@@ -196,6 +233,11 @@ class SiteLedger:
             }
             self._append("reservation", body)
         return None
+
+    def refuse(self, study_id: str, queries: Sequence[QuerySpec], reason: str) -> None:
+        """Put on record that the site's policy declined an offer before its ledger was asked; once a day."""
+        with self._writing():
+            self._refuse(study_id, {query.id: query for query in queries}, reason, word=reason)
 
     def _refuse(
         self,
@@ -308,6 +350,11 @@ class SiteLedger:
         self._catch_up()
         return tuple(alarm.problem for alarm in self._books.alarms.values())
 
+    def alarmed_ledgers(self) -> tuple[str, ...]:
+        """Ids of the server ledgers under alarm."""
+        self._catch_up()
+        return tuple(self._books.alarms)
+
     def server_heads(self) -> dict[str, tuple[int, str]]:
         """By server ledger id: row and hash of the newest head this site holds a receipt for."""
         self._catch_up()
@@ -354,6 +401,8 @@ class SiteLedger:
             "queries_per_day": books.declared.queries_per_day or 0,
             "codes_stored": len(books.codes),
             "receipted": len(books.receipted),
+            "released_again": books.released_again,
+            "patients_withdrawn": len(books.patients),
             "refusals": len(books.refusals),
             "studies": [
                 {"id": terms.id, "name": terms.name, "state": books.paused.get(terms.id, "open")}

@@ -21,6 +21,7 @@ from common.ledger.records import (
     GenesisRecord,
     KeyRecord,
     NoteRecord,
+    PatientRecord,
     PoolRecord,
     ReceiptRecord,
     Record,
@@ -74,12 +75,15 @@ class SiteBooks:
         self.receipted: dict[str, int] = {}
         self.heads: dict[tuple[str, int], str] = {}
         self.alarms: dict[str, AlarmRecord] = {}
+        self.patients: dict[str, tuple[int, PatientRecord]] = {}
+        self.released_again = 0
         self.refusals: dict[tuple[str, str, tuple[str, ...], str], int] = {}
         self._spent = NOTHING
         self._study_spent: dict[str, Spend] = {}
 
     def spent(self) -> Spend:
-        """Everything accepted over all studies, under the pool's own protection."""
+        """Everything accepted over all studies, under the pool's own protection, and every further release of a
+        query that receipts show after its first: an answer lost with an old backup was drawn twice."""
         return self._spent
 
     def spent_in(self, study_id: str) -> Spend:
@@ -149,6 +153,9 @@ class SiteBooks:
                 self.codes[record.query_id] = (row.seq, record)
             case DecisionRecord():
                 self._decide(record)
+            case PatientRecord():
+                _once(record.subject, self.patients, "withdrawn patient")
+                self.patients[record.subject] = (row.seq, record)
             case ReceiptRecord(receipt=text):
                 self.accept(Receipt.from_json(text))
             case AlarmRecord(receipt=text):
@@ -204,13 +211,21 @@ class SiteBooks:
         check_continuity(receipt, self.known.get(receipt.ledger_id, Known()))
 
     def accept(self, receipt: Receipt) -> None:
-        """Enter a receipt after all its checks."""
+        """Enter a receipt after all its checks.
+
+        A query that a receipt has charged before was released a second time, with other noise: the acceptance paid for
+        one release, so the further one is charged here, past a limit too, since it has happened.
+        """
         self.check_receipt(receipt)
         position = Position(receipt.head.seq, receipt.head.hash)
         self.known[receipt.ledger_id] = Known(position, receipt.after)
         self.lines[receipt.study_id] = receipt.ledger_id
         self.heads[receipt.ledger_id, receipt.head.seq] = receipt.head.hash
         for query_id in receipt.query_ids:
+            if query_id in self.receipted:
+                reservation = self.reservations[query_id]
+                self._charge(reservation.query.mechanism, self.studies[reservation.study_id])
+                self.released_again += 1
             self.receipted[query_id] = receipt.head.seq
 
     def _reserve(self, row: Row, record: ReservationRecord) -> None:
@@ -222,14 +237,17 @@ class SiteBooks:
             raise InvalidInput(f"the reservation passes a limit ({short.reason})")
         if mechanism.voters_per_site != study.voters_per_site:
             raise InvalidInput("voters of a reservation", value=mechanism.voters_per_site, limit="the study's")
-        cost, own = self._costs(mechanism, study)
         day = row.time_utc[:10]
         if self.per_day.get(day, 0) >= (self.declared.queries_per_day or 0):
             raise InvalidInput("the reservation passes the daily cap", value=self.declared.queries_per_day)
-        self._spent = self._spent.plus(cost, mechanism.dimension)
-        self._study_spent[study.id] = self.spent_in(study.id).plus(own, mechanism.dimension)
+        self._charge(mechanism, study)
         self.per_day[day] = self.per_day.get(day, 0) + 1
         self.reservations[record.query_id] = Reservation(record.query, study.id, day, row.seq)
+
+    def _charge(self, mechanism: Mechanism, study: StudyTerms) -> None:
+        cost, own = self._costs(mechanism, study)
+        self._spent = self._spent.plus(cost, mechanism.dimension)
+        self._study_spent[study.id] = self.spent_in(study.id).plus(own, mechanism.dimension)
 
     def _costs(self, mechanism: Mechanism, study: StudyTerms) -> tuple[Fraction, Fraction]:
         protection = self.declared.declaration.protection

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.config import STUDENT_RECIPE, CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import read_dataset
 from common.data.split import SplitCounts, plan_split, private_label_hashes, write_split
 from common.data.synthetic import study_data, write_phantoms
@@ -30,9 +30,12 @@ from server import setup
 from server.supervisor import OnEvent, supervise
 from server.workspace import Workspace
 
-SYNTHETIC_RECIPE = (TrainingConfig(channels=(8, 16, 32), steps=200), TrainingConfig(channels=(8, 16, 32), steps=400))
 PATIENTS = 12  # a hospital, of phantoms
-REAL_RECIPE = (TrainingConfig(), TrainingConfig(steps=600))
+SYNTHETIC_RECIPE = (
+    TrainingConfig(channels=(8, 16, 32), steps=250),
+    TrainingConfig(channels=(8, 16, 32), steps=400, learning_rate=2e-3),
+)
+REAL_RECIPE = (TrainingConfig(), STUDENT_RECIPE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
 import mpmath
 import numpy as np
 import pytest
 from scipy import optimize, stats
 
+from common.codecs.ball import ball_activation, ball_radius
 from common.privacy.accounting import delta_exact, epsilon_exact, epsilon_paper, epsilon_rdp
 from common.privacy.quantise import clip, quantise
 
@@ -32,12 +34,10 @@ def sigma_15(*, sensitivity: float, queries: int, epsilon: float, delta: float) 
     )
 
 
-def phi(o: np.ndarray) -> np.ndarray:
-    """The bottleneck activation as printed, in the dtype of its input; o₁…o_l = 0 is defined as the zero code."""
+def phi_as_printed(o: np.ndarray) -> np.ndarray:
+    """The bottleneck activation written down as the paper prints it, in the dtype of its input."""
     length = o.size - 1
     norm = np.sqrt(np.sum(o[1:] ** 2))
-    if norm == 0:
-        return np.zeros_like(o[1:])
     scale = o.dtype.type(math.sqrt(8 / math.pi))
     return o[1:] / ((np.exp(-o[0] * scale) + o.dtype.type(1)) ** o.dtype.type(1 / length) * norm)
 
@@ -185,12 +185,13 @@ def test_eq_15_is_sound_but_spends_a_seventh_to_a_half_too_much_noise(epsilon: f
     assert epsilon_exact(mu_squared, delta) < epsilon_rdp(mu_squared, delta) < epsilon
 
 
-# --- The activation φ, Figures 1 and 2
+# --- The activation φ, Figures 1 and 2: the production function, and what the printed formula does instead
 
 
-def test_figure_1_the_logistic_stands_in_for_the_normal_to_within_0177() -> None:
+@pytest.mark.parametrize("length", [1, 3, 128])
+def test_figure_1_the_radius_stands_in_for_the_normal_to_within_0177(length: int) -> None:
     o = np.linspace(-8, 8, 400_001)
-    gap = np.abs(1 / (1 + np.exp(-o * math.sqrt(8 / math.pi))) - stats.norm.cdf(o))
+    gap = np.abs(ball_radius(o, length=length) ** length - stats.norm.cdf(o))
     assert gap.max() == pytest.approx(0.0177, abs=5e-5)
 
 
@@ -198,7 +199,7 @@ def test_figure_1_the_logistic_stands_in_for_the_normal_to_within_0177() -> None
 def test_figure_2_phi_fills_the_ball_nearly_uniformly_for_normal_inputs(length: int) -> None:
     """‖φ‖^l would be uniform on [0, 1]; its distribution is off by the logistic's .0177 and no more."""
     rng = np.random.default_rng(13)
-    draws = np.array([phi(o) for o in rng.normal(size=(40_000, length + 1))])
+    draws = ball_activation(rng.normal(size=(40_000, length + 1)))
     volume = np.linalg.norm(draws, axis=1) ** length
     distance = stats.kstest(volume, "uniform").statistic
     noise = math.sqrt(math.log(2 / 1e-6) / 2 / draws.shape[0])
@@ -209,30 +210,45 @@ def test_figure_2_phi_fills_the_ball_nearly_uniformly_for_normal_inputs(length: 
         assert np.abs(unit.T @ unit / 40_000 - np.eye(length) / length).max() < 6 / math.sqrt(40_000)
 
 
-def test_phi_of_zero_is_undefined_as_printed_and_defined_as_the_zero_code() -> None:
+def test_figure_2s_map_of_the_disc_is_uniform_cell_by_cell() -> None:
+    """l = 2, as drawn: equal-area cells (rings × sectors) hold equal shares up to the logistic's .0177 a ring edge."""
+    draws = ball_activation(np.random.default_rng(16).normal(size=(200_000, 3)))
+    ring = np.minimum((4 * (draws**2).sum(axis=1)).astype(int), 3)
+    sector = ((np.arctan2(draws[:, 1], draws[:, 0]) / (2 * np.pi) % 1) * 8).astype(int) % 8
+    shares = np.bincount(8 * ring + sector, minlength=32) / draws.shape[0]
+    noise = 6 * math.sqrt(1 / 32 / draws.shape[0])
+    assert np.abs(shares - 1 / 32).max() < 2 * 0.0177 / 8 + noise
+
+
+def test_phi_of_zero_is_undefined_as_printed_and_the_zero_code_here() -> None:
     with np.errstate(invalid="ignore"):
-        assert np.isnan(np.float64(0.0) / (2.0 * np.sqrt(np.float64(0.0))))
-    assert phi(np.zeros(5)).tolist() == [0.0] * 4
+        assert np.isnan(phi_as_printed(np.zeros(5))).all()
+    assert ball_activation(np.zeros(5)).tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize(("dtype", "excess"), [(np.float32, 2e-6), (np.float16, 5e-3)])
-def test_phi_leaves_the_unit_ball_in_short_floats_and_is_brought_back_by_clip_and_quantise(
-    dtype: type, excess: float
-) -> None:
+def test_printed_phi_leaves_the_unit_ball_in_short_floats_and_ours_never_does(dtype: type, excess: float) -> None:
     rng = np.random.default_rng(14)
-    largest = float(np.finfo(dtype).max)
+    largest, least = float(np.finfo(dtype).max), float(np.finfo(dtype).smallest_subnormal)
     worst = 0.0
+    inputs = [np.concatenate([[12.0], rng.normal(size=9)]).astype(dtype) for _ in range(500)]
     with np.errstate(over="ignore", invalid="ignore"):
-        inputs = [np.concatenate([[12.0], rng.normal(size=9)]).astype(dtype) for _ in range(500)]
-        inputs += [np.array([largest, 1, -1, 2], dtype=dtype), np.array([-largest, 1, -1, 2], dtype=dtype)]
-        inputs += [np.full(4, largest**0.45, dtype=dtype), np.array([0, largest, largest, 0], dtype=dtype)]
-        codes = [phi(o) for o in inputs]
-    for code in codes:
-        assert np.isfinite(code).all()
-        worst = max(worst, float(np.linalg.norm(code.astype(np.float64))) - 1)
-        assert np.linalg.norm(clip(code, radius=1.0)) <= 1
-        assert sum(int(v) ** 2 for v in quantise(code, radius_int=1 << 16)) <= 1 << 32
+        for o in inputs:
+            worst = max(worst, float(np.linalg.norm(phi_as_printed(o).astype(np.float64))) - 1)
+        assert not phi_as_printed(np.array([0, largest, largest, 0], dtype=dtype)).any()  # its norm overflows
     assert 0 < worst < excess
+    inputs += [np.array([largest, 1, -1, 2], dtype=dtype), np.array([-largest, 1, -1, 2], dtype=dtype)]
+    inputs += [np.full(4, largest, dtype=dtype), np.array([0, largest, largest, 0], dtype=dtype)]
+    inputs += [np.full(4, least, dtype=dtype), np.array([largest, least, largest, -least], dtype=dtype)]
+    for o in inputs:
+        code = ball_activation(o)
+        assert code.dtype == dtype
+        assert sum(Fraction(float(v)) ** 2 for v in code) <= 1
+        assert np.array_equal(clip(code, radius=1.0), code.astype(np.float64))
+        assert sum(int(v) ** 2 for v in quantise(code, radius_int=1 << 16)) <= 1 << 32
+    assert ball_activation(np.array([0, largest, largest, 0], dtype=dtype)).tolist() == pytest.approx(
+        [0.5 ** (1 / 3) / math.sqrt(2)] * 2 + [0], rel=2 * float(np.finfo(dtype).eps)
+    )
 
 
 # --- Formulas from elsewhere that must not be used

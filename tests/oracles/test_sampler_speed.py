@@ -76,7 +76,7 @@ def rate(draw: Callable[[], int]) -> float:
     return best
 
 
-def loop(one: Callable[[], int], count: int) -> int:
+def loop(one: Callable[[], object], count: int) -> int:
     for _ in range(count):
         one()
     return count
@@ -88,26 +88,46 @@ def test_the_reference_loop_samples_a_gaussian() -> None:
     assert abs(draws.var() / 400 - 1) < 6 * np.sqrt(2 / draws.size)
 
 
+def opendp_gaussian(std: int) -> Callable[[], object] | None:
+    """One draw of opendp's discrete Gaussian, or None where it is not installed."""
+    try:
+        opendp = importlib.import_module("opendp.prelude")
+    except ImportError:
+        return None
+    opendp.enable_features("contrib")
+    space = opendp.atom_domain(T=int), opendp.absolute_distance(T=float)
+    measurement = opendp.m.make_gaussian(*space, scale=float(std))
+    return lambda: measurement(0)
+
+
 @pytest.mark.slow
 def test_a_million_samples_a_second_on_one_core_far_ahead_of_both_alternatives(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ours = rate(lambda: rounded_gaussian(2_000_000, Fraction(STD)).size)
-    reference = rate(lambda: loop(lambda: discrete_gaussian(STD), 3000))
-    figures = {"rounded Gaussian": ours, "Canonne–Kamath–Steinke loop": reference}
-    try:
-        opendp = importlib.import_module("opendp.prelude")
-    except ImportError:
-        opendp = None  # an optional third column: pip install opendp
-    if opendp is not None:
-        opendp.enable_features("contrib")
-        space = opendp.atom_domain(T=int), opendp.absolute_distance(T=float)
-        measurement = opendp.m.make_gaussian(*space, scale=float(STD))
-        figures["opendp"] = rate(lambda: loop(lambda: measurement(0), 1000))
-        assert ours > 50 * figures["opendp"]
+    theirs = opendp_gaussian(STD)
+    figures = {
+        "rounded Gaussian": rate(lambda: rounded_gaussian(2_000_000, Fraction(STD)).size),
+        "Canonne–Kamath–Steinke loop": rate(lambda: loop(lambda: discrete_gaussian(STD), 3000)),
+    }
+    if theirs is not None:
+        figures["opendp"] = rate(lambda: loop(theirs, 1000))
     with capsys.disabled():
         print()
         for name, value in figures.items():
             print(f"{name:32s} {value:12,.0f} samples a second")
+    ours = figures["rounded Gaussian"]
     assert ours >= 1_000_000
-    assert ours > 20 * reference
+    assert ours > 20 * figures["Canonne–Kamath–Steinke loop"]
+    if theirs is None:
+        pytest.skip("opendp is not installed (it is in the dev extra), so its column is missing; the other two hold")
+    assert ours > 50 * figures["opendp"]
+
+
+def test_opendps_column_is_the_same_gaussian() -> None:
+    """So that speeds are compared on the same task; opendp samples the discrete Gaussian."""
+    draw = opendp_gaussian(20)
+    if draw is None:
+        pytest.skip("opendp is not installed; it is in the dev extra")
+    draws = np.array([draw() for _ in range(4000)])
+    assert abs(draws.mean()) < 6 * 20 / np.sqrt(draws.size)
+    assert abs(draws.var() / 400 - 1) < 6 * np.sqrt(2 / draws.size)
