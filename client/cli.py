@@ -79,3 +79,114 @@ def status(
     else:
         for key, value in facts.items():
             typer.echo(f"{key}: {value}")
+
+
+StudyName = Annotated[str, typer.Argument(help="The study's name, id or the beginning of its id.")]
+
+
+@site_app.command("pause")
+def pause(study: StudyName, site_dir: SiteDir) -> None:
+    """Veto: nothing leaves this site for a study until it is resumed. Holds at once, also for a running worker.
+
+    Example: consilium site pause trial --site-dir /srv/consilium
+    """
+    _decide(site_dir, study, "pause")
+
+
+@site_app.command("resume")
+def resume(study: StudyName, site_dir: SiteDir) -> None:
+    """End a pause: offers of the study are accepted again, within the site's caps.
+
+    Example: consilium site resume trial --site-dir /srv/consilium
+    """
+    _decide(site_dir, study, "resume")
+
+
+@site_app.command("withdraw")
+def withdraw(study: StudyName, site_dir: SiteDir) -> None:
+    """Veto for good: this site never answers the study again. What was released stays released and charged.
+
+    Example: consilium site withdraw trial --site-dir /srv/consilium
+    """
+    _decide(site_dir, study, "withdraw")
+
+
+@site_app.command("withdraw-patient")
+def withdraw_patient(
+    case: Annotated[str, typer.Argument(help="The case's name as the dataset lists it; it enters no ledger.")],
+    site_dir: SiteDir,
+) -> None:
+    """Take a patient out: the slot stays empty for good, and its voter is silent until it is trained again.
+
+    Example: consilium site withdraw-patient case_017 --site-dir /srv/consilium
+    """
+    from client import control
+
+    done = control.withdraw_patient(site_dir, case)
+    if done.repeated:
+        typer.echo(f"slot {done.slot} of voter {done.voter} was emptied before; nothing changed")
+    else:
+        typer.echo(f"slot {done.slot} of voter {done.voter} is empty; the voter is silent from now on")
+    typer.echo("next: `consilium site train`, which trains this voter alone, then restart the worker")
+    typer.echo(
+        f"not undone: {done.releases} releases this site has accepted; they and models trained on them cannot be "
+        "recalled. They stay protected by the study's guarantee. Both facts are in the site's ledger; remove the "
+        "patient's files from the dataset yourself"
+    )
+
+
+@site_app.command("recover")
+def recover(site_dir: SiteDir) -> None:
+    """End an alarm, once a person has looked into it and the server has re-entered this site's receipts.
+
+    Example: consilium site recover --site-dir /srv/consilium
+    """
+    from client import control
+
+    ended = control.end_alarm(site_dir)
+    for ledger_id in ended:
+        typer.echo(f"alarm ended for the server's ledger {ledger_id}; its next receipt must not fall short of yours")
+    if not ended:
+        typer.echo("no alarm stands")
+
+
+@site_app.command("heads")
+def heads(
+    site_dir: SiteDir,
+    compare: Annotated[
+        Path | None, typer.Option(help="Another site's receipts, as it wrote them with --out: is there a fork?")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write this site's receipts here, for another site.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """The newest heads of the server's ledger this site holds; compared with another site's, a fork shows.
+
+    Exit code 5: the server showed the two sites different ledgers, or a receipt is not genuine.
+    Example: consilium site heads --site-dir /srv/consilium --compare south.jsonl
+    """
+    from client import control
+    from common.ledger.receipts import read_receipts
+    from common.objects import write_atomically
+
+    facts = control.heads(site_dir)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+    else:
+        server = facts["server"]
+        assert isinstance(server, list)
+        for head in server:
+            typer.echo(f"server ledger {head['ledger_id']}: row {head['row']}, {head['hash']}")
+        typer.echo(f"{sum(head['receipts'] for head in server)} receipts held")
+    if out is not None:
+        write_atomically(out, "".join(f"{line}\n" for line in control.receipt_lines(site_dir)).encode())
+        typer.echo(f"{out}: this site's receipts", err=True)
+    if compare is not None:
+        count = control.compare_heads(site_dir, read_receipts(compare))
+        typer.echo(f"OK: no fork between this site's receipts and the other's {count}", err=as_json)
+
+
+def _decide(site_dir: Path, study: str, decision: str) -> None:
+    from client import control
+
+    study_id = control.decide(site_dir, study, decision)
+    typer.echo(f"{decision} recorded for study {study_id[:16]}…; it holds at once")

@@ -1,8 +1,8 @@
 """The site's own policy: what it consented to, and whether it accepts a batch.
 
-``site.toml`` is frozen and validated: caps, allow-lists by hash, and the server's keys. A decision is made before any inference, from the offer, the consented study, the
-site's caps and its own ledger alone: patients' data never enters it, so participation says nothing about them. Refuses
-every query that is not exactly what the consented study describes.
+``site.toml`` is frozen and validated: caps, allow-lists by hash, and the server's keys. A decision is made before any
+inference, from the offer, the consented study, the site's policy and its own ledger alone: patients' data never enters
+it, so participation says nothing about them. Refuses every query that is not what the consented study describes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The teacher worker: the site's long-lived process that holds models and data and answers the server's messages.
 
 It trusts nothing that arrives: an offer is reviewed against the consented study and the site's own ledger before any
-inference, a codes request is answered only for accepted queries and while no veto and no alarm stands, public objects
-are taken by content hash. After acceptance every failure of a query is the zero code, sealed like any other; the reason stays in the site's log. A
-code is stored before it leaves, and a retry gets the stored one.
+inference, a codes request is answered only for accepted queries and while neither a veto nor an alarm stands, public
+objects are taken by content hash. After acceptance every failure of a query is the zero code, sealed like any other;
+the reason stays in the site's log. A code is stored before it leaves, and a retry gets the stored one.
 """
 
 from __future__ import annotations
@@ -256,9 +256,7 @@ def open_worker(directory: Path) -> Worker:
         config=config,
         consent=Consent.of(study),
         ledger=ledger,
-        voters=_VolumeVoters(
-            teachers, study.data, silent=lambda: retired | ledger.withdrawn_voters(after=loaded_at)
-        ),
+        voters=_VolumeVoters(teachers, study.data, silent=lambda: retired | ledger.withdrawn_voters(after=loaded_at)),
         fetch=objects.get,
     )
 

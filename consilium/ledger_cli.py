@@ -1,4 +1,4 @@
-"""``consilium verify`` and ``consilium ledger …``: read and check a privacy ledger, a server's or a site's, offline.
+"""``consilium verify`` and ``consilium ledger …``: check, read, back up and recover a privacy ledger, offline.
 
 Exit codes: 0 everything holds, 2 there is no such file or a wrong argument, 5 the ledger is damaged or contradicts a
 head or receipt somebody kept.
@@ -6,20 +6,27 @@ head or receipt somebody kept.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from common.config import load_study
 from common.errors import InvalidInput, LedgerCorrupt
+from common.ledger.backup import backup
 from common.ledger.chain import SignedHead, connect
-from common.ledger.keys import read_public_key
-from common.ledger.receipts import Receipt, first_fork
+from common.ledger.keys import create_signing_key, load_signing_key, public_hex, read_public_key, sync_directory
+from common.ledger.receipts import Receipt, first_fork, read_receipts
 from common.ledger.site import SiteLedger
+from common.ledger.store import Ledger
 from common.ledger.verify import VerifyReport, verify
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Verify and read a privacy ledger.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Verify, read, back up and recover a privacy ledger."
+)
 verify_app = typer.Typer(add_completion=False, help="Check a ledger offline: chain, signatures, sums, budget.")
 
 LedgerPath = Annotated[Path, typer.Argument(help="The ledger file: ledger.sqlite or a site's site-ledger.sqlite.")]
@@ -34,7 +41,8 @@ def verify_command(
         str | None, typer.Option(help="The ledger's public key as you know it: 64 hex digits or a PEM file.")
     ] = None,
     server_key: Annotated[
-        str | None, typer.Option(help="For a site's ledger: the server's public key, to check the receipts in it.")
+        list[str] | None,
+        typer.Option(help="For a site's ledger: the server's public key, to check its receipts. Repeatable."),
     ] = None,
     head: Annotated[
         list[Path] | None,
@@ -51,7 +59,7 @@ def verify_command(
     report = verify(
         ledger,
         public_key=None if public_key is None else read_public_key(public_key),
-        server_key=None if server_key is None else read_public_key(server_key),
+        server_key=[read_public_key(key) for key in server_key or ()],
         witnesses=[_read_head(path) for path in head or ()],
     )
     typer.echo(json.dumps(report.to_json(), indent=1) if as_json else _describe(report))
@@ -110,7 +118,10 @@ def receipts_command(ledger: LedgerPath) -> None:
 def compare_command(
     ours: Annotated[Path, typer.Argument(help="One site's receipts, as `consilium ledger receipts` prints them.")],
     theirs: Annotated[Path, typer.Argument(help="Another site's receipts.")],
-    server_key: Annotated[str, typer.Option(help="The server's public key: 64 hex digits or a PEM file.")],
+    server_key: Annotated[
+        list[str],
+        typer.Option(help="The server's public key: 64 hex digits or a PEM file. Repeat it after a rotation."),
+    ],
 ) -> None:
     """Find out whether the server showed two sites two different ledgers, and from which row on.
 
@@ -118,15 +129,105 @@ def compare_command(
 
     Example: consilium ledger compare ours.jsonl theirs.jsonl --server-key 3f1c…e9
     """
-    key = read_public_key(server_key)
-    first, second = _read_receipts(ours), _read_receipts(theirs)
+    keys = [read_public_key(key) for key in server_key]
+    first, second = read_receipts(ours), read_receipts(theirs)
     for receipt in (*first, *second):
-        if not receipt.is_genuine(key):
+        if not any(receipt.is_genuine(key) for key in keys):
             raise LedgerCorrupt(f"a receipt of site {receipt.site} is not signed by the server's key")
     fork = first_fork(first, second)
     if fork is not None:
         raise LedgerCorrupt(f"the two sites were shown different ledgers under the id {fork[0]}", row=fork[1])
     typer.echo(f"OK: {len(first)} and {len(second)} receipts show the same ledger wherever both cover it")
+
+
+@app.command("backup")
+def backup_command(
+    ledger: LedgerPath,
+    out: Annotated[Path, typer.Argument(help="Where the copy goes; an existing file is refused.")],
+) -> None:
+    """Copy a ledger while it is in use, check the copy, and print its head. Private keys are not in it.
+
+    A site's ledger holds codes, which are sensitive: so is its copy. Keep the printed head elsewhere.
+
+    Example: consilium ledger backup study/ledger.sqlite backups/ledger-2025-03-01.sqlite
+    """
+    report = backup(ledger, out)
+    assert report.head is not None
+    typer.echo(f"{out}: {report.rows} rows, checked", err=True)
+    typer.echo(json.dumps(report.head.to_json(), indent=1))
+
+
+@app.command("recover")
+def recover_command(
+    ledger: LedgerPath,
+    receipts: Annotated[
+        list[Path],
+        typer.Option(help="A site's receipts, as `consilium site heads --out` writes them. Repeat it: every site's."),
+    ],
+    key: Annotated[Path, typer.Option(help="The ledger's signing key (PEM).")],
+    study: Annotated[
+        list[Path] | None, typer.Option(help="A study file that must be put on record again first. Repeatable.")
+    ] = None,
+) -> None:
+    """After an old copy was restored: enter as spent every charge the sites hold receipts for.
+
+    Pools the copy does not know are declared again from the receipts. The answers are gone; asked again, such a query
+    costs again. Then each site ends its alarm with `consilium site recover`.
+
+    Example: consilium ledger recover study/ledger.sqlite --key study/keys/ledger.key --receipts north.jsonl
+    """
+    held = [receipt for path in receipts for receipt in read_receipts(path)]
+    with Ledger.open(ledger, signing_key=load_signing_key(key)) as opened:
+        for path in study or ():
+            opened.register_study(load_study(path))
+        entered = opened.recover(held)
+        if entered:
+            opened.note(f"{entered} charges recovered from {len(held)} receipts")
+        typer.echo(f"{entered} lost charges entered as spent, from {len(held)} receipts of {len(receipts)} files")
+        for pool in opened.pools():
+            spent = opened.pool_guarantees(pool.pool)[pool.accountant]
+            typer.echo(f"pool {pool.pool}: {opened.spent(pool.pool).releases} releases, {spent}")
+    typer.echo("next: `consilium site recover` at every site under alarm, then resume the study")
+
+
+@app.command("new-key")
+def new_key_command(
+    path: Annotated[Path, typer.Argument(help="The new private key's file (PEM, mode 0600); never overwritten.")],
+) -> None:
+    """Make the next signing key and print its public half, which every site adds to site.toml before the change.
+
+    Example: consilium ledger new-key study/keys/next.key
+    """
+    typer.echo(public_hex(create_signing_key(path)))
+
+
+@app.command("rotate-key")
+def rotate_key_command(
+    ledger: LedgerPath,
+    key: Annotated[Path, typer.Option(help="The current signing key; afterwards the new one lies here.")],
+    new_key: Annotated[Path, typer.Option(help="The next key, from `consilium ledger new-key`.")],
+) -> None:
+    """Hand signing over to the next key, inside the ledger; the old one is kept aside under its public name.
+
+    Sites that do not list the new key under `more_signing_keys` refuse receipts until they do; none is lost.
+    Interrupted, it is finished by running it again. Stop the study first.
+
+    Example: consilium ledger rotate-key study/ledger.sqlite --key study/keys/ledger.key --new-key study/keys/next.key
+    """
+    old, new = load_signing_key(key), load_signing_key(new_key)
+    with Ledger.open(ledger) as opened:
+        current = opened.public_key
+    if current == public_hex(old) != public_hex(new):
+        with Ledger.open(ledger, signing_key=old) as opened:
+            opened.rotate_key(new)
+    elif current != public_hex(new):
+        raise InvalidInput("signing key", value=str(key), limit=f"the ledger's current key, {current}")
+    if public_hex(old) != public_hex(new):
+        with contextlib.suppress(FileExistsError):  # kept aside by a run that was interrupted
+            os.link(key, key.with_name(f"{key.name}.retired-{public_hex(old)[:12]}"))
+    new_key.replace(key)
+    sync_directory(key.parent)
+    typer.echo(f"the ledger is signed by {public_hex(new)} from now on; sites may drop {public_hex(old)[:16]}… later")
 
 
 def _describe(report: VerifyReport) -> str:
@@ -162,19 +263,13 @@ def _subject(kind: str, body: dict[str, object]) -> str:
     return next((f"{name} {str(body[name])[:40]}" for name in names if isinstance(body.get(name), str)), "")
 
 
-def _read_receipts(path: Path) -> tuple[Receipt, ...]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput("receipts", value=str(path), limit="a file with one receipt a line") from error
-    return tuple(Receipt.parse(line) for line in lines if line)
-
-
 def _read_head(path: Path) -> SignedHead:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidInput("kept head", value=str(path), limit="a JSON file with a head or a receipt") from error
+    if isinstance(data, dict) and "certificate" in data:
+        return SignedHead.from_json(data["ledger"]["head"])
     if isinstance(data, dict) and "releases" in data:
         return Receipt.from_json(data).head
     return SignedHead.from_json(data)

@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
@@ -186,6 +187,15 @@ class Known:
     position: Position = Position()
     spend: Spend = NOTHING
     recovering: bool = False
+
+
+def read_receipts(path: Path) -> tuple[Receipt, ...]:
+    """The receipts in a file, one a line, as :meth:`Receipt.render` writes them; signatures are not checked here."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput("receipts", value=str(path), limit="a file with one receipt a line") from error
+    return tuple(Receipt.parse(line) for line in lines if line)
 
 
 def row_hashes(receipt: Receipt) -> dict[int, str]:

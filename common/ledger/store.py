@@ -193,11 +193,17 @@ class Ledger:
         """After an old copy was restored: enter as spent every receipted charge this ledger lost; how many there were.
 
         The answers are gone; asked again, such a query is a new release and a new charge. Charges are entered even
-        where they pass a limit: what was released was released. InvalidInput for a receipt this ledger's key did not
-        sign, of another ledger, or of a study or pool that must be put on record again first.
+        where they pass a limit: what was released was released. A pool that was lost too is declared again as its own
+        site's receipts state it. InvalidInput for a receipt this ledger's key did not sign, of another ledger, of a
+        study that must be registered again first, or of a pool no receipt given here declares.
         """
         entered = 0
+        receipts = tuple(receipts)
         with self._writing():
+            for receipt in receipts:
+                self._check_origin(receipt)
+                if receipt.declaration.pool not in self._books.pools:
+                    self._books.enter(self._chain.append("pool", receipt.declaration.to_json()))
             for receipt in receipts:
                 self._check_recoverable(receipt)
                 for release in receipt.releases:
@@ -214,11 +220,13 @@ class Ledger:
                     entered += 1
         return entered
 
-    def _check_recoverable(self, receipt: Receipt) -> None:
+    def _check_origin(self, receipt: Receipt) -> None:
         if receipt.ledger_id != self.ledger_id:
             raise InvalidInput("receipt", value=receipt.ledger_id, limit=f"of this ledger, {self.ledger_id}")
         if not any(receipt.is_genuine(signing_public_key(key)) for _, key in self._books.key.history):
             raise InvalidInput("receipt", limit="signed by this ledger's key")
+
+    def _check_recoverable(self, receipt: Receipt) -> None:
         study = self._books.studies.get(receipt.study_id)
         pools = {pool for release in receipt.releases for _, pool in release.body["roster"]}
         lost = sorted(pools - self._books.pools.keys())
@@ -226,7 +234,7 @@ class Ledger:
             raise InvalidInput(
                 "receipt names what this ledger does not know",
                 value=lost or receipt.study_id,
-                remedy="register the study and declare the pools again, then recover",
+                remedy="register the study again, and give the receipts of all sites at once",
             )
         check_arithmetic(receipt, study)
 

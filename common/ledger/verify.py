@@ -122,20 +122,22 @@ def verify(
     path: Path,
     *,
     public_key: Ed25519PublicKey | None = None,
-    server_key: Ed25519PublicKey | None = None,
+    server_key: Ed25519PublicKey | Sequence[Ed25519PublicKey] | None = None,
     witnesses: Sequence[SignedHead] = (),
 ) -> VerifyReport:
     """Check the ledger at ``path``, a server's or a site's; nothing is written and no private key is needed.
 
     ``public_key`` is the key the ledger's heads must be signed by (any key it was properly rotated from or to);
-    ``server_key`` is checked against the receipts in a site's ledger; every head in ``witnesses`` that belongs to this
-    ledger must be in it. Problems are reported, not raised; InvalidInput only if there is no such file.
+    ``server_key`` (several after a rotation) is checked against the receipts in a site's ledger; every head in
+    ``witnesses`` that belongs to this ledger must be in it. Problems are reported, not raised; InvalidInput only if
+    there is no such file.
     """
     # with no WAL beside it nobody has the file open: read it as it lies, and leave nothing beside it either
     connection = connect(path, read_only=True, as_it_lies=not Path(f"{path}-wal").exists())
     connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
     try:
-        check = _Check(connection, public_key=public_key, server_key=server_key)
+        keys = (server_key,) if isinstance(server_key, Ed25519PublicKey) else tuple(server_key or ())
+        check = _Check(connection, public_key=public_key, server_keys=keys)
         try:
             connection.execute("BEGIN")
             check.run(witnesses)
@@ -154,11 +156,11 @@ class _Check:
         connection: sqlite3.Connection,
         *,
         public_key: Ed25519PublicKey | None,
-        server_key: Ed25519PublicKey | None,
+        server_keys: tuple[Ed25519PublicKey, ...],
     ) -> None:
         self._db = connection
         self._expected = None if public_key is None else public_hex(public_key)
-        self._server_key = server_key
+        self._server_keys = server_keys
         self.problems: list[Problem] = []
         self.role = ""
         self.books: Books | SiteBooks = Books()
@@ -236,8 +238,8 @@ class _Check:
             try:
                 check_link(self.role, row, previous)
                 record = self.books.enter(row)
-                if isinstance(record, ReceiptRecord) and self._server_key is not None:
-                    _check_receipt(record, self._server_key, row.seq)
+                if isinstance(record, ReceiptRecord) and self._server_keys:
+                    _check_receipt(record, self._server_keys, row.seq)
                 while head is not None and head[0] <= row.seq:
                     self._check_head(head, row)
                     head = next(heads, None)
@@ -334,9 +336,10 @@ class _Check:
             yield PoolTotal(declared.pool, spend.releases, float(spend.mu_squared / books.limit), tuple(stated))
 
 
-def _check_receipt(record: ReceiptRecord, server_key: Ed25519PublicKey, seq: int) -> None:
+def _check_receipt(record: ReceiptRecord, server_keys: tuple[Ed25519PublicKey, ...], seq: int) -> None:
     try:
-        genuine = Receipt.from_json(record.receipt).is_genuine(server_key)
+        receipt = Receipt.from_json(record.receipt)
+        genuine = any(receipt.is_genuine(key) for key in server_keys)
     except InvalidInput as error:
         raise LedgerCorrupt(str(error), row=seq) from error
     if not genuine:

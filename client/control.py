@@ -1,0 +1,148 @@
+"""What a hospital's staff decide, whatever the server says: vetoes, a patient's withdrawal, alarms, comparing heads.
+
+Every decision is a row of the site's own ledger and holds at once for a worker that is running. A withdrawn patient's
+name is in no row: the ledger has the slot, the voter and a hash whose key lies with the teachers. Refuses a study the
+site never consented to and a case that never had a slot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from client.policy import SiteConfig, load_site
+from client.training.slots import load_slots, save_slots
+from common.errors import InvalidInput, LedgerCorrupt
+from common.ledger.receipts import Receipt, first_fork
+from common.ledger.site import SiteLedger
+from common.objects import write_atomically
+
+RETIRED = "withdrawn"
+"""What stands for a training's identity in ``train.json`` once a patient of that voter was withdrawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """What :func:`withdraw_patient` did: ``voter`` is silent until retrained; ``releases`` can not be recalled."""
+
+    slot: int
+    voter: int
+    releases: int
+    repeated: bool
+
+
+def decide(directory: Path, study: str, decision: str) -> str:
+    """``pause``, ``resume`` or ``withdraw`` (for good) a study named by id, beginning of its id, or name; its id."""
+    with _ledger(directory) as (_, ledger):
+        terms = ledger.study_named(study)
+        ledger.decide(terms.id, decision)
+    return terms.id
+
+
+def withdraw_patient(directory: Path, case: str) -> Withdrawal:
+    """Take a patient out: on record, out of its slot, and its voter silent until ``consilium site train`` ran again.
+
+    Only that voter is retrained. Interrupted, it is finished by running it again; done already, it changes nothing.
+    """
+    teachers = directory / "teachers"
+    slots = load_slots(teachers / "slots.json")
+    place = slots.place(case)
+    save_slots(teachers / "slots.json", slots)  # a key that was made just now must outlive the row that uses it
+    record = _training(teachers, place.voter)
+    repeated = case not in slots.order
+    with _ledger(directory) as (_, ledger):
+        weights = record["report"]["weights"] if record else None
+        ledger.withdraw_patient(slot=place.slot, voter=place.voter, subject=place.subject, weights=weights)
+        releases = ledger.spent().releases
+    if not repeated:
+        folder = teachers / f"voter-{place.voter:03d}"
+        (folder / "checkpoint.pt").unlink(missing_ok=True)
+        if record:
+            marked = {**record, "identity": RETIRED}
+            write_atomically(folder / "train.json", (json.dumps(marked, indent=1) + "\n").encode(), mode=0o600)
+        save_slots(teachers / "slots.json", slots.without(case))
+    return Withdrawal(slot=place.slot, voter=place.voter, releases=releases, repeated=repeated)
+
+
+def retired_voters(teachers: Path) -> frozenset[int]:
+    """Voters whose teacher was trained on a patient since withdrawn, by what lies beside their weights."""
+    found = (int(path.parent.name.removeprefix("voter-")) for path in teachers.glob("voter-*/train.json"))
+    return frozenset(voter for voter in found if (_training(teachers, voter) or {}).get("identity") == RETIRED)
+
+
+def end_alarm(directory: Path) -> tuple[str, ...]:
+    """End every alarm after a person has looked into it; the ids of the server ledgers concerned."""
+    with _ledger(directory) as (_, ledger):
+        stopped = tuple(ledger.alarmed_ledgers())
+        for ledger_id in stopped:
+            ledger.recover(ledger_id)
+    return stopped
+
+
+def heads(directory: Path) -> dict[str, object]:
+    """The newest head of every server ledger this site holds receipts of, and of its own ledger; JSON-ready."""
+    config = load_site(directory)
+    with SiteLedger.read(directory / "site-ledger.sqlite") as ledger:
+        counts: dict[str, int] = {}
+        for receipt in ledger.receipts():
+            counts[receipt.ledger_id] = counts.get(receipt.ledger_id, 0) + 1
+        return {
+            "site": config.site,
+            "server": [
+                {"ledger_id": ledger_id, "row": row, "hash": found, "receipts": counts.get(ledger_id, 0)}
+                for ledger_id, (row, found) in sorted(ledger.server_heads().items())
+            ],
+            "own": ledger.head().to_json(),
+        }
+
+
+def receipt_lines(directory: Path) -> Iterator[str]:
+    """This site's receipts, one a line: what another site compares with its own."""
+    with SiteLedger.read(directory / "site-ledger.sqlite") as ledger:
+        for receipt in ledger.receipts():
+            yield receipt.render()
+
+
+def compare_heads(directory: Path, theirs: tuple[Receipt, ...]) -> int:
+    """Compare every row this site and another were shown of a server's ledger; how many receipts of theirs it were.
+
+    LedgerCorrupt for a fork, naming the first row, and for a receipt that no key in site.toml signed.
+    """
+    keys = load_site(directory).server.signing_public_keys
+    for receipt in theirs:
+        if not any(receipt.is_genuine(key) for key in keys):
+            raise LedgerCorrupt(f"a receipt of site {receipt.site} is not signed by a key in site.toml")
+    with SiteLedger.read(directory / "site-ledger.sqlite") as ledger:
+        fork = first_fork(ledger.receipts(), theirs)
+    if fork is not None:
+        raise LedgerCorrupt(
+            f"the server showed the two sites different ledgers under the id {fork[0]}; keep both files as evidence, "
+            "pause the study, and talk to each other before the server's operator",
+            row=fork[1],
+        )
+    return len(theirs)
+
+
+@contextmanager
+def _ledger(directory: Path) -> Iterator[tuple[SiteConfig, SiteLedger]]:
+    config, path = load_site(directory), directory / "site-ledger.sqlite"
+    if not path.exists():
+        raise InvalidInput("site ledger", value=str(path), remedy="start the site once: `consilium site serve`")
+    with SiteLedger.open(path, config.pool, caps=config.caps, site=config.site) as ledger:
+        yield config, ledger
+
+
+def _training(teachers: Path, voter: int) -> dict[str, Any] | None:
+    path = teachers / f"voter-{voter:03d}" / "train.json"
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        _ = record["report"]["weights"], record["identity"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput("record of a teacher", value=path.name, remedy="run `consilium site train`") from error
+    return record

@@ -1,0 +1,294 @@
+"""What a hospital's staff decide: it holds at once for a running worker, names no patient, and is on record."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from client.cli import site_app
+from client.control import retired_voters
+from client.policy import AllowLists, ServerFacts, load_site
+from client.training.slots import load_or_deal, load_slots
+from client.worker import _VolumeVoters
+from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, Refused
+from common.ledger.keys import public_hex
+from common.ledger.site import SiteLedger
+from common.ledger.verify import verify
+from common.messages import CodesRequest, decode, encode
+from tests.federation import Federation
+
+RUN = CliRunner()
+
+
+@pytest.fixture
+def fed(tmp_path: Path):
+    federation = Federation(tmp_path)
+    federation.study = replace(
+        federation.study, collection=replace(federation.study.collection, batch_size=2, offer_deadline_s=1.0)
+    )
+    for site in federation.sites:
+        (tmp_path / site.name / "site.toml").write_text(site_toml(federation, site.name, site.pool))
+    yield federation
+    federation.close()
+
+
+def site_toml(fed: Federation, name: str, pool: str, extra: str = "") -> str:
+    return f"""schema = 1
+site = "{name}"
+pool = "{pool}"
+data = "data"
+[server]
+sealing_key = "{public_hex(fed.sealing_key)}"
+signing_key = "{public_hex(fed.signing_key)}"
+objects_url = "https://localhost"
+superlink = "localhost:1"
+root_certificates = "ca.crt"
+[caps]
+epsilon = 8
+delta = 1e-3
+{extra}"""
+
+
+def site(*arguments: object):
+    return RUN.invoke(site_app, [str(argument) for argument in arguments])
+
+
+# --- the veto
+
+
+def test_a_pause_given_by_another_process_stops_a_running_worker_and_a_resume_lets_it_go_on(fed) -> None:
+    fed.core().run(fed.transport, should_stop=iter([False, True]).__next__)
+    program = "from client.cli import site_app; site_app()"
+    veto = [sys.executable, "-c", program, "pause", "test", "--site-dir", str(fed.root / "site-1")]
+    subprocess.run(veto, check=True, capture_output=True, cwd=Path(__file__).resolve().parents[2])
+    fed.core().run(fed.transport)
+    answers = fed.ledger.answers(fed.study.id)
+    assert [len(answer.roster) for answer in answers] == [3, 3, 2, 2, 2, 2]
+    assert {e["reason"] for e in fed.events("offer-answered") if e["site"] == "site-1"} == {"accepted", "paused"}
+    assert site("resume", "test", "--site-dir", fed.root / "site-1").exit_code == 0
+    assert fed.site_ledgers["site-1"].stopped(fed.study.id) is None
+
+
+def test_a_veto_between_acceptance_and_answer_keeps_the_codes_in_with_the_roster_unchanged(fed) -> None:
+    def veto(node, body, reply):
+        if node == 100 and isinstance(decode(body), CodesRequest):
+            fed.site_ledgers["site-1"].decide(fed.study.id, "pause")
+        return reply
+
+    fed.transport.intercept = veto
+    fed.core().run(fed.transport, should_stop=iter([False, True]).__next__)
+    assert all(len(answer.roster) == 3 for answer in fed.ledger.answers(fed.study.id))
+    assert fed.voters["site-1"].calls == 0
+    assert fed.site_ledgers["site-1"].spent().releases == 2, "accepted is charged"
+
+
+def test_withdrawing_is_for_good_and_a_study_is_found_by_name_or_id(fed) -> None:
+    directory = fed.root / "site-0"
+    assert site("pause", fed.study.id[:8], "--site-dir", directory).exit_code == 0
+    assert site("withdraw", fed.study.id, "--site-dir", directory).exit_code == 0
+    result = site("resume", "test", "--site-dir", directory)
+    assert isinstance(result.exception, InvalidInput)
+    assert "for good" in str(result.exception)
+    with pytest.raises(InvalidInput, match=r"test \("):
+        fed.site_ledgers["site-0"].study_named("other")
+    assert verify(directory / "site-ledger.sqlite").kinds["decision"] == 2
+
+
+def test_a_decision_about_a_site_that_never_ran_says_what_to_do(fed, tmp_path) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "site.toml").write_text(site_toml(fed, "new", "new"))
+    assert "consilium site serve" in str(site("pause", "test", "--site-dir", tmp_path / "new").exception)
+
+
+# --- allow-lists and keys
+
+
+@pytest.mark.parametrize("name", ["studies", "codecs", "volumes"])
+def test_an_allow_list_declines_what_it_does_not_name_and_puts_it_on_record_once(fed, name) -> None:
+    for node in (101, 102):
+        worker = fed.workers[node]
+        worker._config = replace(worker._config, allow=AllowLists(**{name: ("a" * 64,)}))
+    for _ in range(2):
+        with pytest.raises(QuorumNotReached):
+            fed.core().run(fed.transport)
+    ledger = fed.site_ledgers["site-1"]
+    assert [row.kind for row in ledger.rows()].count("refusal") == 1
+    assert ledger.spent().releases == 0
+    assert verify(fed.root / "site-1" / "site-ledger.sqlite").ok
+
+
+def test_empty_lists_allow_what_the_consented_study_implies_and_full_ones_what_they_name(fed) -> None:
+    worker = fed.workers[101]
+    lists = AllowLists(studies=(fed.study.id,), codecs=(fed.codec_hash,), volumes=fed.volumes)
+    worker._config = replace(worker._config, allow=lists)
+    fed.core().run(fed.transport)
+    assert all(len(answer.roster) == 3 for answer in fed.ledger.answers(fed.study.id))
+
+
+def test_site_toml_reads_allow_lists_and_more_keys_and_refuses_what_is_no_hash(fed, tmp_path) -> None:
+    text = site_toml(fed, "north", "north", extra=f'[allow]\ncodecs = ["{"c" * 64}"]\n')
+    text = text.replace("[caps]", f'more_signing_keys = ["{"0" * 64}"]\n[caps]')
+    (tmp_path / "site.toml").write_text(text)
+    config = load_site(tmp_path)
+    assert config.allow == AllowLists(codecs=("c" * 64,))
+    assert len(config.server.signing_public_keys) == 2
+    for old, new in (("c" * 64, "c" * 63), ("0" * 64, "x" * 64), ("codecs", "code")):
+        (tmp_path / "site.toml").write_text(text.replace(old, new))
+        with pytest.raises(InvalidInput):
+            load_site(tmp_path)
+
+
+# --- a patient
+
+
+@pytest.fixture
+def hospital(fed) -> Path:
+    """Site 0 with six patients in two voters, both trained."""
+    directory = fed.root / "site-0"
+    load_or_deal(directory / "teachers" / "slots.json", [f"p{i}" for i in range(6)], voters=2, seed=3)
+    for voter in range(2):
+        folder = directory / "teachers" / f"voter-{voter:03d}"
+        folder.mkdir()
+        record = {"identity": f"{voter}" * 64, "report": {"weights": "a" * 64}}
+        (folder / "train.json").write_text(json.dumps(record))
+        (folder / "checkpoint.pt").write_bytes(b"half a training")
+    return directory
+
+
+def test_a_withdrawn_patient_leaves_an_empty_slot_a_silent_voter_and_no_name(fed, hospital) -> None:
+    before = load_slots(hospital / "teachers" / "slots.json")
+    place = before.place("p2")
+    result = site("withdraw-patient", "p2", "--site-dir", hospital)
+    assert result.exit_code == 0, result.output
+    assert f"slot {place.slot} of voter {place.voter}" in result.stdout
+    assert "recalled" in result.stdout
+    after = load_slots(hospital / "teachers" / "slots.json")
+    other = 1 - place.voter
+    assert "p2" not in after.order
+    assert after.part(other) == before.part(other), "only that voter is trained again"
+    assert len(after.order) == 6
+    assert retired_voters(hospital / "teachers") == {place.voter}
+    assert not (hospital / "teachers" / f"voter-{place.voter:03d}" / "checkpoint.pt").exists()
+    assert fed.site_ledgers["site-0"].withdrawn_voters() == {place.voter}
+    for path in [hospital / "teachers" / "slots.json", *hospital.glob("site-ledger.sqlite*")]:
+        assert b"p2" not in path.read_bytes(), path.name
+        assert after.key.encode() not in path.read_bytes() or path.name == "slots.json"
+    assert verify(hospital / "site-ledger.sqlite").kinds["patient"] == 1
+
+
+def test_a_withdrawn_patient_is_never_dealt_again_and_a_second_withdrawal_changes_nothing(fed, hospital) -> None:
+    assert site("withdraw-patient", "p2", "--site-dir", hospital).exit_code == 0
+    text = (hospital / "teachers" / "slots.json").read_text()
+    again = load_or_deal(hospital / "teachers" / "slots.json", [f"p{i}" for i in range(7)], voters=2)
+    assert "p2" not in again.order
+    assert again.order[6:] == ("p6",)
+    (hospital / "teachers" / "slots.json").write_text(text)
+    rows = fed.site_ledgers["site-0"].row_count
+    assert "nothing changed" in site("withdraw-patient", "p2", "--site-dir", hospital).stdout
+    assert (hospital / "teachers" / "slots.json").read_text() == text
+    assert fed.site_ledgers["site-0"].row_count == rows
+
+
+def test_an_interrupted_withdrawal_is_finished_by_running_it_again(fed, hospital, monkeypatch) -> None:
+    from client import control
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(control, "write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            control.withdraw_patient(hospital, "p2")
+    done = control.withdraw_patient(hospital, "p2")
+    assert not done.repeated
+    assert retired_voters(hospital / "teachers") == {done.voter}
+    assert [row.kind for row in fed.site_ledgers["site-0"].rows()].count("patient") == 1
+
+
+def test_a_patient_who_never_had_a_slot_is_refused(hospital) -> None:
+    assert isinstance(site("withdraw-patient", "p9", "--site-dir", hospital).exception, InvalidInput)
+
+
+def test_slots_of_the_first_schema_are_read_and_can_lose_a_patient(fed, hospital) -> None:
+    path = hospital / "teachers" / "slots.json"
+    path.write_text(json.dumps({"schema": 1, "seed": 3, "voters": 2, "order": ["p0", "p1"]}))
+    assert site("withdraw-patient", "p1", "--site-dir", hospital).exit_code == 0
+    slots = load_slots(path)
+    assert slots.order == ("p0", "#withdrawn-1")
+    assert slots.place("p1").slot == 1
+
+
+def test_a_loaded_teacher_falls_silent_when_its_patient_is_withdrawn(fed, monkeypatch) -> None:
+    class Loaded:
+        def predict(self, _image):
+            return ["first", "second"]
+
+    monkeypatch.setattr("common.data.volume.volume_from_bytes", lambda *_: type("V", (), {"image": None}))
+    ledger = fed.site_ledgers["site-0"]
+    start = ledger.row_count
+    voters = _VolumeVoters(Loaded(), fed.study.data, silent=lambda: ledger.withdrawn_voters(after=start))
+    assert voters.predict(b"") == ["first", "second"]
+    ledger.withdraw_patient(slot=3, voter=1, subject="a" * 64, weights="b" * 64)
+    assert voters.predict(b"") == ["first", None]
+    assert ledger.withdrawn_voters(after=ledger.row_count) == frozenset()
+
+
+# --- heads
+
+
+def test_two_sites_find_out_whether_they_were_shown_one_ledger(fed, tmp_path) -> None:
+    fed.core().run(fed.transport)
+    theirs = tmp_path / "theirs.jsonl"
+    assert site("heads", "--site-dir", fed.root / "site-1", "--out", theirs).exit_code == 0
+    result = site("heads", "--site-dir", fed.root / "site-0", "--compare", theirs)
+    assert result.exit_code == 0, result.output
+    assert "OK: no fork" in result.stdout
+    facts = json.loads(site("heads", "--site-dir", fed.root / "site-0", "--json").stdout)
+    assert facts["server"][0]["receipts"] == 3
+    assert facts["server"][0]["ledger_id"] == fed.ledger.ledger_id
+
+
+def test_a_receipt_under_a_key_being_rotated_in_is_taken_once_it_is_listed(fed) -> None:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    fed.core().run(fed.transport, should_stop=iter([False, True]).__next__)
+    new = Ed25519PrivateKey.generate()
+    worker = fed.workers[100]
+    facts = worker._config.server
+    worker._config = replace(worker._config, server=replace(facts, more_signing_keys=(public_hex(new),)))
+    fed.ledger.rotate_key(new)
+    fed.core().run(fed.transport)
+    held = {name: len(ledger.receipts()) for name, ledger in fed.site_ledgers.items()}
+    assert held == {"site-0": 3, "site-1": 1, "site-2": 1}, "a site that does not list the key refuses, without alarm"
+    assert all(ledger.alarms() == () for ledger in fed.site_ledgers.values())
+    fed.workers[101]._config = replace(fed.workers[101]._config, server=replace(facts, signing_key=public_hex(new)))
+    fed.core().run(fed.transport)
+    assert len(fed.site_ledgers["site-1"].receipts()) == 3, "receipts missed meanwhile are sent again"
+    keys = [key.public_key() for key in (fed.signing_key, new)]
+    assert verify(fed.root / "site-0" / "site-ledger.sqlite", server_key=keys).ok
+    assert not verify(fed.root / "site-0" / "site-ledger.sqlite", server_key=keys[0]).ok
+
+
+def test_server_facts_refuse_a_key_that_is_not_one() -> None:
+    with pytest.raises(InvalidInput, match="more_signing_keys"):
+        ServerFacts("0" * 64, "0" * 64, "https://x", "x", "ca.crt", more_signing_keys=("short",))
+
+
+def test_a_receipt_nobody_signed_is_no_evidence_of_a_fork(fed, tmp_path) -> None:
+    fed.core().run(fed.transport)
+    theirs = tmp_path / "theirs.jsonl"
+    theirs.write_text(fed.ledger.site_receipts("site-1")[0].render().replace('"batch":"', '"batch":"0'))
+    result = site("heads", "--site-dir", fed.root / "site-0", "--compare", theirs)
+    assert isinstance(result.exception, LedgerCorrupt)
+
+
+def test_codes_of_a_study_never_consented_to_do_not_leave(fed) -> None:
+    request = CodesRequest(study="e" * 64, batch="b" * 64, attempt=1, deadline_s=1, queries=("a" * 64,))
+    with pytest.raises(Refused):
+        fed.workers[100].handle(encode(request))
