@@ -7,9 +7,11 @@ from typing import Any
 
 from rich.table import Table
 
+from common.errors import InvalidInput
 from common.privacy.accounting import max_mu_squared
 from common.privacy.planner import INFORMATIVE_FROM, PRIOR_BELOW, Plan, capacity_bits, explained_at_most
 
+CHART_ENDINGS = (".png", ".svg", ".pdf")
 _INK, _GRID, _MARK, _NOISE = "#1f2933", "#d9dee4", "#2563a8", "#b4552d"
 
 
@@ -20,6 +22,8 @@ def plan_table(plan: Plan) -> Table:
     table.add_column()
     rows: list[tuple[str, str]] = [("guarantee", str(plan.guarantees[0]))]
     rows += [("", str(other)) for other in plan.guarantees[1:]]
+    if plan.known_twice is not None:
+        rows += [("known at 2 hospitals", f"{plan.known_twice} (the lines above: at one hospital only)")]
     voters = f"{plan.hospitals} hospitals × {plan.mechanism.voters_per_site} voters = K′ {plan.voters}"
     rows += [
         ("queries N", f"{plan.queries} planned, {plan.queries_left} left in the budget"),
@@ -52,6 +56,7 @@ def plan_figure(plan: Plan) -> Any:
     The plan is marked in both panels; the dashed lines are the verdict's thresholds.
     """
     from matplotlib.figure import Figure  # here, so that a table needs no plotting library
+    from matplotlib.ticker import NullLocator
 
     shape = plan.spectrum
     limit = float(max_mu_squared(plan.accountant, plan.budget))
@@ -72,19 +77,35 @@ def plan_figure(plan: Plan) -> Any:
     right.plot([plan.queries], [ceiling(plan.hospitals, plan.queries)], "o", color=_NOISE)
     right.set_xlabel(f"queries (plan: {plan.queries})")
     left.set_ylabel("variance an answer can explain, at most")
-    for axes in (left, right):
+    steps = {left: ([2**i for i in range(14)], hospitals), right: ([10**i for i in range(7)], queries)}
+    for axes, (ticks, values) in steps.items():
         axes.set_xscale("log")
-        axes.set_ylim(0, 1)
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlim(values[0] / 1.15, values[-1] * 1.15)
+        axes.set_ylim(-0.02, 1)
         axes.grid(color=_GRID, linewidth=0.6)
         axes.tick_params(colors=_INK)
-        for height, name in ((PRIOR_BELOW, "weak"), (INFORMATIVE_FROM, "informative")):
+        for height in (PRIOR_BELOW, INFORMATIVE_FROM):
             axes.axhline(height, color=_INK, linewidth=0.8, linestyle="--")
-            if axes is left:
-                axes.text(axes.get_xlim()[0], height + 0.015, f" {name}", color=_INK, fontsize=8)
+    for height, name in ((0.04, "the prior does the work"), (PRIOR_BELOW, "weak"), (INFORMATIVE_FROM, "informative")):
+        left.text(left.get_xlim()[0], height + 0.02, f"  {name}", color=_INK, fontsize=8)
     figure.suptitle(f"{plan.guarantees[0]}   (Σμ² ≤ {limit:.4g})", fontsize=10, color=_INK)
     return figure
 
 
+def check_chart(path: Path) -> None:
+    """Refuse a chart file that could not be written, before anything is computed: its ending, and its folder."""
+    if path.suffix.lower() not in CHART_ENDINGS:
+        raise InvalidInput("chart file", value=str(path), limit=f"a name ending in {', '.join(CHART_ENDINGS)}")
+    if not path.parent.is_dir() or path.is_dir():
+        raise InvalidInput("chart file", value=str(path), limit="a file in a folder that exists")
+
+
 def write_chart(plan: Plan, path: Path) -> None:
-    """Draw :func:`plan_figure` into ``path`` (PNG, SVG or PDF by its ending)."""
-    plan_figure(plan).savefig(path, dpi=150)
+    """Draw :func:`plan_figure` into ``path``, PNG, SVG or PDF by its ending; another ending is refused."""
+    check_chart(path)
+    try:
+        plan_figure(plan).savefig(path, dpi=150)
+    except OSError as error:
+        raise InvalidInput("chart file", value=str(path), limit="a file that can be written") from error

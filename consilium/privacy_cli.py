@@ -1,6 +1,7 @@
 """``consilium plan`` and ``consilium audit``: what a budget buys, and whether the released noise keeps its claim.
 
-Tables and JSON go to stdout, the progress bar to stderr. ``audit`` ends with exit code 1 when a test broke its limit.
+Tables and JSON go to stdout, the progress bar to stderr. ``audit`` ends with exit code 1 when a test broke its limit;
+both end with 2 and one line when a setting makes no sense. No option has a range of its own: the privacy core refuses.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from common.privacy.audit import Code, Service, StudyUnderAudit, audit, audited_
 from common.privacy.mechanism import AccountantName, Budget, Protection, QuerySpec, Relation, Unit
 from common.privacy.planner import plan
 from common.privacy.release import noisy_sum
-from consilium.plan_report import plan_table, write_chart
+from consilium.plan_report import check_chart, plan_table, write_chart
 
 plan_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 audit_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -40,8 +41,9 @@ Delta = Annotated[float | None, typer.Option(help="δ of the budget [1e-3].")]
 Gate = Annotated[AccountantName | None, typer.Option("--accountant", help="The accountant that gates [exact].")]
 UnitOption = Annotated[Unit | None, typer.Option("--unit", help="Whom the guarantee hides [hospital].")]
 RelationOption = Annotated[Relation | None, typer.Option("--relation", help="Neighbouring relation [replace-one].")]
-Voters = Annotated[int | None, typer.Option("--voters", min=1, help="Teachers a hospital, m [1].")]
+Voters = Annotated[int | None, typer.Option("--voters", help="Teachers a hospital, m [1].")]
 Radius = Annotated[float | None, typer.Option(help="Clipping norm C [1].")]
+_PLAIN: Any = {"show_default": False}  # the help text says it, in the same words as for the others
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
@@ -50,18 +52,16 @@ def plan_command(
     study: StudyFile = None,
     epsilon: Epsilon = None,
     delta: Delta = None,
-    queries: Annotated[int | None, typer.Option(min=1, help="Releases planned, N [80].")] = None,
-    hospitals: Annotated[
-        int | None, typer.Option(min=1, help="Hospitals answering, K [the study's quorum, or 8].")
-    ] = None,
+    queries: Annotated[int | None, typer.Option(help="Releases planned, N [80].")] = None,
+    hospitals: Annotated[int | None, typer.Option(help="Hospitals answering, K [the study's quorum, or 8].")] = None,
     voters: Voters = None,
     radius: Radius = None,
-    dimension: Annotated[int, typer.Option(min=1, help="Length of a code, l.")] = 128,
+    dimension: Annotated[int | None, typer.Option(help="Length of a code, l [the spectrum's, or 128].")] = None,
     unit: UnitOption = None,
     relation: RelationOption = None,
     accountant: Gate = None,
     spectrum: Annotated[
-        Path | None, typer.Option(help="JSON list of the code's public eigenvalues; sets the length of a code.")
+        Path | None, typer.Option(help="JSON list of the code's public eigenvalues; adds the expected errors.")
     ] = None,
     chart: Annotated[Path | None, typer.Option(help="Write a chart to this PNG, SVG or PDF file.")] = None,
     as_json: Json = False,
@@ -69,18 +69,26 @@ def plan_command(
     """Say what a privacy budget buys before any of it is spent; charges nothing.
 
     Example: consilium plan --epsilon 8 --delta 1e-3 --queries 80 --hospitals 8 --chart plan.png
+
+    Example: consilium plan --study study.toml --hospitals 12 --json
     """
     privacy, clip = _settings(study, epsilon, delta, queries, voters, radius, unit, relation, accountant)
     values = None if spectrum is None else _read_spectrum(spectrum)
+    if values is not None and dimension not in (None, len(values)):
+        raise InvalidInput(
+            "length of a code", value=dimension, limit=f"{len(values)}, as in the spectrum file, or leave it out"
+        )
+    if chart is not None:
+        check_chart(chart)
     result = plan(
         budget=privacy.budget,
         accountant=privacy.accountant,
         protection=privacy.protection,
         queries=privacy.planned_queries,
-        hospitals=hospitals or (privacy.quorum if study else 8),
+        hospitals=(privacy.quorum if study else 8) if hospitals is None else hospitals,
         voters_per_site=privacy.voters_per_site,
         radius=clip,
-        dimension=dimension if values is None else len(values),
+        dimension=len(values) if values is not None else 128 if dimension is None else dimension,
         spectrum=values,
     )
     if chart is not None:
@@ -96,23 +104,33 @@ def audit_command(
     study: StudyFile = None,
     epsilon: Epsilon = None,
     delta: Delta = None,
-    queries: Annotated[int, typer.Option(min=2, help="Queries of the audited study; they spend the whole budget.")] = 8,
+    queries: Annotated[
+        int, typer.Option(help="Queries of the audited study, 2 or more; they spend the whole budget [8].", **_PLAIN)
+    ] = 8,
     voters: Voters = None,
     radius: Radius = None,
-    dimension: Annotated[int, typer.Option(min=1, help="Coordinates audited.")] = 4,
+    dimension: Annotated[int, typer.Option(help="Coordinates audited [4].", **_PLAIN)] = 4,
     unit: UnitOption = None,
     relation: RelationOption = None,
     accountant: Gate = None,
-    runs: Annotated[int, typer.Option(min=20, help="Studies run in each world of each pair.")] = 2000,
+    runs: Annotated[
+        int, typer.Option(help="Studies run in each world of each pair, 20 or more [2000].", **_PLAIN)
+    ] = 2000,
     ledger_runs: Annotated[
-        int, typer.Option(min=0, help="The same again through a real ledger on disk, this many runs; 0 leaves it out.")
+        int,
+        typer.Option(help="The same again through a real ledger on disk, 20 or more; 0 leaves it out [200].", **_PLAIN),
     ] = 200,
     as_json: Json = False,
 ) -> None:
     """Attack the production release path and compare what is measured with what is claimed. Exit code 1: exceeded.
 
     Example: consilium audit --epsilon 8 --delta 1e-3
+
+    Example: consilium audit --study study.toml --json
     """
+    for what, value in (("runs", runs), ("ledger runs", ledger_runs or 20)):
+        if value < 20:
+            raise InvalidInput(what, value=value, limit="20 or more")
     privacy, clip = _settings(study, epsilon, delta, None, voters, radius, unit, relation, accountant)
     subject = StudyUnderAudit(
         budget=privacy.budget,
@@ -131,7 +149,7 @@ def audit_command(
             ledger_service(subject, Path(folder)) as service,
             _progress("audit through the ledger", show=not as_json) as told,
         ):
-            reports["ledger"] = audit(subject, runs=max(20, ledger_runs), service=service, progress=told)
+            reports["ledger"] = audit(subject, runs=ledger_runs, service=service, progress=told)
     if as_json:
         typer.echo(json.dumps({name: r.to_json() for name, r in reports.items()}, indent=1, ensure_ascii=False))
     else:

@@ -152,6 +152,20 @@ def max_mu_squared(accountant: AccountantName, budget: Budget) -> Fraction:
     return _max_mu_squared(name, float(budget.epsilon), budget.analytic_delta)
 
 
+def group_mu_squared(mu_squared: Fraction | float, *, size: int) -> Fraction:
+    """μ² of the same releases for ``size`` units that change together: (g·μ)², exactly.
+
+    For whoever the plain guarantee does not cover: a patient known at g hospitals moves g voters, g hospitals that
+    share data move together. Each moves the sum by at most Δ, so together they move it by at most g·Δ, in every
+    release; as good as can be said, for the g movements may all point the same way. Edge cases: size 1 changes
+    nothing; μ² outside the accountants' range, or a size that is not an integer from 1 to 2²⁰ → InvalidInput.
+    Source: triangle inequality on Δ; Dong, Roth & Su 2022, Theorem 2.14 (a μ-GDP mechanism is g·μ-GDP for groups of g).
+    """
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 1 << 20:
+        raise InvalidInput("size of a group", value=size, limit="an integer from 1 to 2^20")
+    return _check_mu_squared(_checked_mu_squared(mu_squared) * size**2)
+
+
 def admits(spent: Fraction, request: Fraction, limit: Fraction) -> bool:
     """Whether a release of μ² = ``request`` may follow ``spent`` under ``limit``: spent + request ≤ limit, exactly.
 
@@ -173,12 +187,16 @@ def admits(spent: Fraction, request: Fraction, limit: Fraction) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """An ε that cannot be printed without what it means: accountant, δ, unit of privacy and neighbouring relation."""
+    """An ε that cannot be printed without what it means: accountant, δ, unit of privacy and neighbouring relation.
+
+    ``group`` is the number of units hidden together, 1 for the usual guarantee; any other is printed too.
+    """
 
     epsilon: float
     delta: float
     accountant: str
     protection: Protection
+    group: int = 1
 
     def __post_init__(self) -> None:
         if not _is_number(self.epsilon) or not isfinite(self.epsilon) or self.epsilon < 0:
@@ -186,33 +204,47 @@ class Guarantee:
         _checked_delta(self.delta)
         if self.accountant not in ACCOUNTANTS:
             raise InvalidInput("accountant", value=self.accountant, limit=", ".join(ACCOUNTANTS))
+        if isinstance(self.group, bool) or not isinstance(self.group, int) or self.group < 1:
+            raise InvalidInput("group of a guarantee", value=self.group, limit="an integer from 1")
 
     def __str__(self) -> str:
-        return f"ε = {self.epsilon:.4g} ({self.accountant}) at δ = {self.delta:.3g}, {self.protection}"
+        together = "" if self.group == 1 else f", {self.group} units together"
+        return f"ε = {self.epsilon:.4g} ({self.accountant}) at δ = {self.delta:.3g}, {self.protection}{together}"
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON for machines; ε and δ as floats, so not canonical bytes."""
-        return {
+        """Plain JSON for machines; ε and δ as floats, so not canonical bytes. ``group`` appears where it is not 1."""
+        facts: dict[str, object] = {
             "accountant": self.accountant,
             "delta": self.delta,
             "epsilon": self.epsilon,
             "relation": str(self.protection.relation),
             "unit": str(self.protection.unit),
         }
+        return facts if self.group == 1 else {**facts, "group": self.group}
 
 
 def guarantee(
-    mu_squared: Fraction, budget: Budget, protection: Protection, accountant: AccountantName | str
+    mu_squared: Fraction,
+    budget: Budget,
+    protection: Protection,
+    accountant: AccountantName | str,
+    *,
+    group: int = 1,
 ) -> Guarantee:
     """What releases of Σμ² cost, stated at the whole δ of ``budget`` and computed at its analytic part.
 
     Nothing released (μ² = 0) costs ε = 0. The unit and relation must be those ``mu_squared`` was composed under.
+    ``group`` asks for the ε of that many units together (:func:`group_mu_squared`): a patient known at g hospitals.
+    An ε for a group beyond :data:`MAX_EPSILON` is refused: the sampler's part of δ would not cover it.
     """
     if not isinstance(mu_squared, Fraction) or mu_squared < 0:
         raise InvalidInput("spent mu^2", value=mu_squared, limit="a rational, 0 or above")
     name = str(accountant)
-    epsilon = 0.0 if mu_squared == 0 else epsilon_by(name, mu_squared, budget.analytic_delta)
-    return Guarantee(epsilon=epsilon, delta=budget.delta, accountant=name, protection=protection)
+    together = group_mu_squared(mu_squared or Fraction(1), size=group)
+    epsilon = 0.0 if mu_squared == 0 else epsilon_by(name, together, budget.analytic_delta)
+    if group > 1 and epsilon > MAX_EPSILON:
+        raise InvalidInput("epsilon of a group", value=epsilon, limit=f"at most {MAX_EPSILON:g}")
+    return Guarantee(epsilon=epsilon, delta=budget.delta, accountant=name, protection=protection, group=group)
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------

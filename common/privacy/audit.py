@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import isfinite, log, sqrt
+from math import inf, isfinite, log, sqrt
 from typing import TypeAlias
 
 import numpy as np
@@ -207,8 +207,7 @@ def audit(
     """
     if isinstance(runs, bool) or not isinstance(runs, int) or not 20 <= runs <= 1_000_000:
         raise InvalidInput("runs of an audit", value=runs, limit="an integer from 20 to 1000000")
-    if not isinstance(confidence, float) or not 0.5 <= confidence < 1:
-        raise InvalidInput("confidence", value=confidence, limit="0.5 to below 1")
+    _check_confidence(confidence)
     serve = memory_service(study) if service is None else service
     findings = [_filter_finding(study, serve)]
     residuals = []
@@ -247,9 +246,12 @@ def mu_lower_bound(first: Float[np.ndarray, "runs"], second: Float[np.ndarray, "
     negatives, Clopper–Pearson upper bounds on both rates at (1 − confidence)/2 each, and
     μ ≥ −Φ⁻¹(FPR) − Φ⁻¹(FNR), the μ-GDP trade-off. Larger values must speak for the first world. −∞ if a rate may be 1.
     """
+    _check_confidence(confidence)
     half = min(first.size, second.size) // 2
     if half < 1:
         raise InvalidInput("runs", value=half, limit="at least two in each world")
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        raise InvalidInput("statistics of an audit", limit="finite numbers only")
     alpha = (1 - confidence) / 2
     thresholds = np.quantile(np.concatenate([first[:half], second[:half]]), np.linspace(0.02, 0.98, 97))
     guesses = _bounds(first[:half], second[:half], thresholds, alpha)
@@ -263,6 +265,8 @@ def spectral_finding(name: str, rows: Float[np.ndarray, "n samples"]) -> Finding
     ``rows`` should be n rows of independent standard normals. Alarm if s_min/√L < 1 − √(n/L) − √(2·log(1/α)/L), which
     happens with probability at most α = 1e-5. Source: Davidson & Szarek 2001, Theorem II.13.
     """
+    if not np.isfinite(rows).all():  # NaN would compare as no alarm
+        raise InvalidInput("noise under audit", limit="finite numbers only")
     n, samples = rows.shape
     smallest = sqrt(max(0.0, float(np.linalg.eigvalsh(rows @ rows.T / samples)[0])))
     limit = 1 - sqrt(n / samples) - sqrt(2 * log(1 / _NOISE_ALPHA) / samples)
@@ -275,6 +279,10 @@ def residual_finding(noise: Float[np.ndarray, "..."], noise_std: float) -> Findi
     Taken over half-integers, where Φ((k + ½)/σ) is exact. Alarm beyond √(log(2/α)/2n), α = 1e-5.
     Source: Massart 1990.
     """
+    if isinstance(noise_std, bool) or not isinstance(noise_std, int | float) or not 0 < noise_std < inf:
+        raise InvalidInput("noise standard deviation", value=noise_std, limit="a finite number above 0")
+    if not noise.size or not np.isfinite(noise).all():
+        raise InvalidInput("noise under audit", limit="finite numbers only, at least one")
     values, counts = np.unique(noise.ravel(), return_counts=True)
     empirical = np.cumsum(counts) / noise.size
     above = np.abs(empirical - stats.norm.cdf((values + 0.5) / noise_std)).max()
@@ -282,6 +290,11 @@ def residual_finding(noise: Float[np.ndarray, "..."], noise_std: float) -> Findi
     distance = float(max(above, below))
     limit = sqrt(log(2 / _NOISE_ALPHA) / 2 / noise.size)
     return Finding("noise distribution", distance, limit, distance > limit, "distance from the claimed noise; at most")
+
+
+def _check_confidence(confidence: float) -> None:
+    if not isinstance(confidence, float) or not 0.5 <= confidence < 1:
+        raise InvalidInput("confidence", value=confidence, limit="0.5 to below 1")
 
 
 def _filter_finding(study: StudyUnderAudit, serve: Service) -> Finding:

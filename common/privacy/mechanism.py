@@ -56,7 +56,11 @@ def sensitivity(*, radius_int: int, voters_per_site: int, unit: Unit, relation: 
     """
     if isinstance(radius_int, bool) or not isinstance(radius_int, int) or radius_int < 1:
         raise InvalidInput("integer radius", value=radius_int, limit="a positive integer")
-    if not isinstance(voters_per_site, int) or not 1 <= voters_per_site <= MAX_VOTERS_PER_SITE:
+    if (
+        isinstance(voters_per_site, bool)
+        or not isinstance(voters_per_site, int)
+        or not 1 <= voters_per_site <= MAX_VOTERS_PER_SITE
+    ):
         raise InvalidInput("voters per site", value=voters_per_site, limit=f"1 to {MAX_VOTERS_PER_SITE}")
     match Unit(unit), Relation(relation):
         case Unit.PATIENT, Relation.ZERO_OUT:
@@ -129,7 +133,11 @@ class Mechanism:
     name: str = "rounded-gaussian-sum"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dimension, int) or not 1 <= self.dimension <= MAX_DIMENSION:
+        if (
+            isinstance(self.dimension, bool)
+            or not isinstance(self.dimension, int)
+            or not 1 <= self.dimension <= MAX_DIMENSION
+        ):
             raise InvalidInput("code dimension", value=self.dimension, limit=f"1 to {MAX_DIMENSION}")
         sensitivity(
             radius_int=self.radius_int,
@@ -203,9 +211,9 @@ class QuerySpec:
     mechanism: Mechanism
 
     def __post_init__(self) -> None:
-        if not isinstance(self.edition, int) or self.edition < 1:
+        if isinstance(self.edition, bool) or not isinstance(self.edition, int) or self.edition < 1:
             raise InvalidInput("pool edition", value=self.edition, limit="an integer from 1")
-        if not isinstance(self.round, int) or self.round < 1:
+        if isinstance(self.round, bool) or not isinstance(self.round, int) or self.round < 1:
             raise InvalidInput("round", value=self.round, limit="an integer from 1")
         object.__setattr__(self, "volumes", tuple(self.volumes))
         if not self.volumes or len(set(self.volumes)) != len(self.volumes):

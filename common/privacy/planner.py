@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from math import ceil, floor, isfinite, log, log1p, log2, sqrt
+from math import ceil, floor, inf, isfinite, log, log1p, log2, sqrt
 
 from common.canonical import rational
 from common.errors import InvalidInput
@@ -86,7 +86,9 @@ class Plan:
     ``noise_std`` is σ on the integer sum; ``noise_per_coordinate`` the same noise on the mean of all K·m codes, beside
     ``code_norm`` = C, the most any code can measure, and ``noise_norm`` ≈ √l times it. ``ceiling_bits`` bounds what the
     whole run can tell about the codes, whatever the code's length or the decoder; ``bits_per_query`` uses l as well.
-    ``power_ratio`` is P/σ² = (K·m·R)²/σ² of one answer; ``spectrum`` the eigenvalues the verdict used.
+    ``known_twice`` is the gate's ε for somebody known at two hospitals (None if beyond any use): no ε in ``guarantees``
+    covers such a person. ``power_ratio`` is P/σ² = (K·m·R)²/σ² of one answer; ``spectrum`` the eigenvalues the verdict
+    used.
     """
 
     budget: Budget
@@ -98,6 +100,7 @@ class Plan:
     radius: float
     noise_multiplier: float
     guarantees: tuple[Guarantee, ...]
+    known_twice: Guarantee | None
     library_rdp_epsilon: float
     queries_left: int
     noise_per_coordinate: float
@@ -166,6 +169,7 @@ class Plan:
             "explained_at_most": self.explained_at_most,
             "guarantees": [g.to_json() for g in self.guarantees],
             "hospitals": self.hospitals,
+            "known_twice": None if self.known_twice is None else self.known_twice.to_json(),
             "library_rdp_epsilon": self.library_rdp_epsilon,
             "noise_multiplier": self.noise_multiplier,
             "noise_norm": self.noise_norm,
@@ -233,6 +237,7 @@ def plan(
         radius=radius,
         noise_multiplier=noise_multiplier(mechanism, protection),
         guarantees=tuple(guarantee(total, budget, protection, name) for name in ("exact", "rdp", "paper")),
+        known_twice=_known_twice(total, budget, protection, accountant),
         library_rdp_epsilon=epsilon_rdp_library(total, budget.analytic_delta),
         queries_left=queries_left(mechanism, protection=protection, spent=spent, limit=limit),
         noise_per_coordinate=noise,
@@ -255,6 +260,8 @@ def capacity_bits(power_ratio: float, dimension: int) -> float:
     At most P/(2σ²·ln 2) for every l, which it approaches as l grows. Source: Cover & Thomas 2006, Theorem 9.1.1.
     """
     _positive("power ratio", power_ratio)
+    if isinstance(dimension, bool) or not isinstance(dimension, int) or dimension < 1:
+        raise InvalidInput("length of a code", value=dimension, limit="an integer from 1")
     return dimension / 2 * log1p(power_ratio / dimension) / log(2)
 
 
@@ -265,7 +272,7 @@ def explained_at_most(bits: float, spectrum: Sequence[float]) -> float:
     Edge case: zero eigenvalues carry nothing. Source: Cover & Thomas 2006, Theorem 10.3.3.
     """
     _positive("bits", bits)
-    values = sorted((v for v in spectrum if v > 0), reverse=True)
+    values = sorted((v for v in _checked_spectrum(spectrum, len(spectrum)) if v > 0), reverse=True)
     logs = 0.0
     theta = values[0]
     for count, value in enumerate(values, start=1):
@@ -274,11 +281,14 @@ def explained_at_most(bits: float, spectrum: Sequence[float]) -> float:
         if count == len(values) or theta >= values[count]:
             break
     total = sum(values)
-    return 1 - sum(min(v, theta) for v in values) / total
+    return max(0.0, 1 - sum(min(v, theta) for v in values) / total)
 
 
 def verdict_of(bits: float, explained: float) -> Verdict:
-    """The documented thresholds: see the module."""
+    """The documented thresholds: see the module. NaN, infinite or negative arguments are refused."""
+    for what, value in (("bits an answer", bits), ("explained share", explained)):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < inf:
+            raise InvalidInput(what, value=value, limit="a finite number, 0 or above")
     if bits < MIN_BITS_PER_QUERY or explained < PRIOR_BELOW:
         return Verdict.PRIOR
     return Verdict.INFORMATIVE if explained >= INFORMATIVE_FROM else Verdict.WEAK
@@ -308,8 +318,11 @@ def spectrum_errors(spectrum: Sequence[float], *, noise_variance: float, power: 
 def water_fill(spectrum: Sequence[float], noise_variance: float, power: float) -> list[float]:
     """Signal powers p_i = max(0, √(λ_i·s²/ν) − s²) with Σp_i = ``power``: the split that minimises Σ λ_i·s²/(p_i + s²).
 
-    Larger λ never gets less. Source: Lagrange; the convex problem's only stationary point.
+    Larger λ never gets less, λ = 0 gets nothing. Source: Lagrange; the convex problem's only stationary point.
     """
+    _positive("noise variance", noise_variance)
+    _positive("power", power)
+    _checked_spectrum(spectrum, len(spectrum))
     order = sorted(range(len(spectrum)), key=lambda i: -spectrum[i])
     roots = [sqrt(spectrum[i] * noise_variance) for i in order]
     running, scale = 0.0, 0.0
@@ -322,6 +335,15 @@ def water_fill(spectrum: Sequence[float], noise_variance: float, power: float) -
     for i, root in zip(order, roots, strict=True):
         result[i] = max(0.0, root * scale - noise_variance)
     return result
+
+
+def _known_twice(
+    total: Fraction, budget: Budget, protection: Protection, accountant: AccountantName
+) -> Guarantee | None:
+    try:
+        return guarantee(total, budget, protection, accountant, group=2)
+    except InvalidInput:  # beyond what the accountants answer for; the guarantees themselves were answered
+        return None
 
 
 def _advice(

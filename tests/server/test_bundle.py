@@ -1,13 +1,16 @@
 """The exported student is a MONAI bundle that MONAI itself accepts, runs and loads, with its privacy facts inside.
 
-``verify_metadata`` reads the schema from ``filepath`` when that file exists and downloads it otherwise. Tests have no
-network, so the schema here is our own: the fields and types that MONAI's bundle specification requires, nothing more.
+``verify_metadata`` reads the schema from ``filepath`` when that file exists and its hash is as given, and downloads it
+otherwise; it is called as a function and as ``python -m monai.bundle verify_metadata``. Tests have no network, so the
+schema here is our own: the fields and types that MONAI's bundle specification requires, nothing more.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import monai.bundle
@@ -146,6 +149,47 @@ def test_the_check_has_teeth(model: torch.nn.Module, tmp_path: Path) -> None:
     path.write_text(json.dumps(whole))
     with pytest.raises(ValueError, match="Failed validating"):
         verify(tmp_path / "b", tmp_path / "schema.json")
+
+
+def monai_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """MONAI's own command line, in a process of its own; it needs the package fire, which is in the dev extra."""
+    pytest.importorskip("fire", reason="MONAI's command line needs fire; it is in the dev extra")
+    command = [sys.executable, "-W", "ignore", "-m", "monai.bundle", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def verify_command(bundle: Path, schema: Path) -> subprocess.CompletedProcess[str]:
+    schema.write_text(json.dumps(DOCUMENTED_SCHEMA))
+    given = {
+        "meta_file": bundle / "configs" / "metadata.json",
+        "filepath": schema,
+        "hash_val": sha256_file(schema),
+        "hash_type": "sha256",
+    }
+    return monai_command("verify_metadata", *(f"--{k}={v}" for k, v in given.items()), cwd=schema.parent)
+
+
+def test_monais_command_line_verifies_the_metadata_without_a_network(bundle: Path, tmp_path: Path) -> None:
+    done = verify_command(bundle, tmp_path / "schema.json")
+    assert done.returncode == 0, done.stderr
+    assert "metadata is verified with no error" in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_monais_command_line_explains_itself_and_refuses_spoiled_metadata(
+    model: torch.nn.Module, tmp_path: Path
+) -> None:
+    shown = monai_command("verify_metadata", "--", "--help", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "meta_file" in shown.stdout + shown.stderr
+    export_bundle(tmp_path / "b", study=STUDY, model=model, privacy=FACTS)
+    path = tmp_path / "b" / "configs" / "metadata.json"
+    whole = json.loads(path.read_text())
+    del whole["network_data_format"]["inputs"]["image"]
+    path.write_text(json.dumps(whole))
+    refused = verify_command(tmp_path / "b", tmp_path / "schema.json")
+    assert refused.returncode != 0
+    assert "Failed validating" in refused.stderr
 
 
 def test_metadata_describes_the_studys_tensors(bundle: Path) -> None:

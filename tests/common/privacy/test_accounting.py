@@ -25,6 +25,7 @@ from common.privacy.accounting import (
     epsilon_paper,
     epsilon_pld,
     epsilon_rdp,
+    group_mu_squared,
     guarantee,
     max_mu_squared,
 )
@@ -255,6 +256,43 @@ def test_a_guarantee_always_says_accountant_delta_unit_and_relation() -> None:
     patient = guarantee(Fraction(1), budget, Protection(Unit.PATIENT, Relation.REPLACE_ONE), "rdp")
     assert all(word in str(patient) for word in ("rdp", "0.001", "patient", "replace-one"))
     assert patient.to_json().keys() == {"epsilon", "delta", "accountant", "unit", "relation"}
+
+
+def test_a_patient_known_at_g_sites_moves_the_sum_g_times_as_far() -> None:
+    """By brute force on whole-number codes: the largest distance between two worlds is g·Δ, no more, and is reached."""
+    radius, sites = 2, 3
+    ball = [np.array(p) for p in np.ndindex(5, 5) if (p[0] - 2) ** 2 + (p[1] - 2) ** 2 <= radius**2]
+    ball = [p - 2 for p in ball]
+    one = Mechanism(2, radius, 1, Fraction(7)).mu_squared(Protection(Unit.PATIENT, Relation.REPLACE_ONE)) * 49  # Δ²
+    steps = {tuple(a - b) for a in ball for b in ball}
+    reach = {(0, 0)}
+    for group in range(1, sites + 1):
+        reach = {(x + u, y + v) for x, y in reach for u, v in steps}
+        farthest = max(x * x + y * y for x, y in reach)
+        assert farthest == group_mu_squared(one, size=group) == (group * 2 * radius) ** 2
+
+
+@pytest.mark.parametrize(("group", "epsilon"), [(1, 8.0), (2, 20.8), (8, 189.0)])
+def test_group_privacy_costs_the_published_epsilons(group: int, epsilon: float) -> None:
+    """At (8, 1e-3): two units together have 20.8, eight (a site's eight voters that share anything) have 189."""
+    budget = Budget(8.0, 1e-3)
+    spent = max_mu_squared(AccountantName.EXACT, budget)
+    promise = guarantee(spent, budget, Protection(Unit.PATIENT, Relation.REPLACE_ONE), "exact", group=group)
+    assert promise.epsilon == pytest.approx(epsilon, rel=3e-3)
+    assert promise.group == group
+    mu = group * math.sqrt(spent)
+    assert hockey_stick(mu, promise.epsilon) == pytest.approx(budget.analytic_delta, rel=1e-6)
+
+
+def test_a_group_is_told_apart_from_one_unit_wherever_it_is_printed() -> None:
+    one, two = (guarantee(Fraction(1), Budget(8.0, 1e-3), HOSPITAL, "exact", group=g) for g in (1, 2))
+    assert "together" not in str(one)
+    assert "2 units together" in str(two)
+    assert ("group" in one.to_json(), two.to_json()["group"]) == (False, 2)
+    assert two.epsilon > 2 * one.epsilon  # worse than proportional
+    assert guarantee(Fraction(0), Budget(8.0, 1e-3), HOSPITAL, "exact", group=9).epsilon == 0
+    with pytest.raises(InvalidInput, match="epsilon of a group"):
+        guarantee(Fraction(50), Budget(80.0, 1e-3), HOSPITAL, "exact", group=20)
 
 
 def test_nothing_released_costs_nothing() -> None:

@@ -85,6 +85,15 @@ def test_the_note_says_why_rdp_reads_higher_than_the_exact_gate() -> None:
     assert epsilons[0] == pytest.approx(8.0, abs=1e-9)
 
 
+def test_the_plan_says_what_its_epsilon_means_for_somebody_known_at_two_hospitals() -> None:
+    for protection in (REPLACE, PATIENT):
+        twice = make(protection=protection).known_twice
+        assert twice is not None
+        assert twice.epsilon == pytest.approx(20.8, rel=3e-3)
+        assert (twice.group, twice.accountant, twice.protection) == (2, "exact", protection)
+    assert make(budget=Budget(1500.0, 1e-3), radius=1e4).known_twice is None  # no accountant's word for such a one
+
+
 def test_every_printed_epsilon_carries_its_meaning() -> None:
     for text in map(str, make().guarantees):
         assert all(word in text for word in ("δ = 0.001", "unit hospital", "relation replace-one"))

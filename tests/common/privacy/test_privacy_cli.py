@@ -74,10 +74,73 @@ def test_flags_beside_a_study_file_are_refused(tmp_path: Path) -> None:
             call(app, "--study", str(tmp_path / "study.toml"), "--epsilon", "4")
 
 
-@pytest.mark.parametrize("flags", [("--epsilon", "nan"), ("--delta", "0"), ("--radius", "-1"), ("--epsilon", "0")])
-def test_nonsense_flags_are_refused(flags: tuple[str, str]) -> None:
-    with pytest.raises(InvalidInput):
-        call(plan_app, *flags)
+@pytest.mark.parametrize("flag", ["--epsilon", "--delta", "--radius"])
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1"])
+def test_nonsense_numbers_are_refused_by_both_commands(flag: str, value: str) -> None:
+    for app in (plan_app, audit_app):
+        with pytest.raises(InvalidInput):
+            call(app, flag, value)
+
+
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_nonsense_counts_are_refused_by_both_commands(value: str) -> None:
+    for flag in ("--queries", "--hospitals", "--voters", "--dimension"):
+        with pytest.raises(InvalidInput):
+            call(plan_app, flag, value)
+    for flag in ("--queries", "--voters", "--dimension", "--runs"):
+        with pytest.raises(InvalidInput):
+            call(audit_app, flag, value)
+
+
+@pytest.mark.parametrize("value", ["-1", "1", "19"])
+def test_too_few_runs_through_the_ledger_are_refused_before_any_work(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(privacy_cli, "audit", lambda *_, **__: pytest.fail("worked"))
+    with pytest.raises(InvalidInput, match="ledger runs"):
+        call(audit_app, "--ledger-runs", value)
+
+
+def test_unit_patient_with_zero_out_is_refused_with_the_reason() -> None:
+    for app in (plan_app, audit_app):
+        with pytest.raises(InvalidInput, match="its code does not become zero"):
+            call(app, "--unit", "patient", "--relation", "zero-out")
+
+
+@pytest.mark.parametrize("name", ["plan", "plan.txt", "nowhere/plan.png", "folder.png"])
+def test_a_chart_that_cannot_be_written_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(InvalidInput, match="chart file"):
+        call(plan_app, "--chart", str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["plan.png", "plan.svg", "plan.pdf"])
+def test_a_chart_is_written_for_plans_of_any_size(name: str, tmp_path: Path) -> None:
+    size = ("--hospitals", "700", "--queries", "200000") if name == "plan.svg" else ()
+    assert call(plan_app, "--chart", str(tmp_path / name), *size)[0] == 0
+    assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_a_code_of_another_length_than_the_spectrum_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "spectrum.json").write_text("[0.5, 0.25]")
+    with pytest.raises(InvalidInput, match="length of a code"):
+        call(plan_app, "--spectrum", str(tmp_path / "spectrum.json"), "--dimension", "3")
+
+
+@pytest.mark.parametrize("app", [plan_app, audit_app])
+def test_help_gives_examples_that_run_and_no_stray_escapes(app: typer.Typer, tmp_path: Path) -> None:
+    code, text = call(app, "--help")
+    assert code == 0
+    assert "\\" not in text
+    examples = [" ".join(part.split("\n\n")[0].split()) for part in text.split("Example: ")[1:]]
+    assert len(examples) == 2
+    (tmp_path / "study.toml").write_text(STUDY)
+    for example in examples:
+        assert example.startswith("consilium ")
+        arguments = example.replace("study.toml", str(tmp_path / "study.toml")).split()[2:]
+        arguments = [str(tmp_path / a) if a.endswith(".png") else a for a in arguments]
+        quick = ("--runs", "20", "--ledger-runs", "0") if app is audit_app else ()
+        assert call(app, *arguments, *quick)[0] == 0
 
 
 @pytest.mark.parametrize("text", ["{", "3", '["a"]', "[true]"])

@@ -102,6 +102,34 @@ def test_inside_the_ball_quantising_is_centre_weights_and_truncation_towards_zer
         assert int(got) == math.trunc(shifted * Fraction(weight) * GRID)
 
 
+@settings(max_examples=400, deadline=None)
+@given(code=codes(), radius_int=st.integers(1, (1 << 40) - 1), data=st.data())
+def test_norms_never_grow_through_clip_and_quantisation_after_centre_and_weights(
+    code: np.ndarray, radius_int: int, data: st.DataObject
+) -> None:
+    """In exact rationals: ‖q‖·2⁻¹⁶ ≤ ‖clip(w·(x − c))‖ ≤ min(C, ‖w·(x − c)‖), and with w ≤ 1 it is ≤ ‖x − c‖.
+
+    The right-hand sides allow for float64's rounding of subtraction, product and norm; the radius allows for none.
+    """
+    limit = data.draw(st.sampled_from([1.0, 1e6]))
+    centre = data.draw(hnp.arrays(np.int64, code.size, elements=st.integers(-(1 << 45), 1 << 45)))
+    weights = data.draw(hnp.arrays(np.float64, code.size, elements=st.floats(0, limit)))
+    shifted = code.astype(np.float64) - centre / GRID
+    with np.errstate(over="ignore"):
+        weighted = shifted * weights
+    if not np.isfinite(weighted).all():
+        return
+    rounding = (1 + Fraction(1, 2**44)) ** 2
+    clipped = clip(weighted, radius=radius_int / GRID)
+    assert square(clipped) <= square(weighted) * rounding
+    if limit == 1.0:
+        exact = (Fraction(float(x)) - Fraction(int(c), GRID) for x, c in zip(code, centre, strict=True))
+        assert square(weighted) <= sum(v**2 for v in exact) * rounding
+    q = quantise(code, radius_int=radius_int, centre=centre, weights=weights)
+    assert square(q) <= min(square(clipped) * GRID**2, Fraction(radius_int) ** 2)
+    assert (np.abs(q) <= np.abs(clipped) * GRID).all()
+
+
 def test_a_norm_that_float64_rounds_down_to_the_radius_is_still_brought_within_it() -> None:
     """Integer points just outside the circle, so near that their float64 norm equals R: clip cannot see them."""
     radius_int, found = 1 << 39, 0

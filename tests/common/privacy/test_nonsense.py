@@ -1,0 +1,265 @@
+"""NaN, infinite, zero and negative parameters are refused by every public function of the privacy core.
+
+One table names every public function and every number it takes; a function that is not in it fails the first test.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import pkgutil
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+import common.privacy
+from common.errors import InvalidInput
+from common.privacy import accounting, calibration, gaussian, planner, quantise, release
+from common.privacy import audit as auditing
+from common.privacy import mechanism as facts
+from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Relation, Unit
+
+HOSPITAL = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
+BUDGET = Budget(8.0, 1e-3)
+EXACT = AccountantName.EXACT
+CODE = np.zeros(2, dtype=np.int64)
+NUMBERS = [math.nan, math.inf, -math.inf, 0, 0.0, -1, -1.0, Fraction(-1, 2)]
+HASH = "a" * 64
+
+
+def mechanism(**changes: Any) -> Mechanism:
+    return Mechanism(**{"dimension": 2, "radius_int": 9, "voters_per_site": 1, "noise_std": Fraction(9), **changes})
+
+
+def spec(**changes: Any) -> facts.QuerySpec:
+    fields = {"edition": 1, "codec": HASH, "volumes": (HASH,), "round": 1, "centre": "zero", "weights": "codec"}
+    return facts.QuerySpec(**{**fields, "mechanism": mechanism(), **changes})
+
+
+def calibrate(**changes: Any) -> Fraction:
+    fields = {"budget": BUDGET, "accountant": EXACT, "queries": 4, "radius_int": 65536, "voters_per_site": 1}
+    return calibration.calibrate(**{**fields, "protection": HOSPITAL, **changes})
+
+
+def plan(**changes: Any) -> planner.Plan:
+    fields = {"budget": BUDGET, "accountant": EXACT, "protection": HOSPITAL, "queries": 4, "hospitals": 2}
+    return planner.plan(**{**fields, "voters_per_site": 1, "radius": 1.0, "dimension": 3, **changes})
+
+
+def study(**changes: Any) -> auditing.StudyUnderAudit:
+    fields = {"budget": BUDGET, "accountant": EXACT, "protection": HOSPITAL, "queries": 2}
+    return auditing.StudyUnderAudit(**{**fields, **changes})
+
+
+def release_at(**changes: Any) -> object:
+    return release.noisy_sum([CODE], mechanism(**changes))
+
+
+def sensitivity(**changes: Any) -> int:
+    fields = {"radius_int": 9, "voters_per_site": 1, "unit": Unit.HOSPITAL, "relation": Relation.REPLACE_ONE}
+    return facts.sensitivity(**{**fields, **changes})
+
+
+Call = Callable[[Any], object]
+CHECKED: dict[str, list[Call]] = {
+    "accounting.delta_exact": [
+        lambda x: accounting.delta_exact(x, 1.0),
+        lambda x: accounting.delta_exact(1.0, x or -1),
+    ],
+    "accounting.epsilon_exact": [
+        lambda x: accounting.epsilon_exact(x, 1e-3),
+        lambda x: accounting.epsilon_exact(1.0, x),
+    ],
+    "accounting.epsilon_rdp": [lambda x: accounting.epsilon_rdp(x, 1e-3), lambda x: accounting.epsilon_rdp(1.0, x)],
+    "accounting.epsilon_rdp_library": [
+        lambda x: accounting.epsilon_rdp_library(x, 1e-3),
+        lambda x: accounting.epsilon_rdp_library(1.0, x),
+    ],
+    "accounting.epsilon_pld": [lambda x: accounting.epsilon_pld(x, 1e-3), lambda x: accounting.epsilon_pld(1.0, x)],
+    "accounting.epsilon_paper": [
+        lambda x: accounting.epsilon_paper(x, 1e-3),
+        lambda x: accounting.epsilon_paper(1.0, x),
+    ],
+    "accounting.epsilon_by": [
+        lambda x: accounting.epsilon_by("exact", x, 1e-3),
+        lambda x: accounting.epsilon_by("rdp", 1.0, x),
+    ],
+    "accounting.compose": [lambda x: accounting.compose([mechanism(noise_std=x)], HOSPITAL)],
+    "accounting.max_mu_squared": [
+        lambda x: accounting.max_mu_squared(EXACT, Budget(x, 1e-3)),
+        lambda x: accounting.max_mu_squared(EXACT, Budget(1.0, x)),
+    ],
+    "accounting.group_mu_squared": [
+        lambda x: accounting.group_mu_squared(x, size=2),
+        lambda x: accounting.group_mu_squared(1.0, size=x),
+    ],
+    "accounting.admits": [
+        lambda x: accounting.admits(x or -1, Fraction(1), Fraction(2)),  # type: ignore[arg-type]
+        lambda x: accounting.admits(Fraction(0), x, Fraction(2)),
+        lambda x: accounting.admits(Fraction(0), Fraction(1), x),
+    ],
+    "accounting.guarantee": [
+        lambda x: accounting.guarantee(x or -1, BUDGET, HOSPITAL, "exact"),  # type: ignore[arg-type]
+        lambda x: accounting.guarantee(Fraction(1), BUDGET, HOSPITAL, "exact", group=x),
+    ],
+    "accounting.Guarantee": [
+        lambda x: accounting.Guarantee(x or -1, 1e-3, "exact", HOSPITAL),
+        lambda x: accounting.Guarantee(1.0, x, "exact", HOSPITAL),
+        lambda x: accounting.Guarantee(1.0, 1e-3, "exact", HOSPITAL, group=x),
+    ],
+    "audit.StudyUnderAudit": [
+        lambda x: study(queries=x),
+        lambda x: study(hospitals=x),
+        lambda x: study(voters_per_site=x),
+        lambda x: study(radius=x),
+        lambda x: study(dimension=x),
+        lambda x: study(budget=Budget(x, 1e-3)),
+    ],
+    "audit.audit": [
+        lambda x: auditing.audit(study(), runs=x),
+        lambda x: auditing.audit(study(), runs=20, confidence=x),
+    ],
+    "audit.memory_service": [lambda x: auditing.memory_service(study(radius=x))],
+    "audit.audited_mechanism": [lambda x: auditing.audited_mechanism(study(queries=x))],
+    "audit.mu_lower_bound": [
+        lambda x: auditing.mu_lower_bound(np.ones(9), np.zeros(9), confidence=x),
+        lambda x: auditing.mu_lower_bound(np.full(9, x if x != x else math.inf), np.zeros(9), confidence=0.9),
+    ],
+    "audit.spectral_finding": [lambda x: auditing.spectral_finding("q", np.full((2, 9), x if x != x else math.inf))],
+    "audit.residual_finding": [
+        lambda x: auditing.residual_finding(np.ones(9), x),
+        lambda x: auditing.residual_finding(np.full(9, x if x != x else math.inf), 1.0),
+    ],
+    "calibration.calibrate": [
+        lambda x: calibrate(queries=x),
+        lambda x: calibrate(radius_int=x),
+        lambda x: calibrate(voters_per_site=x),
+        lambda x: calibrate(budget=Budget(1.0, x)),
+    ],
+    "calibration.noise_multiplier": [lambda x: calibration.noise_multiplier(mechanism(noise_std=x), HOSPITAL)],
+    "calibration.queries_left": [
+        lambda x: calibration.queries_left(
+            mechanism(),
+            protection=HOSPITAL,
+            spent=x or -1,  # type: ignore[arg-type]
+            limit=Fraction(1),
+        ),
+        lambda x: calibration.queries_left(mechanism(), protection=HOSPITAL, spent=Fraction(0), limit=x),
+    ],
+    "calibration.epsilon_of_plan": [
+        lambda x: calibration.epsilon_of_plan(
+            mechanism(), queries=x, budget=BUDGET, protection=HOSPITAL, accountant=EXACT
+        )
+    ],
+    "gaussian.rounded_gaussian": [
+        lambda x: gaussian.rounded_gaussian(2, x),
+        lambda x: gaussian.rounded_gaussian(x, Fraction(9)),
+    ],
+    "gaussian.sample": [
+        lambda x: gaussian.sample(2, x, entropy=bytes),
+        lambda x: gaussian.sample(x, Fraction(9), entropy=bytes),
+    ],
+    "mechanism.sensitivity": [lambda x: sensitivity(radius_int=x), lambda x: sensitivity(voters_per_site=x)],
+    "mechanism.Budget": [lambda x: Budget(x, 1e-3), lambda x: Budget(1.0, x)],
+    "mechanism.Mechanism": [
+        lambda x: mechanism(dimension=x),
+        lambda x: mechanism(radius_int=x),
+        lambda x: mechanism(voters_per_site=x),
+        lambda x: mechanism(noise_std=x),
+    ],
+    "mechanism.QuerySpec": [lambda x: spec(edition=x), lambda x: spec(round=x)],
+    "mechanism.radius_int": [facts.radius_int],
+    "planner.plan": [
+        lambda x: plan(queries=x),
+        lambda x: plan(hospitals=x),
+        lambda x: plan(voters_per_site=x),
+        lambda x: plan(radius=x),
+        lambda x: plan(dimension=x),
+        lambda x: plan(spent=x or -1),
+        lambda x: plan(spectrum=[1.0, 1.0, x or -1]),
+    ],
+    "planner.capacity_bits": [lambda x: planner.capacity_bits(x, 3), lambda x: planner.capacity_bits(1.0, x)],
+    "planner.explained_at_most": [
+        lambda x: planner.explained_at_most(x, [1.0]),
+        lambda x: planner.explained_at_most(1.0, [x]),
+    ],
+    "planner.verdict_of": [lambda x: planner.verdict_of(x or -1, 0.5), lambda x: planner.verdict_of(1.0, x or -1)],
+    "planner.spectrum_errors": [
+        lambda x: planner.spectrum_errors([1.0], noise_variance=x, power=1.0),
+        lambda x: planner.spectrum_errors([1.0], noise_variance=1.0, power=x),
+        lambda x: planner.spectrum_errors([x], noise_variance=1.0, power=1.0),
+    ],
+    "planner.water_fill": [
+        lambda x: planner.water_fill([1.0], x, 1.0),
+        lambda x: planner.water_fill([1.0], 1.0, x),
+        lambda x: planner.water_fill([x], 1.0, 1.0),
+    ],
+    "quantise.clip": [
+        lambda x: quantise.clip(np.ones(2), radius=x),
+        lambda x: quantise.clip(np.array([1.0, x if x != x else math.inf]), radius=1.0),
+    ],
+    "quantise.quantise": [
+        lambda x: quantise.quantise(np.ones(2), radius_int=x),
+        lambda x: quantise.quantise(np.ones(2), radius_int=9, weights=np.array([1.0, float(x) or -1.0])),
+        lambda x: quantise.quantise(np.array([1.0, x if x != x else math.inf]), radius_int=9),
+    ],
+    "quantise.within": [lambda x: quantise.within(CODE, bound_int=x)],
+    "release.noisy_sum": [lambda x: release_at(noise_std=x), lambda x: release_at(dimension=x)],
+}
+"""``x or -1`` where zero is allowed; a non-finite array where the number is an element of one."""
+
+TAKES_NO_NUMBER = {
+    "audit.Finding",  # what an audit answers
+    "audit.AuditReport",
+    "mechanism.Unit",
+    "mechanism.Relation",
+    "mechanism.AccountantName",
+    "mechanism.Protection",
+    "planner.Verdict",
+    "planner.SpectrumErrors",  # what the planner answers
+    "planner.Plan",
+}
+
+
+def test_the_table_names_every_public_function_and_class() -> None:
+    public = set()
+    for info in pkgutil.iter_modules(common.privacy.__path__):
+        module = importlib.import_module(f"common.privacy.{info.name}")
+        for name, value in vars(module).items():
+            if name.startswith("_") or not (inspect.isfunction(value) or inspect.isclass(value)):
+                continue
+            if value.__module__ == module.__name__:
+                public.add(f"{info.name}.{name}")
+    assert public - set(CHECKED) - TAKES_NO_NUMBER == set()
+    assert set(CHECKED) - public == set()
+
+
+@pytest.mark.parametrize(("name", "index"), [(name, i) for name, calls in CHECKED.items() for i in range(len(calls))])
+def test_nan_infinite_zero_and_negative_parameters_are_refused(name: str, index: int) -> None:
+    for bad in NUMBERS:
+        with pytest.raises(InvalidInput):
+            CHECKED[name][index](bad)
+
+
+def test_the_table_calls_what_it_says_and_sound_numbers_pass() -> None:
+    """So that a refusal above is about the number: the same calls with a sound one in its place succeed."""
+    for sound in (
+        lambda: mechanism(),
+        lambda: spec(),
+        lambda: calibrate(),
+        lambda: plan(),
+        lambda: study(),
+        lambda: release_at(),
+        lambda: sensitivity(),
+        lambda: accounting.guarantee(Fraction(1), BUDGET, HOSPITAL, "exact", group=2),
+        lambda: auditing.mu_lower_bound(np.ones(9), np.zeros(9), confidence=0.9),
+        lambda: auditing.residual_finding(np.ones(9), 1.0),
+        lambda: auditing.spectral_finding("q", np.ones((2, 9))),
+        lambda: planner.verdict_of(1.0, 0.5),
+        lambda: planner.water_fill([1.0], 1.0, 1.0),
+    ):
+        sound()
