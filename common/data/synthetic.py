@@ -133,8 +133,8 @@ def _into_patient(points: Float[np.ndarray, "3 x y z"], rng: np.random.Generator
     """Scanner mm → the patient's own mm: smooth deformation, then pose and size."""
     shape = points.shape[1:]
     warp = 1.2 * np.stack([_smooth(rng, shape, knots=4) for _ in range(3)])
-    turn = Rotation.from_euler("xyz", rng.normal(0, 12, 3), degrees=True).as_matrix()
-    shift = rng.uniform(-4.5, 4.5, 3)
+    turn = Rotation.from_euler("xyz", rng.normal(0, 10, 3), degrees=True).as_matrix()
+    shift = rng.uniform(-3.5, 3.5, 3)
     size = np.exp(rng.normal(0, 0.11, 3))
     moved = (points + warp).reshape(3, -1) - shift[:, None]
     inside: np.ndarray = (turn @ moved / size[:, None]).reshape(points.shape)

@@ -30,10 +30,10 @@ from server import setup
 from server.supervisor import OnEvent, supervise
 from server.workspace import Workspace
 
-PATIENTS = 12  # a hospital, of phantoms
+PATIENTS = 20  # a hospital, of phantoms
 SYNTHETIC_RECIPE = (
-    TrainingConfig(channels=(8, 16, 32), steps=250),
-    TrainingConfig(channels=(8, 16, 32), steps=400, learning_rate=2e-3),
+    TrainingConfig(channels=(8, 16, 32), steps=400),
+    TrainingConfig(channels=(8, 16, 32), steps=400, learning_rate=1e-2),
 )
 REAL_RECIPE = (TrainingConfig(), STUDENT_RECIPE)
 
@@ -101,7 +101,6 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, processes: int | 
     from consilium.demo.evaluate import report_facts  # torch and matplotlib once there is something to score
     from consilium.report import write_report
 
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # every party shares this machine; daemons inherit it
     places = Places(out)
     _claim(out, options)
     seconds = _Stopwatch(out / "seconds.json", watch)
