@@ -162,8 +162,8 @@ class Worker:
                 raise
 
     def _held(self, ledger_id: str) -> int:
-        """The newest row of the server's ledger this site holds a receipt for, 0 for none."""
-        return self._ledger.server_heads().get(ledger_id, (0, ""))[0]
+        """The newest row of the server's ledger this site holds a receipt for; 0 asks for all of them."""
+        return self._ledger.held_row(ledger_id)
 
     def _answer(self, query: QuerySpec) -> tuple[NDArray[np.int64], str]:
         """The site's integer code, the sum over its voters, and a word for the site's own record. # sensitive

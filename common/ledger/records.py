@@ -358,7 +358,16 @@ Record = (
     | RecoveryRecord
 )
 
-REFUSAL_REASONS = ("pool-budget", "study-budget", "coordinates", "daily-cap", "paused", "alarm", "not-allowed")
+REFUSAL_REASONS = (
+    "pool-budget",
+    "study-budget",
+    "coordinates",
+    "daily-cap",
+    "paused",
+    "alarm",
+    "not-allowed",
+    "released-before",
+)
 DECISIONS = ("pause", "resume", "withdraw")
 
 

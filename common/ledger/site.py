@@ -194,8 +194,10 @@ class SiteLedger:
         """Accept a batch as a whole: charge every query of it that was not accepted before, or none.
 
         Refused with a word fit to leave the site, after a refusal row: ``unknown-study``, ``paused`` (a veto, or an
-        alarm), ``wrong-mechanism`` (other voters than the study says), ``budget``, ``daily-cap``.
-        What was accepted stays accepted, and costs nothing when it is offered again.
+        alarm, or a query that a receipt shows as released), ``wrong-mechanism`` (other voters than the study says),
+        ``budget``, ``daily-cap``. What was accepted stays accepted, and costs nothing when it is offered again; but
+        a released query is never asked for by a server that still has its ledger. After :meth:`recover` it is accepted
+        and charged as a new one, since its answer will be drawn anew.
         """
         with self._writing():
             refusal = self._reserve(study_id, queries)
@@ -207,11 +209,14 @@ class SiteLedger:
         study = books.studies.get(study_id)
         if study is None:
             return Refused("unknown-study", "this site has not consented to that study")
-        new = {query.id: query for query in queries if query.id not in books.reservations}
+        new = {q.id: q for q in queries if q.id not in books.reservations or q.id in books.reopened}
         if study_id in books.paused:
             return self._refuse(study_id, new, "paused", word="paused")
         if books.alarms:
             return self._refuse(study_id, new, "alarm", word="paused")
+        again = {q.id: q for q in queries if books.is_settled(q.id)}
+        if again:
+            return self._refuse(study_id, again, "released-before", word="paused")
         known = [books.reservations[query.id] for query in queries if query.id in books.reservations]
         if any(reservation.study_id != study_id for reservation in known):
             return Refused("unknown-study", "a query of the batch was accepted for another study")
@@ -320,8 +325,9 @@ class SiteLedger:
         """Check a server's receipt against everything on record here, and keep it.
 
         InvalidInput if the server's key did not sign it (no row: anyone could send that). LedgerCorrupt if it is signed
-        and contradicts the record: the receipt is kept as evidence and nothing is accepted until :meth:`recover`.
-        Refused (``receipt-gap``) if receipts before it are missing. A receipt already recorded changes nothing.
+        and contradicts the record: the receipt is kept as evidence, once, and nothing is accepted until
+        :meth:`recover`; after it the same receipt is Refused (``receipt-superseded``). Refused (``receipt-gap``) if
+        receipts before it are missing. A receipt already recorded changes nothing.
         """
         if not receipt.is_genuine(public_key):
             raise InvalidInput("receipt", limit="signed by the server's key", remedy="ask the consortium for its key")
@@ -330,6 +336,11 @@ class SiteLedger:
             books = self._books
             if books.heads.get((receipt.ledger_id, receipt.head.seq)) == receipt.head.hash:
                 return
+            known = books.alarm_heads.get((receipt.ledger_id, receipt.head.seq, receipt.head.hash))
+            if known is not None and receipt.ledger_id in books.alarms:
+                raise LedgerCorrupt(known)
+            if known is not None:
+                raise Refused("receipt-superseded", "a person has ended the alarm this receipt raised")
             try:
                 books.check_receipt(receipt)
             except LedgerCorrupt as error:
@@ -341,19 +352,40 @@ class SiteLedger:
             raise problem
 
     def recover(self, ledger_id: str) -> None:
-        """End an alarm: the server's ledger may go on from where it was restored, if it still owns every charge."""
+        """End an alarm: the server's ledger may go on from where it was restored, if it still owns every charge.
+
+        Queries of that ledger that receipts show as released may be asked for again, and are charged again.
+        """
         with self._writing():
             self._append("recovery", {"ledger_id": ledger_id})
 
     def alarms(self) -> tuple[str, ...]:
-        """What contradicted the record, one line for each server ledger under alarm; empty when all is well."""
+        """What contradicts the record, one line for each server ledger concerned; empty when all is well.
+
+        A signed contradiction stops every answer. A released query that is asked for again is declined, and shows here
+        too: a restored server looks like that before it has signed anything.
+        """
         self._catch_up()
-        return tuple(alarm.problem for alarm in self._books.alarms.values())
+        contradicted = (alarm.problem for alarm in self._books.alarms.values())
+        asked = (
+            f"row {row}: queries were asked for again that ledger {ledger} released by its own receipts: it was rolled "
+            "back, or an old message arrived late"
+            for ledger, row in self._books.asked_again.items()
+            if ledger not in self._books.alarms
+        )
+        return (*contradicted, *asked)
 
     def alarmed_ledgers(self) -> tuple[str, ...]:
-        """Ids of the server ledgers under alarm."""
+        """Ids of the server ledgers that :meth:`alarms` speaks of."""
         self._catch_up()
-        return tuple(self._books.alarms)
+        return tuple({**self._books.alarms, **self._books.asked_again})
+
+    def held_row(self, ledger_id: str) -> int:
+        """The newest row of a server's ledger this site holds a receipt for; 0 for none, and after a recovery, when the
+        row numbers of the restored ledger mean nothing yet."""
+        self._catch_up()
+        known = self._books.known.get(ledger_id)
+        return 0 if known is None or known.recovering else known.position.seq
 
     def server_heads(self) -> dict[str, tuple[int, str]]:
         """By server ledger id: row and hash of the newest head this site holds a receipt for."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from common.errors import InvalidInput, LedgerCorrupt
+from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.books import NOTHING, SigningKey, Spend
 from common.ledger.chain import Row
 from common.ledger.receipts import Known, Position, Receipt, check_arithmetic, check_continuity
@@ -72,11 +72,16 @@ class SiteBooks:
         self.paused: dict[str, str] = {}
         self.known: dict[str, Known] = {}
         self.lines: dict[str, str] = {}
-        self.receipted: dict[str, int] = {}
+        self.receipted: dict[str, str] = {}
+        self.reopened: set[str] = set()
+        self.asked_again: dict[str, int] = {}
+        self.recovered_at: dict[str, int] = {}
+        self.alarm_heads: dict[tuple[str, int, str], str] = {}
         self.heads: dict[tuple[str, int], str] = {}
         self.alarms: dict[str, AlarmRecord] = {}
         self.patients: dict[str, tuple[int, PatientRecord]] = {}
-        self.released_again = 0
+        self._paid: dict[str, int] = {}
+        self._released: dict[str, int] = {}
         self.refusals: dict[tuple[str, str, tuple[str, ...], str], int] = {}
         self._spent = NOTHING
         self._study_spent: dict[str, Spend] = {}
@@ -89,6 +94,16 @@ class SiteBooks:
     def spent_in(self, study_id: str) -> Spend:
         """Everything accepted in one study, under the study's protection."""
         return self._study_spent.get(study_id, NOTHING)
+
+    @property
+    def released_again(self) -> int:
+        """Releases that receipts show beyond the first of each query."""
+        return sum(count - 1 for count in self._released.values())
+
+    def is_settled(self, query_id: str) -> bool:
+        """Whether every acceptance of a query has its receipted release, and none may follow without a recovery."""
+        released = self._released.get(query_id, 0)
+        return 0 < released >= self._paid[query_id] and query_id not in self.reopened
 
     @property
     def limit(self) -> Fraction:
@@ -158,14 +173,21 @@ class SiteBooks:
                 self.patients[record.subject] = (row.seq, record)
             case ReceiptRecord(receipt=text):
                 self.accept(Receipt.from_json(text))
-            case AlarmRecord(receipt=text):
-                self.alarms[Receipt.from_json(text).ledger_id] = record
+            case AlarmRecord(receipt=text, problem=problem):
+                head = Receipt.from_json(text).head
+                self.alarms[head.ledger_id] = record
+                self.alarm_heads[head.ledger_id, head.seq, head.hash] = problem
             case RecoveryRecord():
                 known = self.known.get(record.ledger_id, Known())
                 self.known[record.ledger_id] = Known(known.position, known.spend, recovering=True)
                 self.alarms.pop(record.ledger_id, None)
+                self.asked_again.pop(record.ledger_id, None)
+                self.recovered_at[record.ledger_id] = row.seq
+                self.reopened |= {query for query, ledger in self.receipted.items() if ledger == record.ledger_id}
             case RefusalRecord():
                 self.refusals[record.study_id, record.reason, record.query_ids, row.time_utc[:10]] = row.seq
+                if record.reason == "released-before":
+                    self.asked_again |= {self.receipted[query]: row.seq for query in record.query_ids}
             case KeyRecord():
                 self.key = self.key.changed(record, role=self.role, seq=row.seq, prev_hash=row.prev_hash)
             case NoteRecord():
@@ -192,7 +214,9 @@ class SiteBooks:
     def check_receipt(self, receipt: Receipt) -> None:
         """That a genuine receipt agrees with what this site consented to, accepted and was told before.
 
-        LedgerCorrupt for a contradiction; Refused (``receipt-gap``) if earlier receipts are missing.
+        LedgerCorrupt for a contradiction; Refused (``receipt-gap``) if earlier receipts are missing. After a recovery a
+        receipt that falls short is Refused (``receipt-superseded``) if its queries were accepted before: it was signed
+        between the rollback and the recovery. One for what was accepted since must hold every charge.
         """
         study = self.studies.get(receipt.study_id)
         if study is None:
@@ -208,13 +232,19 @@ class SiteBooks:
                 raise LedgerCorrupt(f"the receipt charges query {record.query_id[:12]}, which this site never accepted")
             if self.reservations[record.query_id].study_id != receipt.study_id:
                 raise LedgerCorrupt(f"query {record.query_id[:12]} was accepted for another study")
-        check_continuity(receipt, self.known.get(receipt.ledger_id, Known()))
+        try:
+            check_continuity(receipt, self.known.get(receipt.ledger_id, Known()))
+        except LedgerCorrupt:
+            since = max(self.reservations[query_id].seq for query_id in receipt.query_ids)
+            if since < self.recovered_at.get(receipt.ledger_id, 0):
+                raise Refused("receipt-superseded", "it was signed before the ledger was recovered") from None
+            raise
 
     def accept(self, receipt: Receipt) -> None:
         """Enter a receipt after all its checks.
 
-        A query that a receipt has charged before was released a second time, with other noise: the acceptance paid for
-        one release, so the further one is charged here, past a limit too, since it has happened.
+        An acceptance pays for one release. A receipt that shows one more release of a query than was paid for is
+        charged here, past a limit too, since it has happened.
         """
         self.check_receipt(receipt)
         position = Position(receipt.head.seq, receipt.head.hash)
@@ -222,14 +252,17 @@ class SiteBooks:
         self.lines[receipt.study_id] = receipt.ledger_id
         self.heads[receipt.ledger_id, receipt.head.seq] = receipt.head.hash
         for query_id in receipt.query_ids:
-            if query_id in self.receipted:
+            self.receipted[query_id] = receipt.ledger_id
+            self.reopened.discard(query_id)
+            self._released[query_id] = self._released.get(query_id, 0) + 1
+            if self._released[query_id] > self._paid[query_id]:
                 reservation = self.reservations[query_id]
-                self._charge(reservation.query.mechanism, self.studies[reservation.study_id])
-                self.released_again += 1
-            self.receipted[query_id] = receipt.head.seq
+                self._charge(query_id, reservation.query.mechanism, self.studies[reservation.study_id])
 
     def _reserve(self, row: Row, record: ReservationRecord) -> None:
-        _once(record.query_id, self.reservations, "reservation of query")
+        if record.query_id not in self.reopened:
+            _once(record.query_id, self.reservations, "reservation of query")
+        self.reopened.discard(record.query_id)
         if record.pool != self.declared.declaration.pool:
             raise InvalidInput("pool of a reservation", value=record.pool, limit=self.declared.declaration.pool)
         study, mechanism = self.studies[record.study_id], record.query.mechanism
@@ -240,11 +273,12 @@ class SiteBooks:
         day = row.time_utc[:10]
         if self.per_day.get(day, 0) >= (self.declared.queries_per_day or 0):
             raise InvalidInput("the reservation passes the daily cap", value=self.declared.queries_per_day)
-        self._charge(mechanism, study)
+        self._charge(record.query_id, mechanism, study)
         self.per_day[day] = self.per_day.get(day, 0) + 1
         self.reservations[record.query_id] = Reservation(record.query, study.id, day, row.seq)
 
-    def _charge(self, mechanism: Mechanism, study: StudyTerms) -> None:
+    def _charge(self, query_id: str, mechanism: Mechanism, study: StudyTerms) -> None:
+        self._paid[query_id] = self._paid.get(query_id, 0) + 1
         cost, own = self._costs(mechanism, study)
         self._spent = self._spent.plus(cost, mechanism.dimension)
         self._study_spent[study.id] = self.spent_in(study.id).plus(own, mechanism.dimension)

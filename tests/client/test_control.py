@@ -18,7 +18,6 @@ from client.training.slots import load_or_deal, load_slots
 from client.worker import _VolumeVoters
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, Refused
 from common.ledger.keys import public_hex
-from common.ledger.site import SiteLedger
 from common.ledger.verify import verify
 from common.messages import CodesRequest, decode, encode
 from tests.federation import Federation

@@ -441,9 +441,40 @@ def test_after_an_alarm_a_person_lets_the_site_go_on_but_not_for_less(
     test_a_server_that_dropped_its_last_rows_is_caught(world, site, tmp_path)
     site.ledger.recover(world.ledger.ledger_id)
     assert site.ledger.alarms() == ()
-    with pytest.raises(LedgerCorrupt, match="forgotten"):
+    with pytest.raises(Refused, match="ended the alarm"):
         site.ledger.record_receipt(receipt_for(world, "b4"), public_key=world.key.public_key())
+    receipt = run_batch(world, site, "b5", 5)
+    with pytest.raises(LedgerCorrupt, match="forgotten"):
+        site.ledger.record_receipt(receipt, public_key=world.key.public_key())
     assert len(site.ledger.alarms()) == 1
+
+
+def test_evidence_that_comes_again_is_kept_once(world: World, site: Hospital) -> None:
+    world.release(queries(5))
+    for _ in range(3):
+        with pytest.raises(LedgerCorrupt, match="never accepted"):
+            site.ledger.record_receipt(receipt_for(world, "b1"), public_key=world.key.public_key())
+    assert [row.kind for row in site.ledger.rows()].count("alarm") == 1
+
+
+def test_a_released_query_is_declined_when_it_is_asked_again_and_charged_again_after_a_recovery(
+    world: World, site: Hospital
+) -> None:
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
+    for _ in range(2):
+        with pytest.raises(Refused) as refused:
+            site.ledger.reserve(world.study.id, queries(1, 2))
+        assert refused.value.reason == "paused"
+    assert "asked for again" in site.ledger.alarms()[0]
+    assert site.ledger.stopped(world.study.id) is None, "an old message that arrives late stops nobody"
+    site.ledger.reserve(world.study.id, queries(2))
+    site.ledger.recover(world.ledger.ledger_id)
+    site.reopen()
+    assert site.ledger.alarms() == ()
+    site.ledger.reserve(world.study.id, queries(1))
+    site.ledger.reserve(world.study.id, queries(1))
+    assert site.ledger.spent().releases == 3
+    assert verify(site.path).ok
 
 
 def test_an_old_backup_is_noticed_recovered_from_and_understates_nothing(

@@ -37,9 +37,11 @@ HOSPITAL = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
 PATIENT = Protection(Unit.PATIENT, Relation.REPLACE_ONE)
 
 
-def study(protection: Protection = HOSPITAL, *, voters: int = 1, queries: int = 4) -> StudyUnderAudit:
+def study(
+    protection: Protection = HOSPITAL, *, voters: int = 1, queries: int = 4, epsilon: float = 8.0
+) -> StudyUnderAudit:
     return StudyUnderAudit(
-        budget=Budget(8.0, 1e-3),
+        budget=Budget(epsilon, 1e-3),
         accountant=AccountantName.EXACT,
         protection=protection,
         queries=queries,
@@ -51,10 +53,10 @@ def use_sampler(patch: pytest.MonkeyPatch, sampler: Callable[[int, Fraction], np
     patch.setitem(noisy_sum.__kwdefaults__, "sampler", sampler)  # the production function, with other noise
 
 
-def weaker_noise(factor: Fraction) -> Callable[[pytest.MonkeyPatch], StudyUnderAudit]:
+def weaker_noise(factor: Fraction, *, epsilon: float = 8.0) -> Callable[[pytest.MonkeyPatch], StudyUnderAudit]:
     def mutate(patch: pytest.MonkeyPatch) -> StudyUnderAudit:
         use_sampler(patch, lambda size, std: rounded_gaussian(size, std * factor))
-        return study()
+        return study(epsilon=epsilon)
 
     return mutate
 
@@ -145,8 +147,8 @@ MUTATIONS = {
 }
 
 
-def run(subject: StudyUnderAudit, *, runs: int = 2000, only_pairs: bool = False) -> AuditReport:
-    return audit(subject, runs=runs, stop_at_first_alarm=not only_pairs, service=audit_module.memory_service(subject))
+def run(subject: StudyUnderAudit, *, runs: int = 2000, all_tests: bool = False) -> AuditReport:
+    return audit(subject, runs=runs, stop_at_first_alarm=not all_tests, service=audit_module.memory_service(subject))
 
 
 def test_the_audited_release_is_the_production_function() -> None:
@@ -183,7 +185,7 @@ def test_each_broken_mechanism_raises_an_alarm(name: str, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_twenty_audits_of_the_true_mechanism_raise_no_alarm() -> None:
-    assert [run(study(), only_pairs=True).alarms for _ in range(20)] == [()] * 20
+    assert [run(study(), all_tests=True).alarms for _ in range(20)] == [()] * 20
 
 
 @pytest.mark.slow
@@ -200,9 +202,19 @@ def test_at_least_nineteen_of_twenty_audits_of_each_broken_mechanism_raise_an_al
 
 @pytest.mark.slow
 def test_five_per_cent_less_noise_is_seen_by_the_tests_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = run(weaker_noise(Fraction(19, 20))(monkeypatch), only_pairs=True)
+    report = run(weaker_noise(Fraction(19, 20))(monkeypatch), all_tests=True)
     assert "noise distribution" in report.alarms
     assert "spectrum over queries" in report.alarms
+
+
+@pytest.mark.slow
+def test_at_epsilon_one_and_a_half_the_tests_of_the_noise_see_what_the_pairs_cannot() -> None:
+    assert [run(study(epsilon=1.5), all_tests=True).alarms for _ in range(4)] == [()] * 4
+    for _ in range(4):
+        with pytest.MonkeyPatch.context() as patch:
+            report = run(weaker_noise(Fraction(4, 5), epsilon=1.5)(patch), all_tests=True)
+        assert {"spectrum over queries", "spectrum over coordinates", "noise distribution"} <= set(report.alarms)
+        assert report.mu_lower_bound < report.study.claimed_mu
 
 
 def test_a_service_that_answers_one_query_too_many_is_caught() -> None:
