@@ -101,9 +101,9 @@ def heads(directory: Path) -> dict[str, object]:
 
 
 def receipt_lines(directory: Path) -> Iterator[str]:
-    """This site's receipts, one a line: what another site compares with its own."""
+    """This site's receipts, one a line, contradicting ones too: for another site to compare, or a recovery."""
     with SiteLedger.read(directory / "site-ledger.sqlite") as ledger:
-        for receipt in ledger.receipts():
+        for receipt in ledger.receipts(evidence=True):
             yield receipt.render()
 
 

@@ -110,7 +110,7 @@ def receipts_command(ledger: LedgerPath) -> None:
     Example: consilium ledger receipts site-ledger.sqlite > receipts.jsonl
     """
     with SiteLedger.read(ledger) as site:
-        for receipt in site.receipts():
+        for receipt in site.receipts(evidence=True):
             typer.echo(receipt.render())
 
 

@@ -333,6 +333,13 @@ class AlarmRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class SupersededRecord:
+    """Site: a genuine receipt signed between a rollback and the recovery: its charges must be in the recovered sum."""
+
+    receipt: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveryRecord:
     """Site: a person has looked into the alarm; the server's ledger of this id may go on from a recovered state."""
 
@@ -355,6 +362,7 @@ Record = (
     | PatientRecord
     | ReceiptRecord
     | AlarmRecord
+    | SupersededRecord
     | RecoveryRecord
 )
 
@@ -600,6 +608,10 @@ def _alarm(body: dict[str, Any]) -> AlarmRecord:
     return AlarmRecord(receipt=fields["receipt"], problem=fields["problem"])
 
 
+def _superseded(body: dict[str, Any]) -> SupersededRecord:
+    return SupersededRecord(receipt=checked_fields(body, {"receipt": dict})["receipt"])
+
+
 def _recovery(body: dict[str, Any]) -> RecoveryRecord:
     return RecoveryRecord(ledger_id=checked_fields(body, {"ledger_id": str})["ledger_id"])
 
@@ -652,6 +664,7 @@ _READERS: dict[str, dict[str, Callable[[dict[str, Any]], Record]]] = {
         "refusal": _refusal,
         "receipt": _receipt,
         "alarm": _alarm,
+        "superseded": _superseded,
         "recovery": _recovery,
         "key": _key,
         "note": _note,

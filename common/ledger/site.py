@@ -331,7 +331,7 @@ class SiteLedger:
         """
         if not receipt.is_genuine(public_key):
             raise InvalidInput("receipt", limit="signed by the server's key", remedy="ask the consortium for its key")
-        problem: LedgerCorrupt | None = None
+        problem: LedgerCorrupt | Refused | None = None
         with self._writing():
             books = self._books
             if books.heads.get((receipt.ledger_id, receipt.head.seq)) == receipt.head.hash:
@@ -346,6 +346,11 @@ class SiteLedger:
             except LedgerCorrupt as error:
                 problem = error
                 self._append("alarm", {"problem": str(error), "receipt": receipt.to_json()})
+            except Refused as error:
+                if error.reason != "receipt-superseded":
+                    raise
+                problem = error
+                self._append("superseded", {"receipt": receipt.to_json()})
             else:
                 self._append("receipt", {"receipt": receipt.to_json()})
         if problem is not None:
@@ -393,10 +398,14 @@ class SiteLedger:
         known = self._books.known
         return {ledger_id: (known[ledger_id].position.seq, known[ledger_id].position.hash) for ledger_id in known}
 
-    def receipts(self) -> tuple[Receipt, ...]:
-        """Every receipt on record, in order: the site's evidence of what the server charged."""
+    def receipts(self, *, evidence: bool = False) -> tuple[Receipt, ...]:
+        """Every receipt on record, in order: what the server charged by its own hand.
+
+        With ``evidence`` also those that contradicted the record: a recovery needs them, since they charge too.
+        """
         self._catch_up()
-        rows = (row for row in self._chain.all_rows() if row.kind == "receipt")
+        kinds = ("receipt", "alarm", "superseded") if evidence else ("receipt",)
+        rows = (row for row in self._chain.all_rows() if row.kind in kinds)
         return tuple(Receipt.from_json(parse_body(row.body)["receipt"]) for row in rows)
 
     # --- reading

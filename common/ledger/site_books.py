@@ -30,6 +30,7 @@ from common.ledger.records import (
     ReservationRecord,
     StudyRecord,
     StudyTerms,
+    SupersededRecord,
     charge_of,
     parse_record,
 )
@@ -174,9 +175,14 @@ class SiteBooks:
             case ReceiptRecord(receipt=text):
                 self.accept(Receipt.from_json(text))
             case AlarmRecord(receipt=text, problem=problem):
-                head = Receipt.from_json(text).head
-                self.alarms[head.ledger_id] = record
-                self.alarm_heads[head.ledger_id, head.seq, head.hash] = problem
+                receipt = Receipt.from_json(text)
+                self.alarms[receipt.ledger_id] = record
+                self.alarm_heads[receipt.ledger_id, receipt.head.seq, receipt.head.hash] = problem
+                self._owe(receipt)
+            case SupersededRecord(receipt=text):
+                receipt = Receipt.from_json(text)
+                self.heads[receipt.ledger_id, receipt.head.seq] = receipt.head.hash
+                self._owe(receipt)
             case RecoveryRecord():
                 known = self.known.get(record.ledger_id, Known())
                 self.known[record.ledger_id] = Known(known.position, known.spend, recovering=True)
@@ -276,6 +282,17 @@ class SiteBooks:
         self._charge(record.query_id, mechanism, study)
         self.per_day[day] = self.per_day.get(day, 0) + 1
         self.reservations[record.query_id] = Reservation(record.query, study.id, day, row.seq)
+
+    def _owe(self, receipt: Receipt) -> None:
+        """Add what a receipt off the line charged for this site's queries to what a recovered ledger must hold."""
+        known = self.known.get(receipt.ledger_id, Known())
+        spend = known.spend
+        for query_id in receipt.query_ids:
+            if query_id in self.reservations:
+                reservation = self.reservations[query_id]
+                cost, _ = self._costs(reservation.query.mechanism, self.studies[reservation.study_id])
+                spend = spend.plus(cost, reservation.query.mechanism.dimension)
+        self.known[receipt.ledger_id] = Known(known.position, spend, known.recovering)
 
     def _charge(self, query_id: str, mechanism: Mechanism, study: StudyTerms) -> None:
         self._paid[query_id] = self._paid.get(query_id, 0) + 1

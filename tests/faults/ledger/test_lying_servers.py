@@ -1,0 +1,427 @@
+"""A server that lies about what it charged, against the worker object that serves in production.
+
+Everything is real but the transport and the teachers: workers, site ledgers, sealing, messages, the core and its
+ledger. The lies are told with the server's own signing key. Each is caught by the site, which then lets nothing out,
+no acceptance and no code, until a person has recovered. What no receipt can show, and these tests do not claim: that
+noise was added.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from client import control
+from common.errors import LedgerCorrupt, QuorumNotReached, Refused
+from common.ledger.books import Spend
+from common.ledger.receipts import Receipt
+from common.ledger.store import Ledger
+from common.ledger.verify import verify
+from common.messages import CodesRequest, Offer, OfferReply, Receipts, decode, encode
+from common.privacy.accounting import max_mu_squared
+from common.privacy.mechanism import AccountantName
+from consilium.ledger_cli import app as ledger_app
+from server.query import Aggregator
+from tests.client.test_control import site_toml
+from tests.federation import Federation, make_study
+
+RUN = CliRunner()
+Lie = Callable[[Receipt], Receipt]
+
+
+@pytest.fixture
+def fed(tmp_path: Path) -> Iterator[Federation]:
+    federation = Federation(tmp_path, study=make_study(planned_queries=10))
+    federation.study = replace(
+        federation.study, collection=replace(federation.study.collection, batch_size=2, offer_deadline_s=1.0)
+    )
+    yield federation
+    federation.ledger.close()
+    for ledger in federation.site_ledgers.values():
+        ledger.close()
+
+
+@dataclass
+class LiedTo:
+    """A worker all of whose receipts pass through the liar's hands first."""
+
+    fed: Federation
+    node: int
+    lie: Lie
+
+    def handle(self, body: bytes) -> bytes:
+        message = decode(body)
+        if isinstance(message, Receipts):
+            told = [self.lie(Receipt.parse(text)).signed(self.fed.signing_key).render() for text in message.receipts]
+            body = encode(Receipts(message.ledger, tuple(told)))
+        return self.fed.workers[self.node].handle(body)
+
+
+def run_batches(fed: Federation, count: int) -> None:
+    """``count`` batches, and the receipts of each."""
+    fed.core().run(fed.transport, should_stop=iter([False] * count + [True]).__next__)
+
+
+def lie_to_site_1(fed: Federation, lie: Lie) -> None:
+    fed.transport.workers = {**fed.workers, 101: LiedTo(fed, 101, lie)}
+
+
+def assert_nothing_leaves(fed: Federation, match: str, *, node: int = 101) -> None:
+    """Alarm on record, the offer declined with a word that says nothing, and no code: new, stored or asked again."""
+    ledger = fed.site_ledgers[f"site-{node - 100}"]
+    assert len(ledger.alarms()) == 1
+    assert match in ledger.alarms()[0]
+    queries = tuple(answer.query for answer in fed.ledger.answers(fed.study.id))
+    offer = Offer(study=fed.study.id, ledger=fed.ledger.ledger_id, batch="b" * 64, queries=queries[:1])
+    reply = decode(fed.workers[node].handle(encode(offer)))
+    assert isinstance(reply, OfferReply)
+    assert reply.reason == "paused"
+    stored = next(query.id for query in queries if ledger.code(query.id) is not None)
+    request = CodesRequest(study=fed.study.id, batch="b" * 64, attempt=1, deadline_s=1, queries=(stored,))
+    calls = fed.voters[f"site-{node - 100}"].calls
+    with pytest.raises(Refused) as refused:
+        fed.workers[node].handle(encode(request))
+    assert refused.value.reason == "paused"
+    assert fed.voters[f"site-{node - 100}"].calls == calls
+    assert verify(fed.root / f"site-{node - 100}" / "site-ledger.sqlite").ok, "the alarm itself is a sound record"
+
+
+def halve(spend: Spend) -> Spend:
+    return Spend(spend.mu_squared / 2, spend.releases, spend.coordinates)
+
+
+def test_a_server_that_charges_less_stops_the_site(fed: Federation) -> None:
+    lie_to_site_1(fed, lambda receipt: replace(receipt, after=halve(receipt.after)))
+    run_batches(fed, 1)
+    assert_nothing_leaves(fed, "do not add up")
+
+
+def test_a_server_that_leaves_a_query_out_of_the_receipt_stops_the_site(fed: Federation) -> None:
+    def lie(receipt: Receipt) -> Receipt:
+        first = receipt.releases[:1]
+        return replace(receipt, releases=first, after=Spend(receipt.after.mu_squared / 2, 1, receipt.after.coordinates))
+
+    lie_to_site_1(fed, lie)
+    run_batches(fed, 1)
+    assert_nothing_leaves(fed, "do not add up")
+
+
+def test_a_server_that_forgets_what_it_charged_before_stops_the_site(fed: Federation) -> None:
+    run_batches(fed, 1)
+
+    def lie(receipt: Receipt) -> Receipt:
+        return replace(
+            receipt,
+            before=Spend(),
+            after=Spend(receipt.after.mu_squared - receipt.before.mu_squared, 2, receipt.after.coordinates // 2),
+        )
+
+    lie_to_site_1(fed, lie)
+    run_batches(fed, 1)
+    assert_nothing_leaves(fed, "totals before")
+
+
+def snapshot(fed: Federation, name: str) -> Path:
+    out = fed.root / name
+    result = RUN.invoke(ledger_app, ["backup", str(fed.root / "ledger.sqlite"), str(out)])
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def restore(fed: Federation, copy: Path) -> None:
+    """What an operator does: stop, put the copy in the ledger's place, start."""
+    fed.ledger.close()
+    for suffix in ("", "-wal", "-shm"):
+        (fed.root / f"ledger.sqlite{suffix}").unlink(missing_ok=True)
+    shutil.copy(copy, fed.root / "ledger.sqlite")
+    fed.ledger = Ledger.open(fed.root / "ledger.sqlite", signing_key=fed.signing_key)
+
+
+def skip_lost(fed: Federation, monkeypatch: pytest.MonkeyPatch, lost: set[str]) -> None:
+    """The liar takes care not to ask for what the sites know was released."""
+    honest = Aggregator.open_queries
+    monkeypatch.setattr(Aggregator, "open_queries", lambda core: tuple(q for q in honest(core) if q.id not in lost))
+
+
+def test_a_server_that_drops_its_last_rows_and_asks_again_gets_no_second_noise(fed: Federation) -> None:
+    run_batches(fed, 1)
+    copy = snapshot(fed, "copy.sqlite")
+    run_batches(fed, 1)
+    restore(fed, copy)
+    rows = fed.ledger.row_count
+    with pytest.raises(QuorumNotReached):
+        fed.core().run(fed.transport)
+    assert {event["reason"] for event in fed.events("offer-answered")[-3:]} == {"paused"}
+    assert fed.ledger.row_count == rows
+    assert all("asked for again" in ledger.alarms()[0] for ledger in fed.site_ledgers.values())
+
+
+def test_a_server_that_drops_its_last_rows_and_asks_for_others_stops_every_site(
+    fed: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_batches(fed, 1)
+    copy = snapshot(fed, "copy.sqlite")
+    kept = {answer.query.id for answer in fed.ledger.answers(fed.study.id)}
+    run_batches(fed, 1)
+    skip_lost(fed, monkeypatch, {answer.query.id for answer in fed.ledger.answers(fed.study.id)} - kept)
+    restore(fed, copy)
+    run_batches(fed, 2)
+    for node in fed.workers:
+        assert_nothing_leaves(fed, "rolled back or forked", node=node)
+    assert fed.ledger.spent("pool-1").releases == 6
+    assert fed.site_ledgers["site-1"].spent().releases == 8, "the site's own sum is the true one"
+
+
+def test_a_server_that_forks_stops_the_site_that_saw_both_sides(
+    fed: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_batches(fed, 1)
+    copy = snapshot(fed, "copy.sqlite")
+    kept = {answer.query.id for answer in fed.ledger.answers(fed.study.id)}
+    run_batches(fed, 1)
+    skip_lost(fed, monkeypatch, {answer.query.id for answer in fed.ledger.answers(fed.study.id)} - kept)
+    first = fed.ledger
+    fork = fed.root / "fork.sqlite"
+    shutil.copy(copy, fork)
+    fed.ledger = Ledger.open(fork, signing_key=fed.signing_key)
+    fed.transport.offline = {102}  # site-2 stays with the first ledger
+    run_batches(fed, 2)
+    first.close()
+    assert_nothing_leaves(fed, "rolled back or forked")
+    assert fed.site_ledgers["site-2"].alarms() == ()
+
+
+def test_a_fork_no_single_site_can_see_is_found_by_comparing_heads(
+    fed: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for site in fed.sites:
+        (fed.root / site.name / "site.toml").write_text(site_toml(fed, site.name, site.pool))
+    copy = snapshot(fed, "copy.sqlite")
+    fed.transport.offline = {102}
+    run_batches(fed, 1)
+    first = fed.ledger
+    fork = fed.root / "fork.sqlite"
+    shutil.copy(copy, fork)
+    fed.ledger = Ledger.open(fork, signing_key=fed.signing_key)
+    theirs = fed.root / "theirs.jsonl"
+    theirs.write_text("\n".join(control.receipt_lines(fed.root / "site-1")))
+    skip_lost(fed, monkeypatch, {answer.query.id for answer in first.answers(fed.study.id)})
+    # the other side of the fork is shown to site-2 alone: site-0 is named on its roster, its receipt kept from it
+    fed.transport.offline = {101}
+    lie = LiedTo(fed, 100, lambda receipt: receipt)
+    handle = fed.workers[100].handle
+    fed.transport.workers = {**fed.workers, 100: lie}
+    lie.handle = lambda body: b"" if isinstance(decode(body), Receipts) else handle(body)  # type: ignore[method-assign]
+    run_batches(fed, 1)
+    first.close()
+    assert all(ledger.alarms() == () for ledger in fed.site_ledgers.values()), "no site sees it alone"
+    with pytest.raises(LedgerCorrupt, match="different ledgers") as forked:
+        control.compare_heads(fed.root / "site-2", control_receipts(theirs))
+    assert forked.value.row is not None
+
+
+def control_receipts(path: Path) -> tuple[Receipt, ...]:
+    return tuple(Receipt.parse(line) for line in path.read_text().splitlines())
+
+
+def test_a_server_that_replays_an_old_receipt_for_a_new_batch_gains_nothing_and_is_seen(fed: Federation) -> None:
+    run_batches(fed, 1)
+    ledger = fed.site_ledgers["site-1"]
+    old = ledger.receipts()[0]
+    lie_to_site_1(fed, lambda _receipt: old)
+    run_batches(fed, 1)
+    assert len(ledger.receipts()) == 1
+    assert ledger.spent().releases == 4, "the site's own sum never came from receipts"
+    assert {event["site"] for event in fed.events("receipts-missing")} == {"site-1"}
+    # dressed up as the next in line, the replay contradicts the chain
+    head = ledger.server_heads()[fed.ledger.ledger_id]
+    lie_to_site_1(fed, lambda receipt: replace(old, previous=receipt.previous, links=receipt.links, head=receipt.head))
+    run_batches(fed, 1)
+    assert_nothing_leaves(fed, "receipt")
+    assert ledger.server_heads()[fed.ledger.ledger_id] == head
+
+
+def test_a_server_that_edits_the_study_gets_no_answer_and_its_receipts_stop_the_site(
+    fed: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_batches(fed, 1)
+    consented = fed.study
+    fed.study = replace(make_study(epsilon=7.9), collection=consented.collection)
+    fed.ledger.register_study(fed.study)
+    with pytest.raises(QuorumNotReached):
+        fed.core().run(fed.transport)
+    assert {e["reason"] for e in fed.events("offer-answered") if e["study"] == fed.study.id} == {"unknown-study"}
+    # offered under the consented terms, booked under the edited ones
+    release_batch = fed.ledger.release_batch
+
+    def book_elsewhere(**booked):
+        return release_batch(**{**booked, "study_id": fed.study.id})
+
+    edited, fed.study = fed.study, consented
+    monkeypatch.setattr(fed.ledger, "release_batch", book_elsewhere)
+    monkeypatch.setattr(Aggregator, "_missing_receipts", lambda core, site: (edited_receipt(fed, site.name),))
+    fed.study, core = edited, fed.core()
+    core._study = consented
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fed.ledger, "study_guarantees", lambda _id: Ledger.study_guarantees(fed.ledger, edited.id))
+        core.run(fed.transport, should_stop=iter([False, True]).__next__)
+    fed.study = consented
+    assert_nothing_leaves(fed, "never consented")
+
+
+def edited_receipt(fed: Federation, site: str) -> str:
+    return fed.ledger.site_receipts(site)[-1].render()
+
+
+# --- restored, recovered, ended
+
+
+def test_an_old_backup_raises_the_alarm_is_recovered_from_and_the_study_ends_with_no_charge_forgotten(
+    fed: Federation,
+) -> None:
+    """With the commands a person would use. What was drawn twice is charged twice, at the server and at the sites."""
+    for site in fed.sites:
+        (fed.root / site.name / "site.toml").write_text(site_toml(fed, site.name, site.pool))
+    run_batches(fed, 1)
+    copy = snapshot(fed, "monday.sqlite")
+    run_batches(fed, 1)
+    known = {answer.query.id: answer.noisy_sum.tobytes() for answer in fed.ledger.answers(fed.study.id)}
+    restore(fed, copy)
+    with pytest.raises(QuorumNotReached):
+        fed.core().run(fed.transport)
+    assert all(len(ledger.alarms()) == 1 for ledger in fed.site_ledgers.values())
+
+    exported = []
+    for site in fed.sites:
+        exported.append(fed.root / f"{site.name}.jsonl")
+        exported[-1].write_text("\n".join(control.receipt_lines(fed.root / site.name)))
+    fed.ledger.close()
+    key = fed.root / "ledger.key"
+    write_key(fed, key)
+    arguments = ["recover", str(fed.root / "ledger.sqlite"), "--key", str(key)]
+    result = RUN.invoke(ledger_app, [*arguments, *(f"--receipts={path}" for path in exported)])
+    assert result.exit_code == 0, result.output
+    assert "2 lost charges entered" in result.stdout
+    assert "0 lost charges" in RUN.invoke(ledger_app, [*arguments, *(f"--receipts={p}" for p in exported)]).stdout
+    for site in fed.sites:
+        assert control.end_alarm(fed.root / site.name) == (verify(fed.root / "ledger.sqlite").ledger_id,)
+
+    fed.ledger = Ledger.open(fed.root / "ledger.sqlite", signing_key=fed.signing_key)
+    budget = max_mu_squared(fed.study.privacy.accountant, fed.study.privacy.budget)
+    try:
+        fed.core().run(fed.transport)
+    except QuorumNotReached:  # two answers were drawn twice, so the last two of ten do not fit any more
+        assert {e["reason"] for e in fed.events("offer-answered")[-3:]} == {"budget"}
+    answers = fed.ledger.answers(fed.study.id)
+    assert len(answers) == 8, "all that the budget has room for"
+    assert set(known) <= {answer.query.id for answer in answers}
+    drawn = 2 + 2 + 6  # before the copy, lost after it, since
+    for site in fed.sites:
+        server, own = fed.ledger.spent(site.pool), fed.site_ledgers[site.name].spent()
+        assert server.releases == drawn, "every answer ever drawn is charged"
+        assert own.mu_squared == server.mu_squared, "and the site's own account does not fall short of it"
+        assert server.mu_squared <= budget
+        assert fed.site_ledgers[site.name].alarms() == ()
+    assert fed.ledger.study_guarantees(fed.study.id)[AccountantName.EXACT].epsilon <= 8
+    assert verify(fed.root / "ledger.sqlite", public_key=fed.signing_key.public_key()).ok
+    for site in fed.sites:
+        assert verify(fed.root / site.name / "site-ledger.sqlite", server_key=fed.signing_key.public_key()).ok
+
+
+def test_an_alarm_raised_by_a_release_after_the_restore_is_recovered_from_too(
+    fed: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receipt that raised it was signed before the lost charges were entered; it must not raise it for ever."""
+    test_a_server_that_drops_its_last_rows_and_asks_for_others_stops_every_site(fed, monkeypatch)
+    for site in fed.sites:
+        (fed.root / site.name / "site.toml").write_text(site_toml(fed, site.name, site.pool))
+    receipts = [receipt for ledger in fed.site_ledgers.values() for receipt in ledger.receipts(evidence=True)]
+    assert fed.ledger.recover(receipts) == 2
+    for site in fed.sites:
+        control.end_alarm(fed.root / site.name)
+    fed.core().run(fed.transport)
+    for site in fed.sites:
+        ledger = fed.site_ledgers[site.name]
+        assert ledger.alarms() == ()
+        assert ledger.spent() == fed.ledger.spent(site.pool)
+        assert ledger.server_heads()[fed.ledger.ledger_id][1] == fed.ledger.head().hash
+
+
+def test_a_server_that_recovered_less_than_the_sites_hold_is_stopped_again(
+    fed: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for site in fed.sites:
+        (fed.root / site.name / "site.toml").write_text(site_toml(fed, site.name, site.pool))
+    test_a_server_that_drops_its_last_rows_and_asks_for_others_stops_every_site(fed, monkeypatch)
+    for site in fed.sites:
+        control.end_alarm(fed.root / site.name)
+    run_batches(fed, 1)
+    assert_nothing_leaves(fed, "forgotten")
+
+
+def test_a_copy_made_while_the_ledger_is_written_is_whole_private_and_without_keys(fed: Federation) -> None:
+    run_batches(fed, 1)
+    key = fed.root / "ledger.key"
+    write_key(fed, key)
+    copy = snapshot(fed, "copy.sqlite")
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in fed.root.glob("*copy.sqlite*")) == ["copy.sqlite"]
+    assert verify(copy, public_key=fed.signing_key.public_key()).rows == fed.ledger.row_count
+    raw = fed.signing_key.private_bytes_raw()
+    for path in (copy, fed.root / "ledger.sqlite", fed.root / "site-0" / "site-ledger.sqlite"):
+        data = path.read_bytes()
+        assert raw not in data
+        assert raw.hex().encode() not in data
+        assert b"PRIVATE" not in data
+    site_copy = fed.root / "site-copy.sqlite"
+    assert (
+        RUN.invoke(ledger_app, ["backup", str(fed.root / "site-0/site-ledger.sqlite"), str(site_copy)]).exit_code == 0
+    )
+    assert verify(site_copy).rows == fed.site_ledgers["site-0"].row_count
+    again = RUN.invoke(ledger_app, ["backup", str(fed.root / "ledger.sqlite"), str(copy)])
+    assert again.exception is not None
+    damaged = sqlite3.connect(copy, isolation_level=None)
+    damaged.execute("DROP TRIGGER rows_no_update")
+    damaged.close()
+    result = RUN.invoke(ledger_app, ["backup", str(copy), str(fed.root / "third.sqlite")])
+    assert isinstance(result.exception, LedgerCorrupt)
+    assert not (fed.root / "third.sqlite").exists()
+
+
+def test_the_signing_key_is_changed_by_two_commands_even_when_the_second_is_interrupted(fed: Federation) -> None:
+    run_batches(fed, 1)
+    fed.ledger.close()
+    key, new = fed.root / "ledger.key", fed.root / "next.key"
+    write_key(fed, key)
+    old = key.read_bytes()
+    printed = RUN.invoke(ledger_app, ["new-key", str(new)]).stdout.strip()
+    text = new.read_bytes()
+    rotate = ["rotate-key", str(fed.root / "ledger.sqlite"), "--key", str(key), "--new-key", str(new)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("consilium.ledger_cli.sync_directory", lambda _: None)
+        patch.setattr("consilium.ledger_cli.os.link", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        RUN.invoke(ledger_app, rotate)
+    assert key.read_bytes() == old, "the ledger has changed hands and the files have not"
+    result = RUN.invoke(ledger_app, rotate)
+    assert result.exit_code == 0, result.output
+    assert key.read_bytes() == text
+    assert key.stat().st_mode & 0o777 == 0o600
+    (kept,) = fed.root.glob("ledger.key.retired-*")
+    assert kept.read_bytes() == old
+    report = verify(fed.root / "ledger.sqlite", public_key=fed.signing_key.public_key())
+    assert report.ok
+    fed.ledger = Ledger.open(fed.root / "ledger.sqlite")
+    assert fed.ledger.public_key == printed
+
+
+def write_key(fed: Federation, path: Path) -> None:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    path.write_bytes(fed.signing_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    path.chmod(0o600)
