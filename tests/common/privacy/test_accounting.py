@@ -163,7 +163,8 @@ def test_the_library_is_never_told_a_neighbouring_relation(monkeypatch: pytest.M
         monkeypatch.setattr(accounting, name, spy)
     epsilon_rdp(1.2345, 1e-4)
     epsilon_pld(1.2345, 1e-4)
-    assert len(seen) == 2
+    accounting.epsilon_rdp_library(1.2345, 1e-4)
+    assert len(seen) == 3
     assert all("neighboring_relation" not in kwargs and not args for args, kwargs in seen)
 
 
