@@ -144,21 +144,24 @@ STUDENT_RECIPE = TrainingConfig(steps=600, learning_rate=2e-3)
 
 @dataclass(frozen=True, slots=True)
 class CollectionConfig:
-    """How answers are gathered. ``deadline_s`` bounds one batch at a site; ``attempts`` asks again before a silent
-    site's code counts as the zero code; ``batch_size`` is volumes in one message."""
+    """How answers are gathered. Changes no guarantee.
+
+    ``batch_size`` is queries in one message; ``offer_deadline_s`` how long sites have to come online and decide;
+    ``deadline_s`` bounds one attempt at a batch; ``patience_s`` bounds all attempts together, after which a site that
+    accepted and stayed silent counts as the zero code.
+    """
 
     batch_size: int = 50
-    deadline_s: float = 600.0
     offer_deadline_s: float = 180.0
-    attempts: int = 2
+    deadline_s: float = 600.0
+    patience_s: float = 1200.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch_size <= 500:
             raise InvalidInput("collection.batch_size", value=self.batch_size, limit="1 to 500")
-        if not 1 <= self.deadline_s <= 86_400 or not 1 <= self.offer_deadline_s <= 86_400:
-            raise InvalidInput("collection deadlines", value=self.deadline_s, limit="1 to 86400 seconds")
-        if not 1 <= self.attempts <= 100:
-            raise InvalidInput("collection.attempts", value=self.attempts, limit="1 to 100")
+        for name in ("offer_deadline_s", "deadline_s", "patience_s"):
+            if not 1 <= getattr(self, name) <= 604_800:
+                raise InvalidInput(f"collection.{name}", value=getattr(self, name), limit="1 to 604800 seconds")
 
 
 @dataclass(frozen=True, slots=True)

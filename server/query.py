@@ -8,11 +8,11 @@ nothing about data. Refuses a roster below quorum before anything is dispatched 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Protocol
 
 import numpy as np
@@ -43,7 +43,8 @@ from common.privacy.release import noisy_sum
 from common.sealing import SealContext, unseal
 from server.workspace import CodecRecord, Site
 
-log = logging.getLogger(__name__)
+REPLY_MARGIN_S = 30.0
+"""What a reply may take beyond the site's own deadline: starting its process and the way back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ class Aggregator:
         events: EventLog,
         sampler: Sampler = rounded_gaussian,
         clock: Callable[[], float] = time.monotonic,
+        retry_pause_s: float = 5.0,
     ) -> None:
         if len(sites) < study.privacy.quorum:
             raise QuorumNotReached(
@@ -122,6 +124,7 @@ class Aggregator:
         self._study, self._queries, self._sites = study, tuple(queries), tuple(sites)
         self._ledger, self._sealing_key, self._events = ledger, sealing_key, events
         self._sampler, self._clock = sampler, clock
+        self._retry_pause_s = retry_pause_s
         self._held: dict[str, int] = {}
 
     def open_queries(self) -> tuple[QuerySpec, ...]:
@@ -200,41 +203,80 @@ class Aggregator:
     def _collect(
         self, batch: str, queries: Sequence[QuerySpec], roster: Sequence[Site], transport: Transport
     ) -> dict[tuple[str, str], NDArray[np.int64]]:
-        """Opened and checked codes by (site, query id). # sensitive until noised"""
+        """Opened and checked codes by (site, query id), asked for until all are in or patience is over.
+
+        A site that cannot be reached is asked again, so an outage costs time and nothing else. Below quorum at the end,
+        nothing is released or charged: a worker answers even a failure, so silence means an outage. # sensitive
+        """
         codes: dict[tuple[str, str], NDArray[np.int64]] = {}
-        by_node = {site.node_id: site for site in roster}
         collection = self._study.collection
-        for attempt in range(1, collection.attempts + 1):
-            bodies = {}
-            for site in roster:
-                missing = tuple(query.id for query in queries if (site.name, query.id) not in codes)
-                if missing:
-                    request = CodesRequest(
-                        study=self._study.id,
-                        batch=batch,
-                        attempt=attempt,
-                        deadline_s=max(1, int(collection.deadline_s)),
-                        queries=missing,
-                    )
-                    bodies[site.node_id] = encode(request)
-            if not bodies:
+        until = self._clock() + collection.patience_s
+        for attempt in count(1):
+            waiting = {
+                site.node_id: missing
+                for site in roster
+                if (missing := tuple(query.id for query in queries if (site.name, query.id) not in codes))
+            }
+            if not waiting or self._clock() >= until:
                 break
-            self._events.emit("batch-dispatched", batch=batch, attempt=attempt, sites=len(bodies), queries=len(queries))
-            started = self._clock()
-            for reply in transport.exchange(bodies, timeout_s=collection.deadline_s + 30):
-                site = by_node[reply.node_id]
-                received = self._open_reply(reply, batch=batch, attempt=attempt, site=site, queries=queries)
-                if received is None:
-                    continue
-                codes |= {(site.name, query): code for query, code in received.items()}
-                self._events.emit(
-                    "reply-received",
+            reachable = {node: waiting[node] for node in sorted(transport.online() & waiting.keys())}
+            if reachable:
+                codes |= self._ask(batch, attempt, reachable, queries, roster, transport, until=until)
+            if len(codes) < len(roster) * len(queries):
+                time.sleep(max(0.0, min(self._retry_pause_s, until - self._clock())))
+        answered, quorum = len({site for site, _ in codes}), self._study.privacy.quorum
+        if answered < quorum:
+            self._events.emit("quorum-missed", batch=batch, accepted=answered, needed=quorum)
+            raise QuorumNotReached(
+                f"{answered} of the {len(roster)} sites that accepted the batch sent codes and the quorum is {quorum}; "
+                "nothing was released or charged; to fix: bring the sites back, then `consilium study resume`"
+            )
+        return codes
+
+    def _ask(
+        self,
+        batch: str,
+        attempt: int,
+        missing: Mapping[int, tuple[str, ...]],
+        queries: Sequence[QuerySpec],
+        roster: Sequence[Site],
+        transport: Transport,
+        *,
+        until: float,
+    ) -> dict[tuple[str, str], NDArray[np.int64]]:
+        """One attempt: ask each node for its missing codes. # sensitive until noised"""
+        by_node = {site.node_id: site for site in roster}
+        deadline_s = self._study.collection.deadline_s
+        started = self._clock()
+        bodies = {
+            node: encode(
+                CodesRequest(
+                    study=self._study.id,
                     batch=batch,
                     attempt=attempt,
-                    site=site.name,
-                    codes=len(received),
-                    seconds=round(self._clock() - started, 3),
+                    deadline_s=max(1, int(deadline_s)),
+                    queries=wanted,
                 )
+            )
+            for node, wanted in missing.items()
+        }
+        self._events.emit("batch-dispatched", batch=batch, attempt=attempt, sites=len(bodies), queries=len(queries))
+        codes: dict[tuple[str, str], NDArray[np.int64]] = {}
+        timeout_s = max(1.0, min(deadline_s + REPLY_MARGIN_S, until - started))
+        for reply in transport.exchange(bodies, timeout_s=timeout_s):
+            site = by_node[reply.node_id]
+            received = self._open_reply(reply, batch=batch, attempt=attempt, site=site, queries=queries)
+            if received is None:
+                continue
+            codes |= {(site.name, query): code for query, code in received.items()}
+            self._events.emit(
+                "reply-received",
+                batch=batch,
+                attempt=attempt,
+                site=site.name,
+                codes=len(received),
+                seconds=round(self._clock() - started, 3),
+            )
         return codes
 
     def _open_reply(

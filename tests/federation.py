@@ -171,6 +171,7 @@ class Federation:
             sealing_key=self.sealing_key,
             events=EventLog(self.events_file, study=self.study.id),
             sampler=self.sampler,
+            retry_pause_s=0.05,
         )
 
     def events(self, kind: str) -> list[dict]:

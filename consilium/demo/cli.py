@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,7 @@ def demo(
         report = run_demo(out, options, watch=watch)
     typer.echo(_summary(out))
     typer.echo(f"report: {report}")
+    typer.echo(f"bundle: {out / 'server' / 'bundle'}; ledger: {out / 'server' / 'ledger.sqlite'}")
 
 
 @contextmanager
@@ -107,8 +109,6 @@ def _watching(console: Console) -> Iterator[Watch]:
 
 
 def _summary(out: Path) -> str:
-    import json
-
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     privacy = report["privacy"]
 

@@ -19,6 +19,7 @@ from common.canonical import sha256_file
 from common.config import Study
 from common.data.msd import Case, read_dataset
 from common.data.volume import load_label, load_volume
+from common.events import read_events
 from common.ledger.store import Ledger
 from common.models.fit import one_hot, predict
 from common.privacy.calibration import noise_multiplier
@@ -36,6 +37,7 @@ from consilium.report import (
 from server.finish import load_labels, load_student
 from server.query import study_mechanism
 from server.student import score
+from server.workspace import Workspace
 
 if TYPE_CHECKING:
     from consilium.demo.run import DemoOptions, Places
@@ -106,7 +108,7 @@ def report_facts(
         daemons=tuple(DaemonFact(role, pid) for role, pid in federation.daemons),
         refused_node=federation.refusal.line,
         sites=tuple(_site(places, name, epsilon=spent[name]) for name in names),
-        seconds=dict(seconds),
+        seconds={**seconds, **_stage_seconds(workspace)},
         pictures=tuple(_pictures(study, places, images, truths, predictions, public, labels)),
         ledger_head=head.hash,
         ledger_rows=rows,
@@ -115,6 +117,15 @@ def report_facts(
         spacing_mm=study.data.spacing_mm,
         finished=datetime.now(UTC),
     )
+
+
+def _stage_seconds(workspace: Workspace) -> dict[str, float]:
+    """Seconds of the study's own stages, added up over resumptions."""
+    total: dict[str, float] = {}
+    for event in read_events(workspace.events_file):
+        if event["event"] == "stage-finished":
+            total[event["stage"]] = round(total.get(event["stage"], 0.0) + event["seconds"], 2)
+    return total
 
 
 def _site(places: Places, name: str, *, epsilon: float) -> SiteFact:

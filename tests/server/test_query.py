@@ -110,18 +110,47 @@ def test_a_failure_after_acceptance_is_the_zero_code_with_the_roster_unchanged(f
     assert "Jane" not in fed.events_file.read_text()
 
 
-def test_a_site_that_falls_silent_after_accepting_counts_as_zero_after_all_attempts(federation):
+def test_a_site_that_falls_silent_after_accepting_counts_as_zero_once_patience_is_over(federation):
     fed = federation(sampler=silent)
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
 
     def drop(node, body, reply):
         return None if node == 101 and isinstance(decode(body), CodesRequest) else reply
 
     fed.transport.intercept = drop
     fed.core().run(fed.transport)
-    assert len(fed.events("batch-dispatched")) == fed.study.collection.attempts
+    assert len(fed.events("batch-dispatched")) > 2
     assert all(a.voters == 3 for a in fed.ledger.answers(fed.study.id))
     assert {e["site"] for e in fed.events("reply-missing")} == {"site-1"}
     assert fed.ledger.spent("pool-1").releases == 6
+
+
+def test_when_the_sites_vanish_after_accepting_nothing_is_released_or_charged(federation):
+    fed = federation()
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
+    rows = fed.ledger.row_count
+    fed.transport.intercept = lambda node, body, reply: None if isinstance(decode(body), CodesRequest) else reply
+    with pytest.raises(QuorumNotReached, match="0 of the 3"):
+        fed.core().run(fed.transport)
+    assert fed.ledger.row_count == rows
+    fed.transport.intercept = lambda node, body, reply: reply
+    fed.core().run(fed.transport)
+    answer = fed.ledger.answers(fed.study.id)[0]
+    assert all(fed.site_ledgers[entry.site].code(answer.query.id).any() for entry in answer.roster)
+
+
+def test_an_outage_of_every_node_costs_time_and_no_answer(federation):
+    fed = federation(sampler=silent)
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=20.0))
+    silent_rounds = iter(range(9))
+
+    def outage(node, body, reply):
+        return None if isinstance(decode(body), CodesRequest) and next(silent_rounds, None) is not None else reply
+
+    fed.transport.intercept = outage
+    fed.core().run(fed.transport)
+    answer = fed.ledger.answers(fed.study.id)[0]
+    assert np.array_equal(answer.noisy_sum, sum(ledger.code(answer.query.id) for ledger in fed.site_ledgers.values()))
 
 
 def test_a_retry_gets_the_stored_code_and_computes_nothing_twice(federation):
@@ -165,6 +194,7 @@ def test_a_reply_the_server_cannot_trust_counts_as_zero(federation, lie):
         name = "f" * 64 if lie == "unknown" else query
         return encode(CodesReply(batch=message.batch, attempt=attempt, codes=((name, sealed),)))
 
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
     fed.transport.intercept = forge
     fed.core().run(fed.transport)
     answer = fed.ledger.answers(fed.study.id)[0]
@@ -184,6 +214,7 @@ def test_a_code_cannot_be_passed_off_as_another_sites(federation):
             stolen["reply"] = reply
         return stolen["reply"] if node == 101 else reply
 
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
     fed.transport.intercept = replay
     fed.core().run(fed.transport)
     assert {e["reason"] for e in fed.events("code-refused")} == {"sealed-code"}

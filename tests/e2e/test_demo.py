@@ -1,0 +1,103 @@
+"""`consilium demo` as a person runs it: interrupted in mid-study, run again, and looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from common.events import read_events
+
+pytestmark = pytest.mark.slow
+
+
+def start(out: Path) -> subprocess.Popen:
+    command = [sys.executable, "-c", "from consilium.cli import main; main()", "demo", "--out", str(out)]
+    command += ["--hospitals", "2", "--queries", "4", "--seed", "3"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def processes_naming(text: str) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            parts = [(entry / name).read_bytes() for name in ("cmdline", "environ")]
+        except OSError:
+            continue
+        if any(text.encode() in part for part in parts):
+            found.append(entry.name)
+    return found
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo") / "out"
+    process = start(out)
+    events = out / "server" / "events.jsonl"
+    until = time.monotonic() + 400
+    while time.monotonic() < until and process.poll() is None:
+        if any(event["event"] == "batch-dispatched" for event in read_events(events)):
+            break
+        time.sleep(0.2)
+    assert process.poll() is None, process.communicate()[1][-2000:]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=90)
+    time.sleep(1)
+    left = processes_naming(str(out))
+    again = start(out)
+    stdout, stderr = again.communicate(timeout=500)
+    assert again.returncode == 0, stderr[-3000:]
+    return out, process.returncode, left, stdout
+
+
+def test_ctrl_c_leaves_no_process_behind_and_says_so_by_its_exit_code(demo):
+    _, code, left, _ = demo
+    assert left == []
+    assert code == 130
+
+
+def test_the_same_command_finishes_what_was_interrupted(demo):
+    out, _, _, stdout = demo
+    report = json.loads((out / "report.json").read_text())
+    assert report["privacy"]["queries"] == report["privacy"]["planned_queries"] == 4
+    assert 8 * 0.999 <= report["privacy"]["epsilon_exact"] <= 8
+    assert "δ = 0.001, unit hospital, relation replace-one" in stdout
+
+
+def test_the_report_has_what_was_promised(demo):
+    out, *_ = demo
+    report = json.loads((out / "report.json").read_text())
+    keys = {"epsilon_exact", "epsilon_rdp", "delta", "unit", "relation", "noise_multiplier", "queries"}
+    assert keys <= report["privacy"].keys()
+    for name in ("student", "ensemble", "mean_shape"):
+        assert 0 <= report[name]["dice"]["mean"] <= 1
+        assert set(report[name]["dice"]["per_class"]) == {"anterior", "posterior"}
+    assert len(report["teachers"]) == 2
+    assert len({daemon["pid"] for daemon in report["daemons"]}) == len(report["daemons"]) == 3 + 2 * 2
+    assert [site["codes_sent"] for site in report["sites"]] == [4, 4]
+    assert {"data", "study", "teachers", "federation", "study run", "collect", "student"} <= report["seconds"].keys()
+    assert "2004" in report["refused_node"]
+
+
+def test_the_page_asks_nothing_of_the_network(demo):
+    out, *_ = demo
+    page = (out / "report.html").read_text()
+    assert not re.search(r"""(src|href)=["'](?!data:|#)""", page)
+    assert "@import" not in page
+
+
+def test_another_demo_in_the_same_directory_is_refused(demo):
+    out, *_ = demo
+    command = [sys.executable, "-c", "from consilium.cli import main; main()", "demo", "--out", str(out), "--seed", "9"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 2
+    assert "other options" in result.stderr
