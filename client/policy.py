@@ -19,8 +19,8 @@ from common.canonical import check_hash
 from common.config import Study, read_section
 from common.errors import InvalidInput
 from common.messages import Offer
-from common.privacy.calibration import calibrate
-from common.privacy.mechanism import AccountantName, Budget, Protection, QuerySpec, Relation, Unit, radius_int
+from common.privacy.calibration import study_mechanism
+from common.privacy.mechanism import AccountantName, Budget, Protection, QuerySpec, Relation, Unit
 
 SITE_SCHEMA = 1
 
@@ -125,6 +125,81 @@ class AllowLists:
         if self.volumes and any(volume not in self.volumes for query in offer.queries for volume in query.volumes):
             return "unavailable"
         return "accepted"
+
+
+@dataclass(frozen=True, slots=True)
+class SiteConfig:
+    """A hospital's ``site.toml``. ``pool`` is the stable name of its patient pool, to which budgets belong."""
+
+    site: str
+    pool: str
+    data: str
+    server: ServerFacts
+    caps: Caps
+    allow: AllowLists = AllowLists()
+    study: str = "study.toml"
+    root: Path = field(default=Path())
+
+    def __post_init__(self) -> None:
+        for name in ("site", "pool"):
+            value = getattr(self, name)
+            if not value or len(value) > 64 or not all(c.isascii() and (c.isalnum() or c in "-_./") for c in value):
+                raise InvalidInput(
+                    f"{name} in site.toml", value=value, limit="1 to 64 letters, digits, '-', '_', '.', '/'"
+                )
+
+    def path(self, name: str) -> Path:
+        """``name`` relative to the site's directory."""
+        return self.root / name
+
+
+def load_site(directory: Path) -> SiteConfig:
+    """Read ``site.toml`` in a site's directory; unknown keys are refused."""
+    path = directory / "site.toml"
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput("site.toml cannot be read", value=str(path), remedy="see `consilium site init`") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(f"site.toml is not TOML ({error})") from error
+    if document.pop("schema", None) != SITE_SCHEMA:
+        raise InvalidInput("site.toml schema", limit=f"schema = {SITE_SCHEMA}")
+    known = {"site", "pool", "data", "study", "server", "caps", "allow"}
+    unknown = sorted(document.keys() - known)
+    missing = sorted({"site", "pool", "data", "server", "caps"} - document.keys())
+    if unknown or missing:
+        raise InvalidInput("keys of site.toml", value=unknown or missing, limit=", ".join(sorted(known)))
+    server = read_section(ServerFacts, document.pop("server"), where="server")
+    caps = read_section(Caps, document.pop("caps"), where="caps")
+    allow = read_section(AllowLists, document.pop("allow", {}), where="allow")
+    if not all(isinstance(value, str) for value in document.values()):
+        raise InvalidInput("site, pool, data and study in site.toml", limit="strings")
+    return SiteConfig(**document, server=server, caps=caps, allow=allow, root=directory)
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """The consented study with the least noise it allows; built once, since calibration is the slow part."""
+
+    study: Study
+    least_noise_std: Fraction
+    radius_int: int
+
+    @classmethod
+    def of(cls, study: Study) -> Consent:
+        mechanism = study_mechanism(study, dimension=1)
+        return cls(study=study, least_noise_std=mechanism.noise_std, radius_int=mechanism.radius_int)
+
+
+def review(self, offer: Offer) -> str:
+    """``"accepted"``, or the word a declined offer is answered with. Decided from hashes alone."""
+    if self.studies and offer.study not in self.studies:
+        return "unknown-study"
+    if self.codecs and any(query.codec not in self.codecs for query in offer.queries):
+        return "wrong-codec"
+    if self.volumes and any(volume not in self.volumes for query in offer.queries for volume in query.volumes):
+        return "unavailable"
+    return "accepted"
 
 
 @dataclass(frozen=True, slots=True)

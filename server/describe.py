@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from common.config import Study
 from common.privacy.accounting import guarantee
-from common.privacy.calibration import noise_multiplier
+from common.privacy.calibration import noise_multiplier, study_mechanism
 from common.privacy.mechanism import AccountantName, Relation, Unit
-from server.query import study_mechanism
 
 _UNITS = {
     Unit.HOSPITAL: "everything one hospital holds",

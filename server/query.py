@@ -35,9 +35,9 @@ from common.messages import (
     decode,
     encode,
 )
-from common.privacy.calibration import calibrate
+from common.privacy.calibration import study_mechanism
 from common.privacy.gaussian import Sampler, rounded_gaussian
-from common.privacy.mechanism import AccountantName, Mechanism, QuerySpec, radius_int
+from common.privacy.mechanism import AccountantName, QuerySpec
 from common.privacy.quantise import within
 from common.privacy.release import noisy_sum
 from common.sealing import SealContext, unseal
@@ -64,23 +64,6 @@ class Transport(Protocol):
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
         """Send one body to each node; yield exactly one reply a node, as they come, all within ``timeout_s``."""
-
-
-def study_mechanism(study: Study, *, dimension: int) -> Mechanism:
-    """The study's mechanism: noise calibrated for the planned queries under the gate accountant."""
-    privacy = study.privacy
-    radius = radius_int(study.codec.radius)
-    noise_std = calibrate(
-        budget=privacy.budget,
-        accountant=privacy.accountant,
-        queries=privacy.planned_queries,
-        radius_int=radius,
-        voters_per_site=privacy.voters_per_site,
-        protection=privacy.protection,
-    )
-    return Mechanism(
-        dimension=dimension, radius_int=radius, voters_per_site=privacy.voters_per_site, noise_std=noise_std
-    )
 
 
 def plan_queries(study: Study, *, codec: CodecRecord, volumes: Sequence[str]) -> tuple[QuerySpec, ...]:

@@ -23,8 +23,8 @@ from common.ledger.keys import (
 )
 from common.ledger.store import Ledger, PoolDeclaration
 from common.objects import write_atomically
+from common.privacy.calibration import study_mechanism
 from common.privacy.mechanism import GRID_BITS
-from server.query import study_mechanism
 from server.workspace import CodecRecord, Site, Workspace
 
 

@@ -22,7 +22,7 @@ from common.data.volume import load_label, load_volume
 from common.events import read_events
 from common.ledger.store import Ledger
 from common.models.fit import one_hot, predict
-from common.privacy.calibration import noise_multiplier
+from common.privacy.calibration import noise_multiplier, study_mechanism
 from common.privacy.mechanism import AccountantName
 from consilium.demo.federation import Federation
 from consilium.report import (
@@ -35,7 +35,6 @@ from consilium.report import (
     SiteFact,
 )
 from server.finish import load_labels, load_student
-from server.query import study_mechanism
 from server.student import score
 from server.workspace import Workspace
 
