@@ -29,7 +29,8 @@ RUN = CliRunner()
 def fed(tmp_path: Path):
     federation = Federation(tmp_path)
     federation.study = replace(
-        federation.study, collection=replace(federation.study.collection, batch_size=2, offer_deadline_s=1.0)
+        federation.study,
+        collection=replace(federation.study.collection, batch_size=2, offer_deadline_s=1.0, patience_s=1.0),
     )
     for site in federation.sites:
         (tmp_path / site.name / "site.toml").write_text(site_toml(federation, site.name, site.pool))

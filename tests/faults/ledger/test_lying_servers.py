@@ -39,7 +39,8 @@ Lie = Callable[[Receipt], Receipt]
 def fed(tmp_path: Path) -> Iterator[Federation]:
     federation = Federation(tmp_path, study=make_study(planned_queries=10))
     federation.study = replace(
-        federation.study, collection=replace(federation.study.collection, batch_size=2, offer_deadline_s=1.0)
+        federation.study,
+        collection=replace(federation.study.collection, batch_size=2, offer_deadline_s=1.0, patience_s=1.0),
     )
     yield federation
     federation.ledger.close()

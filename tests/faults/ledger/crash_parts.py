@@ -1,0 +1,181 @@
+"""The processes that are killed: the core with its ledger, and teacher workers with theirs, each a process of its own.
+
+``python -m tests.faults.ledger.crash_parts ROOT`` imports everything once and then forks a process for every line it
+reads (``core``, or a site's name) and prints its pid, so that a restart costs milliseconds. What runs in them is the
+real core, worker object, gRPC server and ledgers; the transport (here: straight to the workers' Unix sockets) and the
+teachers are stubs. No torch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from client.policy import Caps, Consent, ServerFacts, SiteConfig
+from client.worker import Worker, serve
+from common.config import Study
+from common.errors import QuorumNotReached
+from common.events import EventLog
+from common.ledger.keys import create_sealing_key, create_signing_key, load_sealing_key, load_signing_key, public_hex
+from common.ledger.site import SiteLedger
+from common.ledger.store import Ledger, PoolDeclaration
+from common.objects import ObjectStore
+from common.worker_api import HANDLE, HEALTH, channel_options
+from server.query import Aggregator, Reply, plan_queries
+from server.workspace import CodecRecord, Site
+from tests.federation import StubVoters, make_codec, make_study
+
+SITES = tuple(Site(name=name, pool=f"{name}-mri", node_id=100 + n) for n, name in enumerate(("aachen", "bergen")))
+
+
+def the_study(planned: int) -> Study:
+    study = make_study(planned_queries=planned, quorum=1)
+    collection = replace(study.collection, batch_size=2, deadline_s=2.0, offer_deadline_s=1.0, patience_s=1.0)
+    return replace(study, collection=collection)
+
+
+def prepare(root: Path, *, planned: int) -> None:
+    """Everything that lies on disk before the first process starts."""
+    study, objects = the_study(planned), ObjectStore(root / "objects")
+    codec = make_codec(study)
+    volumes = [objects.put(f"volume {n}".encode()) for n in range(planned)]
+    facts = [str(planned), objects.put(codec.to_bytes()), str(codec.dimension), *volumes]
+    (root / "facts").write_text("\n".join(facts))
+    create_sealing_key(root / "sealing.key")
+    with Ledger.create(root / "ledger.sqlite", signing_key=create_signing_key(root / "ledger.key")) as ledger:
+        ledger.register_study(study)
+        for site in SITES:
+            privacy = study.privacy
+            declaration = PoolDeclaration(site.pool, site.name, privacy.budget, privacy.accountant, privacy.protection)
+            ledger.declare_pool(declaration)
+            (root / site.name).mkdir()
+
+
+class Outside(EventLog):
+    """What the world has seen: every answer is written down the moment the core says it is released."""
+
+    def __init__(self, root: Path, ledger: Ledger, study: Study) -> None:
+        super().__init__(root / "events.jsonl", study=study.id)
+        self._ledger, self._seen = ledger, os.open(root / "outside", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def emit(self, event: str, **facts: Any) -> None:
+        if event == "released":
+            self.say(facts["queries"])
+        super().emit(event, **facts)
+
+    def say(self, queries: Iterable[str]) -> None:
+        for query in queries:
+            answer = self._ledger.answer(query)
+            assert answer is not None
+            os.write(self._seen, f"{query} {answer.noisy_sum.tobytes().hex()}\n".encode())
+
+
+class Sockets:
+    """The core's transport, straight to the workers' sockets."""
+
+    def __init__(self, root: Path) -> None:
+        self._sockets = {site.node_id: root / f"{site.name}.sock" for site in SITES}
+        self._pool = ThreadPoolExecutor(max_workers=len(SITES))
+
+    def online(self) -> frozenset[int]:
+        return frozenset(node for node in self._sockets if self._call(node, HEALTH, b"", 0.5) == b"ok")
+
+    def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
+        calls = {node: self._pool.submit(self._call, node, HANDLE, body, timeout_s) for node, body in bodies.items()}
+        for node, call in calls.items():
+            body = call.result()
+            yield Reply(node_id=node, body=body, problem="" if body is not None else "deadline")
+
+    def _call(self, node: int, method: str, body: bytes, timeout_s: float) -> bytes | None:
+        try:
+            with grpc.insecure_channel(f"unix:{self._sockets[node]}", options=channel_options()) as channel:
+                return bytes(channel.unary_unary(method)(body, timeout=timeout_s))
+        except grpc.RpcError:
+            return None
+
+
+def run_core(root: Path) -> None:
+    """Resume the study until every query is answered, as a supervisor would: below quorum, try again."""
+    planned, codec, dimension, *volumes = (root / "facts").read_text().split("\n")
+    study = the_study(int(planned))
+    record = CodecRecord(sha256=codec, dimension=int(dimension))
+    with Ledger.open(root / "ledger.sqlite", signing_key=load_signing_key(root / "ledger.key")) as ledger:
+        core = Aggregator(
+            study=study,
+            queries=plan_queries(study, codec=record, volumes=volumes),
+            sites=SITES,
+            ledger=ledger,
+            sealing_key=load_sealing_key(root / "sealing.key"),
+            events=(outside := Outside(root, ledger, study)),
+            retry_pause_s=0.05,
+        )
+        while core.open_queries():
+            try:
+                core.run(Sockets(root))
+            except QuorumNotReached:
+                time.sleep(0.02)
+        core.run(Sockets(root))  # what receipts are still owed
+        outside.say(answer.query.id for answer in core.answers())  # as decoding does: also what was stored and not said
+    (root / "done").touch()
+
+
+def run_site(root: Path, name: str) -> None:
+    planned = int((root / "facts").read_text().split("\n")[0])
+    study = the_study(planned)
+    privacy, site = study.privacy, next(site for site in SITES if site.name == name)
+    keys = load_sealing_key(root / "sealing.key"), load_signing_key(root / "ledger.key")
+    caps = Caps(epsilon=privacy.epsilon, delta=privacy.delta, queries_per_day=1_000_000)
+    config = SiteConfig(
+        site=name,
+        pool=site.pool,
+        data="data",
+        server=ServerFacts(public_hex(keys[0]), public_hex(keys[1]), "https://localhost", "localhost:1", "ca.crt"),
+        caps=caps,
+    )
+    ledger = SiteLedger.open(root / name / "site-ledger.sqlite", site.pool, caps=caps, site=name)
+    ledger.consent(study)
+    worker = Worker(
+        config=config,
+        consent=Consent.of(study),
+        ledger=ledger,
+        voters=StubVoters(radius=1.5 + site.node_id % 3 / 4),
+        fetch=ObjectStore(root / "objects").get,
+    )
+    server = serve(worker, socket=root / f"{name}.sock")
+    threading.Event().wait()
+    server.stop(None)
+
+
+def main() -> None:
+    root = Path(sys.argv[1])
+    planned = int((root / "facts").read_text().split("\n")[0])
+    Consent.of(the_study(planned))  # calibrated once, inherited by every process
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        part = line.strip()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                if part == "core":
+                    run_core(root)
+                    status = 0
+                else:
+                    run_site(root, part)
+            finally:
+                os._exit(status)
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    main()
