@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import common.privacy
+from common.config import DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
 from common.privacy import accounting, calibration, gaussian, planner, quantise, release
 from common.privacy import audit as auditing
@@ -29,6 +30,11 @@ EXACT = AccountantName.EXACT
 CODE = np.zeros(2, dtype=np.int64)
 NUMBERS = [math.nan, math.inf, -math.inf, 0, 0.0, -1, -1.0, Fraction(-1, 2)]
 HASH = "a" * 64
+STUDY = Study(
+    name="study",
+    data=DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=(8, 8, 8)),
+    privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=4, quorum=2),
+)
 
 
 def mechanism(**changes: Any) -> Mechanism:
@@ -140,6 +146,7 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: calibrate(voters_per_site=x),
         lambda x: calibrate(budget=Budget(1.0, x)),
     ],
+    "calibration.study_mechanism": [lambda x: calibration.study_mechanism(STUDY, dimension=x)],
     "calibration.noise_multiplier": [lambda x: calibration.noise_multiplier(mechanism(noise_std=x), HOSPITAL)],
     "calibration.queries_left": [
         lambda x: calibration.queries_left(
