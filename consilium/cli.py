@@ -28,6 +28,7 @@ _GROUPS: dict[str, tuple[str, str, str]] = {
     "plan": ("consilium.privacy_cli", "plan_app", "What a privacy budget buys, before it is spent."),
     "audit": ("consilium.privacy_cli", "audit_app", "Measure the released mechanism against its claim."),
     "ledger": ("consilium.ledger_cli", "app", "Verify and read a privacy ledger."),
+    "certificate": ("consilium.certificate", "app", "A study's privacy certificate, as PDF and JSON."),
     "verify": ("consilium.ledger_cli", "verify_app", "Check a ledger offline: chain, signatures, sums, budget."),
 }
 

@@ -1,0 +1,195 @@
+"""The certificate: what it says is what the ledger says, and a ledger that does not verify gets none."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from common.config import DataConfig, PrivacyConfig, Study
+from common.errors import InvalidInput, LedgerCorrupt
+from common.ledger.keys import load_signing_key, public_hex
+from common.ledger.store import Candidate, Ledger, RosterEntry
+from common.ledger.verify import verify
+from common.privacy.accounting import epsilon_exact
+from consilium.certificate import _up, app, certificate_facts
+from consilium.ledger_cli import verify_app
+from server import setup
+from server.query import plan_queries
+from server.workspace import CodecRecord, Site, Workspace
+
+RUN = CliRunner()
+AUDIT = Path(__file__).parent
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """A study of six queries over three hospitals: four answered in two batches."""
+    study = Study(
+        name="trial",
+        data=DataConfig(labels=("background", "anterior", "posterior"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
+        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=6, quorum=2),
+    )
+    made = Workspace(tmp_path / "study")
+    setup.create_study(made, study)
+    made.save_codec(CodecRecord(sha256="c" * 64, dimension=5))
+    for number, name in enumerate(("aachen", "bergen", "cadiz")):
+        setup.add_site(made, Site(name=name, pool=f"{name}-mri", node_id=number))
+    release(made, 0, 2, ("aachen", "bergen", "cadiz"))
+    release(made, 2, 4, ("aachen", "bergen"))
+    return made
+
+
+def release(workspace: Workspace, first: int, last: int, sites: tuple[str, ...]) -> None:
+    study = workspace.study()
+    queries = plan_queries(study, codec=workspace.codec(), volumes=[f"{n:064x}" for n in range(6)])[first:last]
+    with Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file)) as ledger:
+        ledger.release_batch(
+            study_id=study.id,
+            batch_id=f"b{first}",
+            roster=tuple(RosterEntry(site=site, pool=f"{site}-mri") for site in sites),
+            candidates=[Candidate(query, lambda: np.zeros(5, dtype=np.int64)) for query in queries],
+        )
+
+
+def test_it_states_what_the_ledger_holds(workspace: Workspace) -> None:
+    facts = certificate_facts(workspace, clock=lambda: datetime(2025, 3, 1, 9, 0, tzinfo=UTC))
+    study = workspace.study()
+    with Ledger.open(workspace.ledger_file) as ledger:
+        spent = ledger.spent("aachen-mri").mu_squared
+        assert facts["ledger"]["head"] == ledger.head().to_json()
+    assert facts["issued"] == "2025-03-01T09:00:00+00:00"
+    assert facts["guarantee"]["epsilon"] == pytest.approx(epsilon_exact(spent, 1e-3), rel=1e-9)
+    assert facts["guarantee"] | {"epsilon": 0} == {
+        "accountant": "exact",
+        "delta": 1e-3,
+        "epsilon": 0,
+        "relation": "replace-one",
+        "unit": "hospital",
+    }
+    assert facts["guess_right_at_most"] == pytest.approx(NormalDist().cdf(float(spent) ** 0.5 / 2))
+    assert [(len(b["queries"]), b["sites"], b["voters"]) for b in facts["releases"]] == [
+        (2, ["aachen", "bergen", "cadiz"], 3),
+        (2, ["aachen", "bergen"], 2),
+    ]
+    assert {pool["pool"]: pool["releases"] for pool in facts["pools"]} == {
+        "aachen-mri": 4,
+        "bergen-mri": 4,
+        "cadiz-mri": 2,
+    }
+    assert facts["mechanisms"][0]["releases"] == 4
+    assert facts["hashes"]["study"] == study.id
+    assert facts["audit"] is None
+    assert facts["sites"] == []
+
+
+def test_every_epsilon_in_words_has_its_terms_and_is_never_rounded_down(workspace: Workspace) -> None:
+    text = " ".join(certificate_facts(workspace)["in_words"])
+    assert re.search(r"ε = [\d.]+ and δ = 0.001", text)
+    assert "unit hospital, relation replace-one" in text
+    for value in (7.99949999, 0.12344999, 7.0, 1234.4, 1e-5, 7.9991):
+        assert value <= float(_up(value)) <= value * 1.0011
+
+
+def test_pdf_and_json_are_written_and_the_json_anchors_verify(workspace: Workspace, tmp_path: Path) -> None:
+    key = public_hex(load_signing_key(workspace.signing_key_file))
+    out = tmp_path / "filed"
+    result = RUN.invoke(app, [str(workspace.root), "--out", str(out), "--public-key", key])
+    assert result.exit_code == 0, result.output
+    for word in ("ε = ", "δ = 0.001", "unit hospital", "relation replace-one", "4 answers"):
+        assert word in result.stdout
+    assert (out / "certificate.pdf").read_bytes().startswith(b"%PDF-")
+    facts = json.loads((out / "certificate.json").read_text())
+    assert facts["ledger"]["anchored"]
+    arguments = [str(workspace.ledger_file), "--public-key", key, "--head", str(out / "certificate.json")]
+    assert RUN.invoke(verify_app, arguments).exit_code == 0
+    private = load_signing_key(workspace.signing_key_file).private_bytes_raw()
+    for path in out.iterdir():
+        assert private not in path.read_bytes()
+        assert private.hex().encode() not in path.read_bytes()
+
+
+def test_a_ledger_that_does_not_verify_gets_no_certificate(workspace: Workspace, tmp_path: Path) -> None:
+    connection = sqlite3.connect(workspace.ledger_file, isolation_level=None)
+    connection.execute("DROP TRIGGER answers_no_update")
+    connection.execute("UPDATE answers SET data = zeroblob(8)")
+    connection.close()
+    result = RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "filed")])
+    assert isinstance(result.exception, LedgerCorrupt)
+    assert not (tmp_path / "filed").exists()
+
+
+def test_a_key_other_than_the_ledgers_gets_no_certificate(workspace: Workspace, tmp_path: Path) -> None:
+    result = RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "f"), "--public-key", "a" * 64])
+    assert result.exception is not None
+    assert not (tmp_path / "f").exists()
+
+
+def test_refusals_audit_and_the_hospitals_own_figures_are_included(workspace: Workspace, tmp_path: Path) -> None:
+    release(workspace, 4, 6, ("aachen", "bergen"))
+    study = workspace.study()
+    second = plan_queries(study, codec=CodecRecord(sha256="d" * 64, dimension=5), volumes=["e" * 64] * 6)[:1]
+    with Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file)) as ledger:
+        result = ledger.release_batch(
+            study_id=study.id,
+            batch_id="late",
+            roster=tuple(RosterEntry(site=site, pool=f"{site}-mri") for site in ("aachen", "bergen")),
+            candidates=[Candidate(query, lambda: np.zeros(5, dtype=np.int64)) for query in second],
+        )
+    assert result.refused
+    report = {"summary": "No fault found.", "exceeded": False, "runs": 200, "confidence": 0.9995, "claimed_mu": 2.0}
+    (workspace.root / "audit.json").write_text(json.dumps({"memory": {**report, "findings": []}}))
+    (workspace.root / "site-reports").mkdir()
+    (workspace.root / "site-reports" / "aachen.json").write_text(json.dumps(site_status(tmp_path, study)))
+    facts = certificate_facts(workspace)
+    assert [(r["queries"], r["reason"]) for r in facts["refusals"]] == [(1, "pool-budget")]
+    assert facts["audit"]["memory"] == report
+    assert facts["sites"][0]["site"] == "aachen"
+    assert RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "filed")]).exit_code == 0
+
+
+def site_status(folder: Path, study: Study) -> dict[str, object]:
+    from client.policy import Caps
+    from common.ledger.site import SiteLedger
+
+    with SiteLedger.open(folder / "s.sqlite", "aachen-mri", caps=Caps(epsilon=8, delta=1e-3), site="aachen") as ledger:
+        ledger.consent(study)
+        ledger.reserve(study.id, plan_queries(study, codec=CodecRecord("c" * 64, 5), volumes=["a" * 64]))
+        return {"site": "aachen", **ledger.summary()}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"memory": {}}'])
+def test_what_is_no_audit_is_refused(workspace: Workspace, text: str) -> None:
+    (workspace.root / "audit.json").write_text(text)
+    with pytest.raises(InvalidInput, match="audit"):
+        certificate_facts(workspace)
+
+
+def test_a_study_of_many_batches_takes_the_pages_it_needs(workspace: Workspace, tmp_path: Path) -> None:
+    from consilium.certificate_pdf import render
+
+    facts = certificate_facts(workspace)
+    facts["releases"] = [
+        {**facts["releases"][0], "sites": [f"hospital-{n}-of-the-north" for n in range(12)]} for _ in range(60)
+    ]
+    assert render(facts, tmp_path / "long.pdf") > 4
+
+
+def test_a_study_that_released_nothing_says_so(tmp_path: Path) -> None:
+    study = Study(
+        name="empty",
+        data=DataConfig(labels=("background", "lesion"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
+        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=6, quorum=2),
+    )
+    made = Workspace(tmp_path / "study")
+    setup.create_study(made, study)
+    assert RUN.invoke(app, [str(made.root), "--out", str(tmp_path / "filed")]).exit_code == 0
+    assert json.loads((tmp_path / "filed" / "certificate.json").read_text())["answers"] == 0
+    assert verify(made.ledger_file).ok
