@@ -43,7 +43,9 @@ class Victims:
         assert self.parent.stdout is not None
         self.parent.stdin.write(f"{part}\n")
         self.parent.stdin.flush()
-        self.pids[part] = int(self.parent.stdout.readline())
+        told = self.parent.stdout.readline()
+        assert told, (self.root / "log").read_text()[-2000:]
+        self.pids[part] = int(told)
 
     def alive(self, part: str) -> bool:
         try:

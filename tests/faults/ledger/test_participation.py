@@ -1,0 +1,53 @@
+"""What the server learns from a site whose teacher fails: nothing. Healthy and failing sites side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.messages import CodesReply, OfferReply, ReceiptsReply, decode
+from tests.federation import Federation
+
+
+@pytest.mark.parametrize("failure", ["nan", "huge", MemoryError("no memory for Jane Doe")])
+def test_a_failing_teacher_gives_the_roster_receipt_and_reply_of_a_healthy_one(tmp_path: Path, failure) -> None:
+    (tmp_path / "healthy").mkdir()
+    (tmp_path / "failing").mkdir()
+    healthy, failing = Federation(tmp_path / "healthy"), Federation(tmp_path / "failing")
+    failing.voters["site-1"].failure = failure
+    told = []
+    for fed in (healthy, failing):
+        fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=3))
+        fed.core().run(fed.transport)
+        receipts = fed.site_ledgers["site-1"].receipts()
+        told.append(
+            {
+                "rosters": [answer.roster for answer in fed.ledger.answers(fed.study.id)],
+                "receipts": [
+                    (r.study_id, r.query_ids, r.roster, r.mechanisms, r.before, r.after, r.head.seq, len(r.links))
+                    for r in receipts
+                ],
+                "receipt bytes": [len(receipt.render()) for receipt in receipts],
+                "replies": [shape(reply) for node, reply in fed.transport.replies if node == 101],
+                "rows at the site": [row.kind for row in fed.site_ledgers["site-1"].rows()],
+                "spent": fed.ledger.spent("pool-1"),
+            }
+        )
+        fed.close()
+    assert told[0] == told[1]
+    assert told[0]["receipts"]
+
+
+def shape(reply: bytes) -> tuple[object, ...]:
+    """Everything about a reply that is not the sealed code itself."""
+    message = decode(reply)
+    match message:
+        case CodesReply():
+            return "codes", len(reply), message.batch, [(query, len(sealed)) for query, sealed in message.codes]
+        case OfferReply():
+            return "offer", message.batch, message.reason, message.ledger_row
+        case ReceiptsReply():
+            return "receipts", message.ledger_row
+    raise AssertionError(message)
