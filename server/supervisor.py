@@ -110,6 +110,8 @@ def supervise(
 
     ``check`` is called often and may raise, for instance when a daemon died.
     """
+    with workspace.locked():
+        pass  # refuses while another run goes on, before anything is submitted
     for remaining in reversed(range(restarts + 1)):
         seen = sum(1 for _ in read_events(workspace.events_file))
         run_id = start_run(workspace)

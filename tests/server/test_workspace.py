@@ -1,0 +1,79 @@
+import json
+
+import pytest
+
+from common.errors import InvalidInput
+from server import setup
+from server.supervisor import supervise
+from server.workspace import CodecRecord, Endpoint, Site, StudyBusy, Workspace
+from tests.federation import make_study
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    workspace = Workspace(tmp_path / "study")
+    setup.create_study(workspace, make_study())
+    return workspace
+
+
+def test_records_read_back(workspace):
+    sites = (Site(name="north", pool="north/p", node_id=2**63 + 5), Site(name="south", pool="south/p", node_id=7))
+    workspace.save_sites(sites)
+    workspace.save_codec(CodecRecord(sha256="a" * 64, dimension=4))
+    workspace.save_volumes(("b" * 64, "c" * 64))
+    workspace.save_endpoint(Endpoint(host="localhost", port=8000, objects_port=8443))
+    workspace.save_run_id(2**64 - 1)
+    assert workspace.sites() == sites
+    assert workspace.codec() == CodecRecord(sha256="a" * 64, dimension=4)
+    assert workspace.volumes() == ("b" * 64, "c" * 64)
+    assert workspace.endpoint().objects_url == "https://localhost:8443"
+    assert workspace.run_id() == 2**64 - 1
+
+
+@pytest.mark.parametrize("field", ["name", "pool", "node_id"])
+def test_no_site_name_pool_or_node_stands_twice(workspace, field):
+    one = {"name": "north", "pool": "north/p", "node_id": 1}
+    two = {"name": "south", "pool": "south/p", "node_id": 2} | {field: one[field]}
+    with pytest.raises(InvalidInput, match="twice"):
+        workspace.save_sites((Site(**one), Site(**two)))
+
+
+def test_a_missing_part_says_which_command_makes_it(workspace):
+    for read, command in (
+        (workspace.sites, "register-site"),
+        (workspace.volumes, "publish"),
+        (workspace.codec, "codec fit"),
+        (workspace.endpoint, "endpoint"),
+    ):
+        with pytest.raises(InvalidInput, match=command):
+            read()
+
+
+def test_a_second_run_is_refused_while_one_goes_on(workspace):
+    with workspace.locked():
+        assert workspace.busy()
+        with pytest.raises(StudyBusy, match="stop"):
+            supervise(workspace)
+    assert not workspace.busy()
+
+
+def test_keys_are_readable_by_their_owner_only(workspace):
+    for path in (workspace.sealing_key_file, workspace.signing_key_file):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_the_kit_holds_public_parts_only(workspace, tmp_path):
+    workspace.save_endpoint(Endpoint(host="localhost", port=8000, objects_port=8443))
+    (tmp_path / "ca.crt").write_text("certificate")
+    setup.write_kit(
+        workspace,
+        tmp_path / "kit",
+        superlink="localhost:8000",
+        objects_url="https://localhost:8443",
+        authority=tmp_path / "ca.crt",
+    )
+    kit = json.loads((tmp_path / "kit" / "kit.json").read_text())
+    assert kit.keys() == {"objects_url", "sealing_key", "signing_key", "superlink"}
+    assert sorted(p.name for p in (tmp_path / "kit").iterdir()) == ["ca.crt", "kit.json", "study.toml"]
+    for path in (tmp_path / "kit").iterdir():
+        assert "PRIVATE" not in path.read_text()
