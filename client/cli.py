@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -74,11 +74,31 @@ def status(
     from client.setup import site_status
 
     facts = site_status(site_dir)
-    if as_json:
-        typer.echo(json.dumps(facts, indent=1))
-    else:
-        for key, value in facts.items():
-            typer.echo(f"{key}: {value}")
+    typer.echo(json.dumps(facts, indent=1) if as_json else status_text(facts))
+
+
+def status_text(facts: dict[str, Any]) -> str:
+    """The site's standing in lines for a person; every ε with its accountant, δ, unit and relation."""
+    spent = [
+        f"  ε = {epsilon['epsilon']:.4f} ({name}), δ = {epsilon['delta']:g}, unit {epsilon['unit']}, "
+        f"relation {epsilon['relation']}"
+        for name, epsilon in facts["spent"].items()
+    ]
+    studies = [f"  {study['name']} ({study['id'][:16]}…): {study['state']}" for study in facts["studies"]]
+    return "\n".join(
+        [
+            f"site {facts['site']}, patient pool {facts['pool']}",
+            f"spent of the pool's cap: {facts['share_spent']:.2%} of ε = {facts['cap']['epsilon']:g} "
+            f"({facts['cap']['accountant']}), δ = {facts['cap']['delta']:g}",
+            *spent,
+            f"queries accepted: {facts['queries_accepted']}, today {facts['queries_today']} of "
+            f"{facts['queries_per_day']}; codes stored {facts['codes_stored']}, receipted {facts['receipted']}, "
+            f"refusals {facts['refusals']}",
+            "studies:",
+            *(studies or ["  none"]),
+            *(f"ALARM: {alarm}" for alarm in facts["alarms"]),
+        ]
+    )
 
 
 StudyName = Annotated[str, typer.Argument(help="The study's name, id or the beginning of its id.")]
