@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,15 @@ class _Font:
         weight = "bold" if self.bold else "normal"
         return FontProperties(family=_MONO if self.mono else _SANS, size=self.size, weight=weight)
 
-    def width(self, text: str) -> float:
-        found: float = text_to_path.get_text_width_height_descent(text, self.properties, ismath=False)[0]
-        return found
+    def width(self, word: str) -> float:
+        """Points a word takes; remembered, since measuring is what takes the time."""
+        return _measured(self, word)
+
+
+@lru_cache(maxsize=65_536)
+def _measured(font: _Font, word: str) -> float:
+    found: float = text_to_path.get_text_width_height_descent(word, font.properties, ismath=False)[0]
+    return found
 
 
 _BODY, _SMALL, _HEAD = _Font(), _Font(size=7.8), _Font(size=7.8, bold=True, colour=_SOFT)
@@ -389,11 +396,10 @@ def _frame(pages: _Pages, facts: dict[str, Any]) -> None:
 
 def _wrap(text: str, font: _Font, width: float) -> list[str]:
     """Lines no wider than ``width`` points; a word that is wider, a hash, is broken."""
-    lines = [""]
+    lines, used, space = [""], 0.0, font.width("a a") - 2 * font.width("a")
     for word in text.split(" "):
-        trial = f"{lines[-1]} {word}" if lines[-1] else word
-        if font.width(trial) <= width:
-            lines[-1] = trial
+        if lines[-1] and used + space + font.width(word) <= width:
+            lines[-1], used = f"{lines[-1]} {word}", used + space + font.width(word)
             continue
         if lines[-1]:
             lines.append("")
@@ -402,7 +408,7 @@ def _wrap(text: str, font: _Font, width: float) -> list[str]:
             lines[-1] = word[:cut]
             lines.append("")
             word = word[cut:]
-        lines[-1] = word
+        lines[-1], used = word, font.width(word)
     return lines
 
 
