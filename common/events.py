@@ -38,6 +38,7 @@ EVENTS: dict[str, frozenset[str]] = {
     "label-decoded": frozenset({"volume", "query"}),
     "student-step": frozenset({"step", "total", "loss"}),
     "student-trained": frozenset({"weights", "seconds"}),
+    "control-trained": frozenset({"name", "weights", "seconds"}),
     "bundle-exported": frozenset({"sha256"}),
     "stop-requested": frozenset({"run"}),
     "run-finished": frozenset({"run", "seconds"}),

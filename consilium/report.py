@@ -62,6 +62,16 @@ OUTLINES: Mapping[str, LineStyle] = MappingProxyType(
 """The outlines a picture can carry, in drawing order."""
 
 
+CONTROLS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "zero_code": ("Zero code", "every label decoded from the zero code, as if no hospital had answered"),
+        "shuffled_codes": ("Shuffled codes", "the same noisy answers, dealt to the wrong volumes"),
+        "public_only": ("Public only", "every label the mean of the public label maps"),
+    }
+)
+"""The controls by their name in ``report.json``: how the page calls them, and what their labels are."""
+
+
 # ---- facts -----------------------------------------------------------------------------------------------------------
 
 
@@ -183,7 +193,8 @@ class Picture:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReportFacts:
     """Everything a report says. ``refused_node`` is the evidence that an unregistered node was turned away;
-    ``decoded_labels`` scores the pseudo-labels against the demo's truth; ``finished`` dates the page."""
+    ``decoded_labels`` scores the pseudo-labels against the demo's truth; ``controls`` has a score for every name in
+    :data:`CONTROLS`, None for one that could not be trained; ``finished`` dates the page."""
 
     study: Study
     privacy: PrivacyFacts
@@ -191,6 +202,7 @@ class ReportFacts:
     ensemble: Score
     mean_shape: Score
     student: Score
+    controls: Mapping[str, Score | None]
     decoded_labels: Score | None
     daemons: tuple[DaemonFact, ...]
     refused_node: str
@@ -207,7 +219,9 @@ class ReportFacts:
     def __post_init__(self) -> None:
         for name in ("teachers", "daemons", "sites", "pictures", "spacing_mm"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name in ("seconds", "seeds"):
+        if self.controls.keys() != CONTROLS.keys():
+            raise InvalidInput("controls", value=sorted(self.controls), limit=", ".join(CONTROLS))
+        for name in ("seconds", "seeds", "controls"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         if len(self.spacing_mm) != 3 or not all(s > 0 for s in self.spacing_mm):
             raise InvalidInput("spacing_mm", value=self.spacing_mm, limit="three numbers above 0")
@@ -228,9 +242,15 @@ class ReportFacts:
         columns = zip(*(teacher.score.per_class for teacher in self.teachers), strict=True)
         return Score(_mean([teacher.score.mean for teacher in self.teachers]), tuple(map(_mean, columns)))
 
+    @property
+    def best_control(self) -> tuple[str, float] | None:
+        """Name and mean Dice of the control that scores highest; None where none could be scored."""
+        scored = {n: s.mean for n, s in self.controls.items() if s is not None and math.isfinite(s.mean)}
+        return max(scored.items(), key=lambda item: item[1]) if scored else None
+
     def _scores(self) -> list[Score]:
         named = [teacher.score for teacher in self.teachers]
-        optional = [] if self.decoded_labels is None else [self.decoded_labels]
+        optional = [score for score in (self.decoded_labels, *self.controls.values()) if score is not None]
         return [*named, self.ensemble, self.mean_shape, self.student, *optional]
 
 
@@ -267,6 +287,9 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
             "voters_per_site": study.privacy.voters_per_site,
         },
         "student": {"dice": dice(facts.student)},
+        "controls": {
+            name: {"dice": None if (score := facts.controls[name]) is None else dice(score)} for name in CONTROLS
+        },
         "teachers": [{"name": teacher.name, "dice": dice(teacher.score)} for teacher in facts.teachers],
         "mean_teacher": {"dice": None if mean_teacher is None else dice(mean_teacher)},
         "ensemble": {"dice": dice(facts.ensemble)},
@@ -521,6 +544,12 @@ def _png_budget(pictures: Sequence[Picture], spacing_mm: Sequence[float]) -> lis
 # ---- helpers ---------------------------------------------------------------------------------------------------------
 
 
+CONTROLS_NOTE = (
+    "The student's gain over these is what counts: they have its seed, volumes and steps, and lack only what the "
+    "hospitals' teachers said about each volume."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class DiceRow:
     name: str
@@ -532,18 +561,26 @@ class DiceRow:
 class DiceGroup:
     title: str
     rows: tuple[DiceRow, ...]
+    note: str = ""
 
 
 def _dice_groups(facts: ReportFacts) -> tuple[DiceGroup, ...]:
-    """The Dice table: what the run gives out, what anybody has without it, and what only a demo can know."""
+    """The Dice table: what the run gives out, its controls, what anybody has without it, what only a demo can know."""
     seen = [DiceRow("Ensemble of the teachers", facts.ensemble, "all teachers together, without noise")]
     if facts.decoded_labels is not None:
         seen.insert(0, DiceRow("Decoded labels", facts.decoded_labels, "the student's pseudo-labels"))
     if facts.mean_teacher is not None:
         seen.append(DiceRow("Mean teacher", facts.mean_teacher, f"average of {len(facts.teachers)}"))
     seen += [DiceRow(f"Teacher {teacher.name}", teacher.score) for teacher in facts.teachers]
+    missing = Score(math.nan, (math.nan,) * len(facts.labels))
+    controls = []
+    for name, (title, note) in CONTROLS.items():
+        score = facts.controls[name]
+        reason = "not trained: it needs two labelled volumes" if name == "shuffled_codes" else "not trained"
+        controls.append(DiceRow(title, score or missing, note if score else reason))
     return (
         DiceGroup("What the study gives out", (DiceRow("Student", facts.student, "covered by the guarantee above"),)),
+        DiceGroup("Controls: the same student without the teachers' information", tuple(controls), CONTROLS_NOTE),
         DiceGroup(
             "What is had without any hospital",
             (DiceRow("Mean shape", facts.mean_shape, "the average public label map, the same for every patient"),),
@@ -553,7 +590,7 @@ def _dice_groups(facts: ReportFacts) -> tuple[DiceGroup, ...]:
 
 
 def _verdict(facts: ReportFacts) -> str:
-    """One sentence on what the student's figure is worth, favourable or not."""
+    """What the student's figure is worth over mean shape, mean teacher and the best control, favourable or not."""
     student, shape, teacher = facts.student.mean, facts.mean_shape.mean, facts.mean_teacher
     if not math.isfinite(student) or not math.isfinite(shape):
         return "The student could not be scored against the mean shape."
@@ -565,8 +602,15 @@ def _verdict(facts: ReportFacts) -> str:
     if teacher is not None and math.isfinite(teacher.mean):
         gap = teacher.mean - student
         text += f" and {abs(gap):.3f} {'below' if gap >= 0 else 'above'} the mean teacher"
+    best = facts.best_control
+    if best is not None:
+        name, control = best
+        side = "above" if student >= control else "below"
+        text += f"; it is {abs(student - control):.3f} {side} the best of its controls, {CONTROLS[name][0].lower()}"
+    if (gain if best is None else student - best[1]) < 0.005:
+        return text + ". In this run the hospitals' answers taught it nothing that it would not know without them."
     if gain < 0.005:
-        return text + ". In this run the hospitals' answers taught it nothing that the public label maps do not say."
+        return text + ". The hospitals' answers helped it, but the public label maps alone do as well."
     return text + "."
 
 

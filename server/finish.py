@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from common.data.volume import volume_from_bytes
 from common.errors import InvalidInput
 from common.events import EventLog
 from common.ledger.store import Ledger
+from common.models.fit import OnStep
 from common.models.unet import build_unet, load_weights, save_weights
 from common.objects import write_atomically
 from common.privacy.calibration import noise_multiplier
@@ -32,7 +35,24 @@ from server.workspace import Workspace
 STUDENT_SEED = 0
 """Seeds the student's initial weights and batches; it protects nothing, so it may be fixed."""
 
-_PROGRESS_STEPS = 20
+PROGRESS_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class FitFiles:
+    """Where a training run keeps its weights, the digest of what they were trained on, and its checkpoint."""
+
+    weights: Path
+    inputs: Path
+    checkpoint: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A training run that was done now: the SHA-256 of its weights, and its seconds."""
+
+    weights: str
+    seconds: float
 
 
 def decode_labels(workspace: Workspace, *, events: EventLog) -> None:
@@ -62,9 +82,15 @@ def load_labels(workspace: Workspace) -> dict[str, Float[np.ndarray, "c x y z"]]
         path = workspace.labels_dir / f"{volume}.npz"
         if path.exists():
             with np.load(path, allow_pickle=False) as stored:
-                probabilities = stored["probabilities"].astype(np.float32)
-            labels[volume] = probabilities / probabilities.sum(axis=0, keepdims=True)
+                labels[volume] = as_stored(stored["probabilities"])
     return labels
+
+
+def as_stored(probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "c x y z"]:
+    """Probabilities as a student sees them: rounded to float16 as in their file, then float32 summing to 1."""
+    rounded = probabilities.astype(np.float16).astype(np.float32)
+    result: np.ndarray = rounded / rounded.sum(axis=0, keepdims=True)
+    return result
 
 
 def fit_student(workspace: Workspace, *, events: EventLog) -> None:
@@ -73,39 +99,66 @@ def fit_student(workspace: Workspace, *, events: EventLog) -> None:
     labels = load_labels(workspace)
     if not labels:
         raise InvalidInput("pseudo-labels", value=0, limit="at least one", remedy="run the study first")
-    inputs = digest("student-inputs", [study.id, repr(study.student), _label_hashes(workspace, labels)])
-    record = workspace.student_dir / "inputs"
-    weights = workspace.student_dir / "weights.pt"
-    if weights.exists() and record.exists() and record.read_text(encoding="utf-8") == inputs:
-        return
-    workspace.student_dir.mkdir(parents=True, exist_ok=True)
-    images = np.stack([volume_from_bytes(workspace.objects.get(volume), study.data).image for volume in labels])
     total = study.student.steps
 
     def on_step(step: int, loss: float) -> None:
-        if step % _PROGRESS_STEPS == 0 or step == total:
+        if step % PROGRESS_STEPS == 0 or step == total:
             events.emit("student-step", step=step, total=total, loss=round(loss, 5))
 
+    folder = workspace.student_dir
+    fitted = fit_labels(
+        workspace,
+        labels,
+        files=FitFiles(weights=folder / "weights.pt", inputs=folder / "inputs", checkpoint=folder / "checkpoint.pt"),
+        inputs=digest("student-inputs", [study.id, repr(study.student), _label_hashes(workspace, labels)]),
+        on_step=on_step,
+    )
+    if fitted is not None:
+        events.emit("student-trained", weights=fitted.weights, seconds=fitted.seconds)
+
+
+def fit_labels(
+    workspace: Workspace,
+    labels: Mapping[str, Float[np.ndarray, "c x y z"]],
+    *,
+    files: FitFiles,
+    inputs: str,
+    on_step: OnStep,
+) -> Fitted | None:
+    """Train a fresh network by the study's student recipe and seed on ``labels`` (by volume hash), or resume it.
+
+    ``inputs``: digest of all that shapes the result. None, and nothing done, where weights for these inputs exist.
+    """
+    if files.weights.exists() and files.inputs.exists() and files.inputs.read_text(encoding="utf-8") == inputs:
+        return None
+    study = workspace.study()
+    files.weights.parent.mkdir(parents=True, exist_ok=True)
+    images = np.stack([volume_from_bytes(workspace.objects.get(volume), study.data).image for volume in labels])
     started = time.monotonic()
     model, _ = train_student(
         images,
         np.stack(list(labels.values())),
         study.student,
         seed=STUDENT_SEED,
-        checkpoint=workspace.student_dir / "checkpoint.pt",
+        checkpoint=files.checkpoint,
         on_step=on_step,
     )
-    name = save_weights(weights, model)
-    write_atomically(record, inputs.encode())
-    events.emit("student-trained", weights=name, seconds=round(time.monotonic() - started, 3))
+    name = save_weights(files.weights, model)
+    write_atomically(files.inputs, inputs.encode())
+    return Fitted(weights=name, seconds=round(time.monotonic() - started, 3))
 
 
 def load_student(workspace: Workspace) -> torch.nn.Module:
     """The trained student, ready to predict."""
-    study = workspace.study()
     path = workspace.student_dir / "weights.pt"
     if not path.exists():
         raise InvalidInput("there is no student yet", remedy="run `consilium student train`")
+    return load_model(workspace, path)
+
+
+def load_model(workspace: Workspace, path: Path) -> torch.nn.Module:
+    """A network of the study's student recipe with the weights in ``path``, ready to predict."""
+    study = workspace.study()
     model = build_unet(
         study.student.channels, in_channels=len(study.data.channels), out_channels=len(study.data.labels)
     )

@@ -1,8 +1,8 @@
 """A study's run from open queries to the exported bundle, each stage resumable.
 
-Stages: ``collect`` (the core; what counts is in the ledger), ``decode``, ``student``, ``export``. After a crash or a
-stop the next run starts at the first thing that is not yet done; stored answers are read, never drawn again. Refuses
-to start while another run holds the study.
+Stages: ``collect`` (the core; what counts is in the ledger), ``decode``, ``student``, ``controls``, ``export``. After
+a crash or a stop the next run starts at the first thing that is not yet done; stored answers are read, never drawn
+again. Refuses to start while another run holds the study.
 """
 
 from __future__ import annotations
@@ -63,13 +63,16 @@ def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> 
 
 
 def finish(workspace: Workspace, *, events: EventLog) -> None:
-    """Decode stored answers, train the student, export the bundle; post-processing, so it can be repeated freely."""
+    """Decode stored answers, train student and controls, export the bundle; post-processing, freely repeatable."""
+    from server.controls import CONTROLS, fit_controls
     from server.finish import decode_labels, export_student, fit_student  # torch only once the ledger is closed
 
     with stage(events, "decode", total=len(workspace.volumes())):
         decode_labels(workspace, events=events)
     with stage(events, "student", total=workspace.study().student.steps):
         fit_student(workspace, events=events)
+    with stage(events, "controls", total=len(CONTROLS) * workspace.study().student.steps):
+        fit_controls(workspace, events=events)
     with stage(events, "export", total=1):
         export_student(workspace, events=events)
 

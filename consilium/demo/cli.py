@@ -115,14 +115,21 @@ def _summary(out: Path) -> str:
     def dice(value: Any) -> str:
         return "n/a" if value is None else f"{value:.3f}"
 
+    student = report["student"]["dice"]["mean"]
+    controls = {name: one["dice"] and one["dice"]["mean"] for name, one in report["controls"].items()}
+    scored = [score for score in controls.values() if score is not None]
+    gain = f"{student - max(scored):+.3f}" if scored and student is not None else "n/a"
     return "\n".join(
         [
             f"ε = {privacy['epsilon_exact']:.4f} (exact), ε = {privacy['epsilon_rdp']:.4f} (RDP), "
             f"δ = {privacy['delta']:g}, unit {privacy['unit']}, relation {privacy['relation']}, "
             f"{privacy['queries']} queries, noise multiplier {privacy['noise_multiplier']:.4f}",
-            f"Dice on test: student {dice(report['student']['dice']['mean'])}, "
+            f"Dice on test: student {dice(student)}, "
             f"mean teacher {dice(report['mean_teacher']['dice']['mean'])}, "
             f"ensemble {dice(report['ensemble']['dice']['mean'])}, "
             f"mean shape {dice(report['mean_shape']['dice']['mean'])}",
+            "Controls: "
+            + ", ".join(f"{name.replace('_', ' ')} {dice(score)}" for name, score in controls.items())
+            + f"; student's gain over the best of them {gain}",
         ]
     )

@@ -1,4 +1,4 @@
-"""What only a demo can score: teachers, ensemble, labels and student against held-out truth, and the report's facts.
+"""What only a demo can score: teachers, ensemble, labels, student and controls on held-out truth; the report's facts.
 
 Reads every party's data, as no party of a real study can. Nothing computed here flows back into the study.
 """
@@ -34,6 +34,7 @@ from consilium.report import (
     Score,
     SiteFact,
 )
+from server.controls import CONTROLS, control_trained, load_control
 from server.finish import load_labels, load_student
 from server.student import score
 from server.workspace import Workspace
@@ -72,6 +73,10 @@ def report_facts(
     mean_shape = _hard(_mean_shape(places, study))
     student = load_student(workspace)
     predictions = [_hard(predict(student, image)) for image in images]
+    controls: dict[str, Score | None] = dict.fromkeys(CONTROLS)
+    for name in filter(lambda name: control_trained(workspace, name), CONTROLS):
+        control = load_control(workspace, name)
+        controls[name] = _score([_hard(predict(control, image)) for image in images], truths, classes)
     public = _public_truths(places, study, source)
     labels = load_labels(workspace)
     known = [volume for volume in labels if volume in public]
@@ -101,6 +106,7 @@ def report_facts(
         ensemble=_score([_hard(total) for total in sums], truths, classes),
         mean_shape=_score([mean_shape] * len(truths), truths, classes),
         student=_score(predictions, truths, classes),
+        controls=controls,
         decoded_labels=_score([_hard(labels[v]) for v in known], [public[v] for v in known], classes)
         if known
         else None,

@@ -91,6 +91,11 @@ def make_facts(*, hospitals: int = 4, pictures: int = 4, unit: str = "hospital")
         ensemble=Score(0.862, (0.871, 0.853)),
         mean_shape=Score(0.612, (0.634, 0.590)),
         student=Score(0.648, (0.661, 0.635)),
+        controls={
+            "zero_code": Score(0.597, (0.604, 0.590)),
+            "shuffled_codes": Score(0.6, (0.608, 0.592)),
+            "public_only": Score(0.595, (0.601, 0.589)),
+        },
         decoded_labels=Score(0.631, (0.645, 0.617)),
         daemons=(
             DaemonFact("superlink", 41201),
@@ -170,6 +175,11 @@ def test_json_has_the_promised_keys(tmp_path: Path) -> None:
     assert report["ensemble"]["dice"]["mean"] == 0.862
     assert report["mean_shape"]["dice"]["per_class"]["posterior"] == 0.590
     assert report["decoded_labels"]["dice"]["mean"] == 0.631
+    assert list(report["controls"]) == ["zero_code", "shuffled_codes", "public_only"]
+    assert report["controls"]["shuffled_codes"]["dice"] == {
+        "mean": 0.6,
+        "per_class": {"anterior": 0.608, "posterior": 0.592},
+    }
     privacy = report["privacy"]
     assert (privacy["epsilon_exact"], privacy["epsilon_rdp"], privacy["delta"]) == (7.99998, 8.8761, 1e-3)
     assert (privacy["unit"], privacy["relation"], privacy["queries"]) == ("hospital", "replace-one", 80)
@@ -247,7 +257,13 @@ def test_page_says_what_is_not_protected(page: str) -> None:
 
 def test_page_shows_every_score_site_daemon_and_stage(page: str) -> None:
     facts, text = make_facts(), Outline(page).text
-    for score in [teacher.score for teacher in facts.teachers] + [facts.student, facts.ensemble, facts.mean_shape]:
+    for score in [teacher.score for teacher in facts.teachers] + [
+        facts.student,
+        facts.ensemble,
+        facts.mean_shape,
+        *facts.controls.values(),
+    ]:
+        assert score is not None
         assert f"{score.mean:.3f}" in text
     for site in facts.sites:
         assert site.pool in text
@@ -313,6 +329,45 @@ def test_a_student_no_better_than_the_mean_shape_is_said_to_be_so() -> None:
     text = Outline(render_html(facts)).text
     assert "0.012 Dice worse than the mean shape" in text
     assert "taught it nothing" in text
+    low = Score(0.5, (0.5, 0.5))
+    text = Outline(render_html(replace(facts, controls=dict.fromkeys(facts.controls, low)))).text
+    assert "0.100 above the best of its controls" in text
+    assert "helped it, but the public label maps alone do as well" in text
+    assert "taught it nothing" not in text
+    text = Outline(render_html(replace(facts, controls=dict.fromkeys(facts.controls)))).text
+    assert "controls, " not in text
+
+
+def test_page_says_that_the_gain_over_the_controls_counts(page: str) -> None:
+    text = Outline(page).text
+    assert "Controls: the same student without the teachers' information" in text
+    assert "gain over these is what counts" in text
+    assert "it is 0.048 above the best of its controls, shuffled codes." in text
+    assert "taught it nothing" not in text
+
+
+def test_a_student_no_better_than_a_control_is_said_to_be_so_however_good_it_is() -> None:
+    facts = make_facts(pictures=0)
+    facts = replace(facts, controls={**facts.controls, "zero_code": Score(0.66, (0.66, 0.66))})
+    text = Outline(render_html(facts)).text
+    assert "0.036 Dice better than the mean shape" in text
+    assert "0.012 below the best of its controls, zero code" in text
+    assert "taught it nothing" in text
+
+
+def test_a_control_that_was_not_trained_is_null_in_json_and_a_reason_on_the_page(tmp_path: Path) -> None:
+    facts = make_facts(pictures=0)
+    write_report(tmp_path, replace(facts, controls={**facts.controls, "shuffled_codes": None}))
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report["controls"]["shuffled_codes"] == {"dice": None}
+    assert "needs two labelled volumes" in Outline((tmp_path / "report.html").read_text(encoding="utf-8")).text
+
+
+@pytest.mark.parametrize("change", [{"other": None}, {"zero_code": Score(0.5, (0.5,))}])
+def test_controls_of_another_name_or_other_classes_are_refused(change: dict[str, Score | None]) -> None:
+    facts = make_facts(pictures=0)
+    with pytest.raises(InvalidInput):
+        replace(facts, controls={**facts.controls, **change})
 
 
 def test_page_claims_no_refusal_it_has_not_seen() -> None:

@@ -71,6 +71,7 @@ def test_the_same_command_finishes_what_was_interrupted(demo):
     assert report["privacy"]["queries"] == report["privacy"]["planned_queries"] == 4
     assert 8 * 0.999 <= report["privacy"]["epsilon_exact"] <= 8
     assert "δ = 0.001, unit hospital, relation replace-one" in stdout
+    assert re.search(r"Controls: zero code 0\.\d{3}, shuffled codes 0\.\d{3}, public only 0\.\d{3}; student", stdout)
 
 
 def test_the_report_has_what_was_promised(demo):
@@ -81,10 +82,16 @@ def test_the_report_has_what_was_promised(demo):
     for name in ("student", "ensemble", "mean_shape"):
         assert 0 <= report[name]["dice"]["mean"] <= 1
         assert set(report[name]["dice"]["per_class"]) == {"anterior", "posterior"}
+    assert list(report["controls"]) == ["zero_code", "shuffled_codes", "public_only"]
+    for control in report["controls"].values():
+        assert 0 <= control["dice"]["mean"] <= 1
+        assert set(control["dice"]["per_class"]) == {"anterior", "posterior"}
     assert len(report["teachers"]) == 2
     assert len({daemon["pid"] for daemon in report["daemons"]}) == len(report["daemons"]) == 3 + 2 * 2
     assert [site["codes_sent"] for site in report["sites"]] == [4, 4]
-    assert {"data", "study", "teachers", "federation", "study run", "collect", "student"} <= report["seconds"].keys()
+    assert {"data", "study", "teachers", "federation", "study run", "collect", "student", "controls"} <= report[
+        "seconds"
+    ].keys()
     assert "2004" in report["refused_node"]
 
 
