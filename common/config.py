@@ -35,8 +35,9 @@ class DataConfig:
     channels: tuple[str, ...] = ("MRI",)
 
     def __post_init__(self) -> None:
-        for name in ("labels", "spacing_mm", "grid", "channels"):
+        for name in ("labels", "grid", "channels"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "spacing_mm", tuple(float(spacing) for spacing in self.spacing_mm))
         if len(self.labels) < 2 or len(set(self.labels)) != len(self.labels) or not all(self.labels):
             raise InvalidInput(
                 "data.labels", value=self.labels, limit="background and at least one structure, no name twice"

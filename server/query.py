@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from math import floor
 from typing import Protocol
 
 import numpy as np
@@ -121,23 +122,45 @@ class Aggregator:
 
     def run(self, transport: Transport, *, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Answer all open queries batch by batch, until done, stopped, out of budget or below quorum."""
-        size = self._study.collection.batch_size
         queries = self.open_queries()
-        done = len(self._queries) - len(queries)
-        self._events.emit("stage-progress", stage="collect", done=done, total=len(self._queries))
-        for start in range(0, len(queries), size):
+        self._progress(len(queries))
+        while queries:
             if should_stop():
                 return
-            answered = self._run_batch(queries[start : start + size], transport)
-            done += answered
-            self._events.emit("stage-progress", stage="collect", done=done, total=len(self._queries))
-            if answered < len(queries[start : start + size]):
+            sites, room = self._with_budget(queries[0])
+            if len(sites) < self._study.privacy.quorum:
+                self._events.emit("budget-refused", batch="", queries=[query.id for query in queries])
+                break
+            batch = queries[: min(self._study.collection.batch_size, room)]
+            answered = self._run_batch(batch, sites, transport)
+            queries = queries[answered:]
+            self._progress(len(queries))
+            if answered < len(batch):
                 break
         self._send_receipts(self._sites, transport)
 
-    def _run_batch(self, queries: Sequence[QuerySpec], transport: Transport) -> int:
+    def _progress(self, left: int) -> None:
+        total = len(self._queries)
+        self._events.emit("stage-progress", stage="collect", done=total - left, total=total)
+
+    def _with_budget(self, query: QuerySpec) -> tuple[tuple[Site, ...], int]:
+        """Sites whose pool has room for one more such query, and how many all of them have room for.
+
+        Public state: an exhausted pool is left out before anything is offered. The ledger decides at the release.
+        """
+        protections = {pool.pool: pool.protection for pool in self._ledger.pools()}
+        room: dict[Site, int] = {}
+        for site in self._sites:
+            in_all = self._ledger.remaining(site.pool) / query.mechanism.mu_squared(protections[site.pool])
+            in_study = self._ledger.remaining(site.pool, self._study.id)
+            in_study /= query.mechanism.mu_squared(self._study.privacy.protection)
+            if (queries := min(floor(in_all), floor(in_study))) > 0:
+                room[site] = queries
+        return tuple(room), min(room.values(), default=0)
+
+    def _run_batch(self, queries: Sequence[QuerySpec], sites: Sequence[Site], transport: Transport) -> int:
         batch = digest("batch", {"study": self._study.id, "queries": [query.id for query in queries]})
-        roster = self._offer(batch, queries, transport)
+        roster = self._offer(batch, queries, sites, transport)
         quorum = self._study.privacy.quorum
         if len(roster) < quorum:
             self._events.emit("quorum-missed", batch=batch, accepted=len(roster), needed=quorum)
@@ -150,16 +173,19 @@ class Aggregator:
         self._send_receipts(roster, transport)
         return released
 
-    def _offer(self, batch: str, queries: Sequence[QuerySpec], transport: Transport) -> tuple[Site, ...]:
-        by_node = {site.node_id: site for site in self._sites}
+    def _offer(
+        self, batch: str, queries: Sequence[QuerySpec], sites: Sequence[Site], transport: Transport
+    ) -> tuple[Site, ...]:
+        by_node = {site.node_id: site for site in sites}
         timeout_s = self._study.collection.offer_deadline_s
         offer = Offer(study=self._study.id, ledger=self._ledger.ledger_id, batch=batch, queries=tuple(queries))
         body = encode(offer)
         accepted: list[Site] = []
-        online = self._await_sites(transport, timeout_s=timeout_s)
+        online = self._await_sites(sites, transport, timeout_s=timeout_s)
         for site in self._sites:
             if site.node_id not in online:
-                self._events.emit("offer-answered", batch=batch, site=site.name, accepted=False, reason="offline")
+                reason = "offline" if site in sites else "budget"
+                self._events.emit("offer-answered", batch=batch, site=site.name, accepted=False, reason=reason)
         for reply in transport.exchange(dict.fromkeys(sorted(online), body), timeout_s=timeout_s):
             site, message = by_node[reply.node_id], _decoded(reply)
             reason = reply.problem or "malformed"
@@ -173,9 +199,9 @@ class Aggregator:
                 accepted.append(site)
         return tuple(sorted(accepted, key=lambda site: site.name))
 
-    def _await_sites(self, transport: Transport, *, timeout_s: float) -> frozenset[int]:
-        """Nodes of registered sites that are online, once all are or the time is up."""
-        expected = frozenset(site.node_id for site in self._sites)
+    def _await_sites(self, sites: Sequence[Site], transport: Transport, *, timeout_s: float) -> frozenset[int]:
+        """Nodes of these sites that are online, once all are or the time is up."""
+        expected = frozenset(site.node_id for site in sites)
         until = self._clock() + timeout_s
         online = transport.online() & expected
         while online != expected and self._clock() < until:

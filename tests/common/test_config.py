@@ -29,6 +29,11 @@ def test_a_rendered_study_reads_back_equal(study):
     assert parse_study(render_study(study)) == study
 
 
+def test_whole_and_decimal_spacings_are_one_study(study):
+    whole = replace(study, data=replace(study.data, spacing_mm=(1, 1, 1)))
+    assert whole.id == study.id == parse_study(render_study(whole)).id
+
+
 def test_defaults_are_the_exact_accountant_replace_one_and_hospital(study):
     privacy = study.privacy
     assert (privacy.accountant, privacy.relation, privacy.unit) == ("exact", "replace-one", "hospital")

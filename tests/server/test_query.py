@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from common.errors import QuorumNotReached
+from common.ledger.store import PoolDeclaration
 from common.messages import CodesReply, CodesRequest, Receipts, decode, encode
-from common.privacy.mechanism import AccountantName
+from common.privacy.mechanism import AccountantName, Budget
 from common.privacy.quantise import quantise
 from common.sealing import SealContext, seal
 from server.query import Aggregator
@@ -292,3 +293,38 @@ def test_receipts_lost_in_a_crash_are_delivered_by_the_next_run(federation, monk
     assert all(len(ledger.receipts()) == 1 for ledger in fed.site_ledgers.values())
     assert fed.ledger.row_count == rows
     assert len(fed.events("receipts-held")) == 3
+
+
+def test_an_exhausted_budget_ends_the_run_with_what_was_answered(federation):
+    fed = federation()
+    fed.core().run(fed.transport)
+    more = tuple(fed.objects.put(f"more {i}".encode()) for i in range(3))
+    fed.volumes = (*more, *fed.volumes)
+    offers = len(fed.events("offer-answered"))
+    core = fed.core()
+    core._queries = tuple(replace(core._queries[0], volumes=(name,)) for name in more)
+    core.run(fed.transport)
+    assert len(fed.ledger.answers(fed.study.id)) == 6
+    assert len(fed.events("offer-answered")) == offers
+    assert len(fed.events("budget-refused")[-1]["queries"]) == 3
+
+
+def test_a_site_whose_pool_is_spent_is_left_out_before_anything_is_offered(federation):
+    fed = federation()
+    privacy = fed.study.privacy
+    fed.ledger.declare_pool(
+        PoolDeclaration(
+            pool="pool-1",
+            site="site-1",
+            budget=Budget(epsilon=2.0, delta=privacy.delta),
+            accountant=privacy.accountant,
+            protection=privacy.protection,
+        )
+    )
+    fed.core().run(fed.transport)
+    answers = fed.ledger.answers(fed.study.id)
+    assert len(answers) == 6
+    with_site_1 = [a for a in answers if "site-1" in {entry.site for entry in a.roster}]
+    assert 0 <= len(with_site_1) < 6
+    assert fed.ledger.remaining("pool-1") >= 0
+    assert "budget" in {event["reason"] for event in fed.events("offer-answered") if event["site"] == "site-1"}
