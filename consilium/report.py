@@ -610,7 +610,7 @@ def _verdict(facts: ReportFacts) -> str:
     if (gain if best is None else student - best[1]) < 0.005:
         return text + ". In this run the hospitals' answers taught it nothing that it would not know without them."
     if gain < 0.005:
-        return text + ". The hospitals' answers helped it, but the public label maps alone do as well."
+        return text + ". In this run the hospitals' answers helped it, but the public label maps alone do as well."
     return text + "."
 
 
