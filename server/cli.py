@@ -255,15 +255,17 @@ def fit(
 
 @student_app.command("train")
 def student_train(directory: StudyDir) -> None:
-    """Decode the stored answers and train the student on them; free of privacy cost, repeatable.
+    """Decode the stored answers, train the student and its controls on them; free of privacy cost, repeatable.
 
     Example: consilium student train trial
     """
+    from server.controls import fit_controls
     from server.finish import decode_labels, fit_student
 
     with _own_events(directory) as (workspace, events):
         decode_labels(workspace, events=events)
         fit_student(workspace, events=events)
+        fit_controls(workspace, events=events)
     typer.echo(f"student: {Workspace(directory).student_dir}")
 
 
