@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, load_study
 from common.data.split import private_label_hashes
@@ -17,6 +16,8 @@ from common.events import read_events
 from common.ledger.store import Ledger
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from server import describe, setup
+from server.pipeline import locked_events
+from server.progress import StudyProgress, stage_bars
 from server.workspace import Endpoint, Site, Workspace
 
 study_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Define, publish, run and follow a study.")
@@ -189,8 +190,8 @@ def run(directory: StudyDir, as_json: AsJson = False) -> None:
     from server.supervisor import supervise
 
     workspace = Workspace(directory)
-    with run_progress() as on_event:
-        supervise(workspace, on_event=on_event)
+    with stage_bars(Console(stderr=True)) as bars:
+        supervise(workspace, on_event=StudyProgress(bars).on_event)
     _print_status(workspace, as_json=as_json)
 
 
@@ -262,7 +263,7 @@ def student_train(directory: StudyDir) -> None:
     from server.controls import fit_controls
     from server.finish import decode_labels, fit_student
 
-    with _own_events(directory) as (workspace, events):
+    with locked_events(Workspace(directory)) as (workspace, events):
         decode_labels(workspace, events=events)
         fit_student(workspace, events=events)
         fit_controls(workspace, events=events)
@@ -277,7 +278,7 @@ def student_export(directory: StudyDir) -> None:
     """
     from server.finish import export_student
 
-    with _own_events(directory) as (workspace, events):
+    with locked_events(Workspace(directory)) as (workspace, events):
         export_student(workspace, events=events)
     typer.echo(f"bundle: {Workspace(directory).bundle_dir}")
 
@@ -313,54 +314,6 @@ def status_facts(workspace: Workspace) -> dict[str, Any]:
         "sites": sites,
         "ledger_head": head.hash,
     }
-
-
-class run_progress:  # noqa: N801  used as a context manager, like a function
-    """A live bar a stage on stderr, fed by the study's events."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description:<10}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console or Console(stderr=True),
-        )
-        self._tasks: dict[str, Any] = {}
-
-    def __enter__(self) -> Any:
-        self._progress.start()
-        return self._on_event
-
-    def __exit__(self, *_exc: object) -> None:
-        self._progress.stop()
-
-    def _on_event(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "stage-started":
-            self._tasks[event["stage"]] = self._progress.add_task(event["stage"], total=event["total"])
-        elif kind == "stage-progress" and event["stage"] in self._tasks:
-            self._progress.update(self._tasks[event["stage"]], completed=event["done"])
-        elif kind == "student-step" and "student" in self._tasks:
-            self._progress.update(self._tasks["student"], completed=event["step"])
-        elif kind == "label-decoded" and "decode" in self._tasks:
-            self._progress.advance(self._tasks["decode"])
-        elif kind == "stage-finished" and event["stage"] in self._tasks:
-            task = self._tasks[event["stage"]]
-            self._progress.update(task, completed=self._progress.tasks[task].total)
-        elif kind == "offer-answered" and not event["accepted"]:
-            self._progress.console.print(f"site {event['site']} declined: {event['reason']}")
-        elif kind in ("reply-missing", "code-refused"):
-            self._progress.console.print(f"site {event['site']}: {kind}, {event['reason']}; counts as the zero code")
-        elif kind == "run-restarted":
-            self._progress.console.print("the ServerApp died; it was submitted again and resumes from the ledger")
-
-
-def _own_events(directory: Path) -> Any:
-    from server.pipeline import locked_events
-
-    return locked_events(Workspace(directory))
 
 
 def _print_status(workspace: Workspace, *, as_json: bool) -> None:

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TaskID
 
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.demo.run import DemoOptions, Watch, run_demo
+from server.progress import StudyProgress, stage_bars
 
 app = typer.Typer(add_completion=False)
 
@@ -59,52 +60,24 @@ def demo(
 
 @contextmanager
 def _watching(console: Console) -> Iterator[Watch]:
-    progress = Progress(
-        TextColumn("{task.description:<12}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-        console=console,
-    )
-    tasks: dict[str, Any] = {}
+    tasks: dict[str, TaskID] = {}
+    with stage_bars(console) as bars:
 
-    def start(name: str, total: int) -> None:
-        tasks[name] = progress.add_task(name, total=total)
+        def start(name: str, total: int) -> None:
+            tasks[name] = bars.add_task(name, total=total)
 
-    def advance(name: str, done: int, total: int) -> None:
-        progress.update(tasks[name], completed=done, total=total)
+        def advance(name: str, done: int, total: int) -> None:
+            bars.update(tasks[name], completed=done, total=total)
 
-    def finish(name: str) -> None:
-        progress.update(tasks[name], completed=progress.tasks[tasks[name]].total)
+        def finish(name: str) -> None:
+            bars.update(tasks[name], completed=bars.tasks[tasks[name]].total)
 
-    def event(record: dict[str, Any]) -> None:
-        kind, stage = record["event"], f"  {record.get('stage', '')}"
-        if kind == "stage-started":
-            start(stage, record["total"])
-        elif kind == "stage-progress":
-            advance(stage, record["done"], record["total"])
-        elif kind == "stage-finished":
-            finish(stage)
-        elif kind == "student-step":
-            advance("  student", record["step"], record["total"])
-        elif kind == "label-decoded":
-            progress.advance(tasks["  decode"])
-        elif kind == "offer-answered" and not record["accepted"]:
-            progress.console.print(f"site {record['site']} declined: {record['reason']}")
-        elif kind in ("reply-missing", "code-refused"):
-            progress.console.print(f"site {record['site']}: {kind} ({record['reason']}); it counts as the zero code")
-        elif kind == "run-restarted":
-            progress.console.print("the ServerApp died; submitted again, it resumes from the ledger")
-
-    with progress:
         yield Watch(
             start=start,
             advance=advance,
             finish=finish,
-            event=event,
-            say=lambda text: progress.console.print(f"  … {text}"),
+            event=StudyProgress(bars, indent="  ").on_event,
+            say=lambda text: bars.console.print(f"  … {text}"),
         )
 
 

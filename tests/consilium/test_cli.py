@@ -84,7 +84,8 @@ def test_verbose_shows_the_traceback(tmp_path):
 
 def test_the_new_ledger_verifies(study):
     directory, _ = study
-    result = consilium("verify", str(directory / "ledger.sqlite"), "--public-key", str(directory / "keys" / "ledger.key"))
+    key = directory / "keys" / "ledger.key"
+    result = consilium("verify", str(directory / "ledger.sqlite"), "--public-key", str(key))
     assert result.returncode == 0, result.stdout + result.stderr
 
 
