@@ -356,13 +356,11 @@ class Aggregator:
 
     def _send_receipts(self, sites: Sequence[Site], transport: Transport) -> None:
         """Bring sites the receipts they miss. A site of which it is not known what it holds is asked first."""
-        waiting = {site.node_id: site for site in sites if self._missing_receipts(site) != ()}
+        missing = {site.node_id: self._missing_receipts(site) for site in sites}
+        waiting = {site.node_id: site for site in sites if missing[site.node_id] != ()}
         for _attempt in (1, 2):
             online = transport.online() & waiting.keys()
-            bodies = {
-                node: encode(Receipts(self._ledger.ledger_id, self._missing_receipts(waiting[node]) or ()))
-                for node in sorted(online)
-            }
+            bodies = {node: encode(Receipts(self._ledger.ledger_id, missing[node] or ())) for node in sorted(online)}
             for reply in (
                 transport.exchange(bodies, timeout_s=self._study.collection.offer_deadline_s) if bodies else ()
             ):
@@ -370,7 +368,8 @@ class Aggregator:
                 if not isinstance(message, ReceiptsReply):
                     continue
                 self._held[site.name] = message.ledger_row
-                if self._missing_receipts(site) == ():
+                missing[reply.node_id] = self._missing_receipts(site)
+                if missing[reply.node_id] == ():
                     self._events.emit("receipts-held", site=site.name, ledger_row=message.ledger_row)
                     del waiting[reply.node_id]
         for site in waiting.values():
