@@ -73,7 +73,12 @@ def teacher_predictions(
     for number, site in enumerate(sites):
         key = digest(
             "benchmark-teacher",
-            [repr(recipe), seed, number, *(hashlib.sha256(a.tobytes()).hexdigest() for a in (site.images, asked))],
+            [
+                repr(recipe),
+                seed,
+                number,
+                *(hashlib.sha256(a.tobytes()).hexdigest() for a in (site.images, site.labels, asked)),
+            ],
         )
         path = cache / f"{key}.npy"
         if not path.exists():

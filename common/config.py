@@ -118,17 +118,27 @@ class CodecConfig:
             raise InvalidInput("codec.augmentations", value=self.augmentations, limit="0 to 10000")
 
 
+AUGMENTATIONS = ("smooth", "rotate-mirror")
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
-    """Recipe of teachers or the student: a U-Net's channels and the optimiser's schedule. Changes no guarantee."""
+    """Recipe of teachers or the student: a U-Net's channels and the optimiser's schedule. Changes no guarantee.
+
+    ``patch`` in voxels: train on random patches of the grid; empty for whole volumes. ``augmentation``: ``"smooth"`` or
+    ``"rotate-mirror"`` (:func:`common.models.fit.augmentation`).
+    """
 
     channels: tuple[int, ...] = (16, 32, 64)
     steps: int = 300
     batch_size: int = 2
     learning_rate: float = 1e-2
+    patch: tuple[int, ...] = ()
+    augmentation: str = "smooth"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "channels", tuple(self.channels))
+        object.__setattr__(self, "patch", tuple(self.patch))
         if not 2 <= len(self.channels) <= 6 or not all(isinstance(c, int) and 2 <= c <= 512 for c in self.channels):
             raise InvalidInput("training channels", value=self.channels, limit="2 to 6 integers from 2 to 512")
         if not 1 <= self.steps <= 1_000_000:
@@ -137,6 +147,14 @@ class TrainingConfig:
             raise InvalidInput("training batch size", value=self.batch_size, limit="1 to 64")
         if not 0 < self.learning_rate < 1:
             raise InvalidInput("learning rate", value=self.learning_rate, limit="above 0, below 1")
+        halved = 2 ** (len(self.channels) - 1)
+        if self.patch and (
+            len(self.patch) != 3
+            or not all(isinstance(n, int) and 8 <= n <= 512 and n % halved == 0 for n in self.patch)
+        ):
+            raise InvalidInput("training patch", value=self.patch, limit=f"three multiples of {halved} from 8 to 512")
+        if self.augmentation not in AUGMENTATIONS:
+            raise InvalidInput("training augmentation", value=self.augmentation, limit=", ".join(AUGMENTATIONS))
 
 
 STUDENT_RECIPE = TrainingConfig(steps=600, learning_rate=2e-3)

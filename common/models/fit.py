@@ -25,11 +25,15 @@ from monai.inferers import Inferer, SimpleInferer
 from monai.losses import DiceLoss
 from monai.transforms import (
     Compose,
+    OneOf,
     RandAdjustContrastd,
     RandAffined,
+    RandAxisFlipd,
     RandGaussianNoised,
+    RandRotated,
     RandScaleIntensityd,
     RandShiftIntensityd,
+    RandSpatialCropd,
 )
 
 from common.config import TrainingConfig
@@ -84,8 +88,7 @@ def fit(
     run goes on from there; a checkpoint of other data, seed, recipe or starting weights is ignored. The caller deletes
     the file when the result is safe.
 
-    Augmentation moves image and target alike by small rotations, scalings, shears and shifts, and varies the image's
-    contrast, brightness and noise. There are no flips: left and right are different labels in many anatomies.
+    With ``recipe.patch`` every step trains on random patches of its volumes. See :func:`augmentation`.
 
     Raises InvalidInput for wrong shapes or values, and when the loss diverges.
     """
@@ -97,7 +100,10 @@ def fit(
     identity = _identity(model, images, targets, share, recipe, seed=seed, augment=augment)
     step, losses = _resume(checkpoint, identity, model, optimizer)
     resumed_from = step
-    transform = augmentation(images.shape[2:]) if augment else None
+    if recipe.patch and any(n > size for n, size in zip(recipe.patch, images.shape[2:], strict=True)):
+        raise InvalidInput("training patch", value=recipe.patch, limit=f"within the grid {images.shape[2:]}")
+    moves = augmentation(recipe.patch or images.shape[2:], kind=recipe.augmentation) if augment else Compose([])
+    transform = Compose([*_patches(recipe.patch), *moves.transforms])
     model.train()
     while step < recipe.steps:
         for group in optimizer.param_groups:
@@ -169,9 +175,20 @@ def batch_of(step: int, *, cases: int, batch_size: int, seed: int) -> list[int]:
     return picks
 
 
-def augmentation(grid: tuple[int, ...]) -> Compose:
-    """MONAI transforms of {"image", "target"}; shifts are up to a twelfth of the grid."""
+def augmentation(grid: tuple[int, ...], *, kind: str = "smooth") -> Compose:
+    """MONAI transforms of {"image", "target"}, which move both alike.
+
+    ``smooth``: small rotations, scalings, shears and shifts (up to a twelfth of the grid), and the image's contrast,
+    brightness and noise. No mirroring: left and right are different labels in many anatomies.
+    ``rotate-mirror``: half of the samples is rotated or mirrored, the other is left as it is, as in Fay et al. 2021,
+    "Base models". The paper gives no angles; ours are up to 0.25 rad about every axis.
+    """
     both = ["image", "target"]
+    if kind == "rotate-mirror":
+        turn = RandRotated(
+            keys=both, prob=0.5, range_x=0.25, range_y=0.25, range_z=0.25, mode="bilinear", padding_mode="border"
+        )
+        return Compose([OneOf([turn, RandAxisFlipd(keys=both, prob=0.5)])])
     return Compose(
         [
             RandAffined(
@@ -192,6 +209,10 @@ def augmentation(grid: tuple[int, ...]) -> Compose:
     )
 
 
+def _patches(size: tuple[int, ...]) -> list[RandSpatialCropd]:
+    return [RandSpatialCropd(keys=["image", "target"], roi_size=size, random_size=False)] if size else []
+
+
 _ORDER, _AUGMENT = 1, 2  # keep the two kinds of draws apart
 
 
@@ -199,13 +220,13 @@ def _batch(
     images: np.ndarray,
     targets: np.ndarray,
     picks: list[int],
-    transform: Compose | None,
+    transform: Compose,
     *,
     seed: int,
     step: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     pairs = [{"image": torch.tensor(images[i]), "target": torch.tensor(targets[i])} for i in picks]
-    if transform is not None:
+    if transform.transforms:
         draws = np.random.default_rng([_AUGMENT, seed, step])
         moved = []
         for pair in pairs:

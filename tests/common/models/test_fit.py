@@ -179,6 +179,59 @@ def test_augmentation_moves_image_and_target_alike_and_never_mirrors() -> None:
     assert all(left_right)
 
 
+def test_rotate_mirror_leaves_half_of_the_samples_and_turns_or_mirrors_the_others() -> None:
+    images, targets = balls(1)
+    transform = augmentation((16, 16, 16), kind="rotate-mirror")
+    kept = mirrored = turned = 0
+    flips = [np.flip(images[0], axis=axis) for axis in (1, 2, 3)]
+    for seed in range(100):
+        transform.set_random_state(seed=seed)
+        moved = transform({"image": torch.tensor(images[0]), "target": torch.tensor(targets[0])})
+        image, target = np.asarray(moved["image"]), np.asarray(moved["target"])
+        np.testing.assert_allclose(target.sum(axis=0), 1, atol=1e-4)
+        assert image[0][target[1] > 0.9].mean() > image[0][target[2] > 0.9].mean() + 3  # both were moved alike
+        if np.array_equal(image, images[0]):
+            kept += 1
+        elif any(np.array_equal(image, flip) for flip in flips):
+            mirrored += 1
+        else:
+            turned += 1
+    assert 30 < kept < 70  # 50 ± 4 standard deviations
+    assert min(mirrored, turned) > 8
+
+
+def test_patches_of_the_named_size_are_cut_alike_from_volume_and_target() -> None:
+    images, targets = balls(2)
+    seen = []
+
+    class Watching(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model()
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            seen.append(image.detach().clone())
+            result: torch.Tensor = self.net(image)
+            return result
+
+    recipe = TrainingConfig(channels=(4, 8), steps=4, batch_size=2, patch=(8, 16, 8))
+    fit(Watching(), images, targets, recipe, seed=1, augment=False)
+    assert {tuple(batch.shape) for batch in seen} == {(2, 1, 8, 16, 8)}
+    windows = np.lib.stride_tricks.sliding_window_view(images[:, 0], (8, 16, 8), axis=(1, 2, 3))
+    for patch in (patch[0].numpy() for batch in seen for patch in batch):
+        assert (windows == patch).all(axis=(4, 5, 6)).any()  # a part of a volume as it is
+    with pytest.raises(InvalidInput, match="patch"):
+        fit(model(), images, targets, TrainingConfig(channels=(4, 8), steps=1, patch=(32, 16, 16)), seed=1)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"patch": (64, 64)}, {"patch": (64, 64, 60)}, {"patch": (4, 64, 64)}, {"augmentation": "mirrors"}]
+)
+def test_a_patch_the_network_cannot_halve_and_an_unknown_augmentation_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput, match="training"):
+        TrainingConfig(channels=(2, 4, 8, 16, 32), **wrong)  # type: ignore[arg-type]
+
+
 def test_a_tiling_inferer_may_be_given() -> None:
     net = model()
     image = np.zeros((1, 32, 16, 16), dtype=np.float32)
