@@ -10,54 +10,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from common.config import DataConfig
+from common.data.dataset import Case, Dataset, Problem, check_labels
+from common.data.patients import find_table, with_patients, write_patients
 from common.errors import InvalidInput
 
+__all__ = ["Case", "Dataset", "Problem", "case_id", "check_labels", "read_dataset", "write_dataset"]
+
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One patient's scan: ``id`` is the file name without its suffix, ``label`` is None where nobody drew one.
-
-    ``hospital`` is set only where the dataset says which hospital a case comes from (Consilium's own extra key).
-    """
-
-    id: str
-    image: Path
-    label: Path | None = None
-    hospital: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A case left out: its id and why. Fit for the site's own terminal, not to be sent anywhere."""
-
-    case: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    """A dataset on disk. ``labels[i]`` names label value i; ``cases`` and ``problems`` share no id.
-
-    ``listed`` holds every id named for training, good or bad, in the dataset's order: what slots are dealt over.
-    """
-
-    name: str
-    labels: tuple[str, ...]
-    channels: tuple[str, ...]
-    cases: tuple[Case, ...]
-    problems: tuple[Problem, ...] = ()
-    listed: tuple[str, ...] = ()
-
-    @property
-    def labelled(self) -> tuple[Case, ...]:
-        """The cases with a label map."""
-        return tuple(case for case in self.cases if case.label is not None)
 
 
 def case_id(file_name: str) -> str:
@@ -72,6 +33,7 @@ def case_id(file_name: str) -> str:
 def read_dataset(directory: Path) -> Dataset:
     """Read ``dataset.json`` and check that the files it names exist; no volume is opened.
 
+    Patients are those of ``patients.tsv`` or ``patients.csv`` beside it; without one every case is a patient.
     Raises InvalidInput where the directory is no dataset at all: no ``dataset.json``, not JSON, no usable labels or
     channels, no case listed. Everything wrong with a single case is a Problem.
     """
@@ -111,7 +73,7 @@ def read_dataset(directory: Path) -> Dataset:
         else:
             problems[name] = outcome
     listed = dict.fromkeys(_entry_name(entry, position) for position, entry in enumerate(training))
-    return Dataset(
+    dataset = Dataset(
         name=str(document.get("name") or directory.name),
         labels=labels,
         channels=channels,
@@ -119,12 +81,16 @@ def read_dataset(directory: Path) -> Dataset:
         problems=tuple(problems.values()),
         listed=tuple(listed),
     )
+    table = find_table(directory)
+    return dataset if table is None else with_patients(dataset, table)
 
 
 def write_dataset(
     directory: Path, *, name: str, labels: Iterable[str], channels: Iterable[str], cases: Iterable[Case]
 ) -> Dataset:
     """Write an MSD dataset: copy each case's files to imagesTr and labelsTr (imagesTs without a label), then the index.
+
+    Where cases say whose scans they are, ``patients.tsv`` says so too.
 
     A file that already lies in its place is left there, so a producer may write volumes first and the index last.
     Returns the dataset as :func:`read_dataset` reads it back. Raises InvalidInput for a missing file.
@@ -153,22 +119,9 @@ def write_dataset(
         document["hospitals"] = hospitals
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "dataset.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if any(case.patient is not None for case in cases):
+        write_patients(directory, cases)
     return read_dataset(directory)
-
-
-def check_labels(dataset: Dataset, data: DataConfig) -> None:
-    """Refuse a dataset whose label names or channels are not the study's, letter case aside."""
-    if [label.casefold() for label in dataset.labels] != [label.casefold() for label in data.labels]:
-        raise InvalidInput(
-            "the dataset's labels are not the study's",
-            value=dataset.labels,
-            limit=", ".join(f"{value} = {label}" for value, label in enumerate(data.labels)),
-            remedy="check `labels` in dataset.json against [data] in the study",
-        )
-    if len(dataset.channels) != len(data.channels):
-        raise InvalidInput(
-            "the dataset's channels are not the study's", value=dataset.channels, limit=", ".join(data.channels)
-        )
 
 
 def _numbered(table: object, *, key: str) -> tuple[str, ...]:

@@ -1,0 +1,100 @@
+"""What a dataset on disk is, whatever its layout: cases, whose they are, what was left out and why.
+
+A patient is what the dataset says a patient is. Where it says nothing, every case counts as a patient of its own; that
+is a statement about the guarantee's unit, so :attr:`Dataset.patient_identity` carries it to wherever a guarantee is
+printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from common.config import DataConfig
+from common.errors import InvalidInput
+
+
+class PatientIdentity(StrEnum):
+    """How a dataset tells whose scan a case is: the layout's own patients, a table, or one patient a file."""
+
+    FILE = "file"
+    SUBJECT = "bids-subject"
+    TABLE = "table"
+
+    @property
+    def sentence(self) -> str:
+        """One line for a ledger, a certificate or a report."""
+        match self:
+            case PatientIdentity.SUBJECT:
+                return "a patient is a BIDS subject: all scans below one sub- folder"
+            case PatientIdentity.TABLE:
+                return "a patient is what the site's table of cases and patients says"
+            case _:
+                return "nothing says whose scan a file is: every file counts as a patient of its own"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One scan: ``id`` names it in its dataset, ``label`` is None where nobody drew one.
+
+    ``patient`` is whose scan it is, None where the dataset does not say; ``hospital`` is set only where the dataset
+    says which hospital a case comes from (Consilium's own extra key).
+    """
+
+    id: str
+    image: Path
+    label: Path | None = None
+    hospital: str | None = None
+    patient: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A case left out: its id and why. Fit for the site's own terminal, not to be sent anywhere."""
+
+    case: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A dataset on disk. ``labels[i]`` names label value i; ``cases`` and ``problems`` share no id.
+
+    ``listed`` holds every id named for training, good or bad, in the dataset's order: what slots are dealt over.
+    ``patients`` says whose scan each id is, good or bad, as far as the dataset knows (:meth:`patient_of`).
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    channels: tuple[str, ...]
+    cases: tuple[Case, ...]
+    problems: tuple[Problem, ...] = ()
+    listed: tuple[str, ...] = ()
+    patients: Mapping[str, str] = field(default_factory=dict)
+    patient_identity: PatientIdentity = PatientIdentity.FILE
+
+    @property
+    def labelled(self) -> tuple[Case, ...]:
+        """The cases with a label map."""
+        return tuple(case for case in self.cases if case.label is not None)
+
+    def patient_of(self, case: str) -> str:
+        """Whose scan the case of this id is, good or bad; the id itself where the dataset does not say."""
+        return self.patients.get(case, case)
+
+
+def check_labels(dataset: Dataset, data: DataConfig) -> None:
+    """Refuse a dataset whose label names or channels are not the study's, letter case aside."""
+    if [label.casefold() for label in dataset.labels] != [label.casefold() for label in data.labels]:
+        raise InvalidInput(
+            "the dataset's labels are not the study's",
+            value=dataset.labels,
+            limit=", ".join(f"{value} = {label}" for value, label in enumerate(data.labels)),
+            remedy="check `labels` in dataset.json against [data] in the study",
+        )
+    if len(dataset.channels) != len(data.channels):
+        raise InvalidInput(
+            "the dataset's channels are not the study's", value=dataset.channels, limit=", ".join(data.channels)
+        )

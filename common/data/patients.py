@@ -1,0 +1,91 @@
+"""Whose scan a case is: a table beside the data, or one named on the command line.
+
+The table has a header with the columns ``case_id`` and ``patient_id``, in CSV (commas or semicolons) or TSV. Refuses a
+table that leaves out a listed case or gives one case to two patients: a patient counted twice would be protected half
+as well as stated.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from common.data.dataset import Case, Dataset, PatientIdentity
+from common.errors import InvalidInput
+
+PATIENT_TABLES = ("patients.tsv", "patients.csv")
+MAX_TABLE_BYTES = 1 << 26
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV or TSV file with a header; names and values without surrounding blanks.
+
+    The separator is the tab in a ``.tsv``, else whichever of ``,`` and ``;`` the header holds. Raises InvalidInput for
+    a file that is not UTF-8 text, has no header, or a row of another length.
+    """
+    try:
+        if path.stat().st_size > MAX_TABLE_BYTES:
+            raise InvalidInput("table is too large", value=path.name, limit=f"{MAX_TABLE_BYTES} bytes")
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            "table cannot be read", value=path.name, limit="text in UTF-8", remedy="save it as CSV in UTF-8"
+        ) from error
+    header = lines[0] if lines else ""
+    delimiter = "\t" if path.suffix == ".tsv" else ";" if header.count(";") > header.count(",") else ","
+    rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter) if any(row)]
+    if not rows or not all(rows[0]) or len(set(rows[0])) != len(rows[0]):
+        raise InvalidInput("table without a header", value=path.name, remedy="name every column once in the first line")
+    for number, row in enumerate(rows[1:], start=2):
+        if len(row) != len(rows[0]):
+            raise InvalidInput(f"row {number} of {path.name}", value=len(row), limit=f"{len(rows[0])} columns")
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+
+
+def read_patients(path: Path, listed: Iterable[str]) -> dict[str, str]:
+    """Case id → patient id of every listed case. Raises InvalidInput for a gap or a case with two patients."""
+    patients: dict[str, str] = {}
+    for row in read_table(path):
+        case, patient = row.get("case_id", ""), row.get("patient_id", "")
+        if not case or not patient:
+            raise InvalidInput(
+                "table of patients", value=path.name, limit="columns case_id and patient_id, filled in every row"
+            )
+        if patients.setdefault(case, patient) != patient:
+            raise InvalidInput(
+                "a case belongs to two patients", value=case, remedy=f"give it one patient in {path.name}"
+            )
+    listed = tuple(listed)
+    missing = [case for case in listed if case not in patients]
+    if missing:
+        raise InvalidInput(
+            f"{len(missing)} case(s) without a patient in {path.name}",
+            value=missing[:3],
+            remedy="add a row for every case, or take the table away: then every file counts as a patient",
+        )
+    return {case: patients[case] for case in listed}
+
+
+def with_patients(dataset: Dataset, table: Path) -> Dataset:
+    """The dataset with whose scan each case is, from a table (:func:`read_patients`)."""
+    ids = dict.fromkeys([*dataset.listed, *(case.id for case in dataset.cases)])
+    patients = read_patients(table, ids)
+    return replace(
+        dataset,
+        cases=tuple(replace(case, patient=patients[case.id]) for case in dataset.cases),
+        patients=patients,
+        patient_identity=PatientIdentity.TABLE,
+    )
+
+
+def write_patients(directory: Path, cases: Iterable[Case]) -> None:
+    """Write ``patients.tsv``; a case that does not say whose scan it is counts as its own patient."""
+    lines = ["case_id\tpatient_id", *(f"{case.id}\t{case.patient or case.id}" for case in cases)]
+    (directory / PATIENT_TABLES[0]).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def find_table(directory: Path) -> Path | None:
+    """``patients.tsv`` or ``patients.csv`` in a dataset's directory."""
+    return next((directory / name for name in PATIENT_TABLES if (directory / name).is_file()), None)
