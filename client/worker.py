@@ -94,15 +94,14 @@ class Worker:
         with self._lock:
             match message:
                 case Offer():
-                    reply = OfferReply(
-                        batch=message.batch, reason=self._decide(message), ledger_row=self._held(message.ledger)
-                    )
-                    return encode(reply)
+                    reason, held = self._decide(message), self._ledger.held(message.ledger)
+                    return encode(OfferReply(message.batch, reason, ledger_row=held.seq, ledger_head=held.hash))
                 case CodesRequest():
                     return encode(self._codes(message))
                 case Receipts():
                     self._file(message)
-                    return encode(ReceiptsReply(ledger_row=self._held(message.ledger)))
+                    held = self._ledger.held(message.ledger)
+                    return encode(ReceiptsReply(ledger_row=held.seq, ledger_head=held.hash))
                 case _:
                     raise Refused("malformed", "a worker answers offers, codes requests and receipts")
 
@@ -160,10 +159,6 @@ class Worker:
             except LedgerCorrupt as error:
                 log.error("event=alarm problem=%r remedy=docs/ledger.md", str(error))
                 raise
-
-    def _held(self, ledger_id: str) -> int:
-        """The newest row of the server's ledger this site holds a receipt for; 0 asks for all of them."""
-        return self._ledger.held_row(ledger_id)
 
     def _answer(self, query: QuerySpec) -> tuple[NDArray[np.int64], str]:
         """The site's integer code, the sum over its voters, and a word for the site's own record. # sensitive

@@ -33,6 +33,7 @@ EVENTS: dict[str, frozenset[str]] = {
         {"batch", "queries", "roster", "voters", "epsilon_exact", "epsilon_rdp", "delta", "unit", "relation"}
     ),
     "budget-refused": frozenset({"batch", "queries"}),
+    "ledger-contradicted": frozenset({"site", "ledger_row"}),
     "receipts-held": frozenset({"site", "ledger_row"}),
     "receipts-missing": frozenset({"site", "reason"}),
     "label-decoded": frozenset({"volume", "query"}),

@@ -17,7 +17,10 @@ from common.canonical import canonical_bytes, check_hash, checked_fields, parse_
 from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
 
-MESSAGE_SCHEMA = 1
+MESSAGE_SCHEMA = 2
+
+NO_HEAD = "0" * 64
+"""The head of one who holds no receipt yet."""
 
 REASONS = frozenset(
     {
@@ -49,11 +52,13 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class OfferReply:
-    """A site's decision about a batch; ``ledger_row`` is the newest of the server's rows it holds a receipt for."""
+    """A site's decision about a batch, and the newest head of the server's ledger it holds a receipt for: row and hash,
+    0 and :data:`NO_HEAD` for none."""
 
     batch: str
     reason: str
     ledger_row: int
+    ledger_head: str
 
     @property
     def accepted(self) -> bool:
@@ -90,9 +95,10 @@ class Receipts:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptsReply:
-    """The newest row of the server's ledger that the site now holds a receipt for, 0 for none."""
+    """The newest head of the server's ledger that the site now holds a receipt for, as in :class:`OfferReply`."""
 
     ledger_row: int
+    ledger_head: str
 
 
 _KINDS = {
@@ -114,7 +120,7 @@ def encode(message: AnyMessage) -> bytes:
             queries = [query.to_json() for query in message.queries]
             body = {"study": message.study, "ledger": message.ledger, "batch": message.batch, "queries": queries}
         case OfferReply():
-            body = {"batch": message.batch, "reason": message.reason, "ledger_row": message.ledger_row}
+            body = {"batch": message.batch, "reason": message.reason, **_head(message)}
         case CodesRequest():
             body = {
                 "study": message.study,
@@ -129,7 +135,7 @@ def encode(message: AnyMessage) -> bytes:
         case Receipts():
             body = {"ledger": message.ledger, "receipts": list(message.receipts)}
         case ReceiptsReply():
-            body = {"ledger_row": message.ledger_row}
+            body = _head(message)
     return canonical_bytes({"kind": _KINDS[type(message)], "schema": MESSAGE_SCHEMA, **body})
 
 
@@ -148,10 +154,10 @@ def decode(data: bytes) -> AnyMessage:
                 queries=tuple(QuerySpec.from_json(item) for item in body["queries"]),
             )
         case "offer-reply":
-            body = checked_fields(document, {"batch": str, "reason": str, "ledger_row": int})
+            body = checked_fields(document, {"batch": str, "reason": str, **_HEAD})
             if body["reason"] not in REASONS:
                 raise InvalidInput("reason of an offer's reply", limit=", ".join(sorted(REASONS)))
-            return OfferReply(batch=check_hash(body["batch"]), reason=body["reason"], ledger_row=body["ledger_row"])
+            return OfferReply(batch=check_hash(body["batch"]), reason=body["reason"], **_checked_head(body))
         case "codes":
             kinds = {"study": str, "batch": str, "attempt": int, "deadline_s": int, "queries": list}
             body = checked_fields(document, kinds)
@@ -175,10 +181,23 @@ def decode(data: bytes) -> AnyMessage:
                 raise InvalidInput("receipts", limit="a list of strings")
             return Receipts(ledger=body["ledger"], receipts=tuple(body["receipts"]))
         case "receipts-reply":
-            body = checked_fields(document, {"ledger_row": int})
-            return ReceiptsReply(ledger_row=body["ledger_row"])
+            return ReceiptsReply(**_checked_head(checked_fields(document, _HEAD)))
         case _:
             raise InvalidInput("message kind", limit=", ".join(sorted(_KINDS.values())))
+
+
+_HEAD: dict[str, type] = {"ledger_row": int, "ledger_head": str}
+
+
+def _head(message: OfferReply | ReceiptsReply) -> dict[str, object]:
+    return {"ledger_row": message.ledger_row, "ledger_head": message.ledger_head}
+
+
+def _checked_head(body: dict[str, Any]) -> dict[str, Any]:
+    row, head = body["ledger_row"], check_hash(body["ledger_head"])
+    if row < 0 or (row == 0) != (head == NO_HEAD):
+        raise InvalidInput("head held", value=(row, head), limit="a row from 1 with its hash, or 0 and zeros")
+    return {"ledger_row": row, "ledger_head": head}
 
 
 def _sealed_codes(items: list[Any]) -> tuple[tuple[str, bytes], ...]:

@@ -53,6 +53,11 @@ class StudyProgress:
                 self._update(event["stage"], completed=total, total=total)
             case "offer-answered" if not event["accepted"]:
                 self._bars.console.print(f"site {event['site']} declined: {event['reason']}")
+            case "ledger-contradicted":
+                self._bars.console.print(
+                    f"site {event['site']} holds a signed head of row {event['ledger_row']} that this ledger does not "
+                    "contain: it was rolled back or forked; stop, and see `consilium ledger recover`"
+                )
             case "reply-missing":
                 self._bars.console.print(f"site {event['site']} did not answer ({event['reason']}); it is asked again")
             case "code-refused":

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from common.canonical import digest
 from common.config import Study
-from common.errors import InvalidInput, QuorumNotReached, Refused
+from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, Refused
 from common.events import EventLog
+from common.ledger.receipts import Position
 from common.ledger.store import Candidate, Ledger, RosterEntry, StoredAnswer
 from common.messages import (
     AnyMessage,
@@ -110,6 +111,7 @@ class Aggregator:
         self._sampler, self._clock = sampler, clock
         self._retry_pause_s = retry_pause_s
         self._held: dict[str, int] = {}
+        self._contradicted: dict[str, int] = {}
 
     def open_queries(self) -> tuple[QuerySpec, ...]:
         """Planned queries that have no stored answer yet."""
@@ -164,6 +166,9 @@ class Aggregator:
         quorum = self._study.privacy.quorum
         if len(roster) < quorum:
             self._events.emit("quorum-missed", batch=batch, accepted=len(roster), needed=quorum)
+            self._send_receipts([site for site in sites if site.name in self._contradicted], transport)
+            if self._contradicted:
+                raise LedgerCorrupt(_contradiction(self._contradicted))
             raise QuorumNotReached(
                 f"{len(roster)} of {len(self._sites)} sites accepted the batch and the quorum is {quorum}; nothing was "
                 "dispatched or charged; to fix: see the sites' reasons in `consilium study status`, then resume"
@@ -190,8 +195,7 @@ class Aggregator:
             site, message = by_node[reply.node_id], _decoded(reply)
             reason = reply.problem or "malformed"
             if isinstance(message, OfferReply) and message.batch == batch:
-                reason = message.reason
-                self._held[site.name] = message.ledger_row
+                reason = message.reason if self._note_held(site, message) else "ledger-contradicted"
             self._events.emit(
                 "offer-answered", batch=batch, site=site.name, accepted=reason == "accepted", reason=reason
             )
@@ -367,7 +371,7 @@ class Aggregator:
                 site, message = waiting[reply.node_id], _decoded(reply)
                 if not isinstance(message, ReceiptsReply):
                     continue
-                self._held[site.name] = message.ledger_row
+                self._note_held(site, message)
                 missing[reply.node_id] = self._missing_receipts(site)
                 if missing[reply.node_id] == ():
                     self._events.emit("receipts-held", site=site.name, ledger_row=message.ledger_row)
@@ -380,6 +384,29 @@ class Aggregator:
         held = self._held.get(site.name)
         receipts = self._ledger.site_receipts(site.name, after=held or 0)
         return None if held is None and receipts else tuple(receipt.render() for receipt in receipts)
+
+    def _note_held(self, site: Site, message: OfferReply | ReceiptsReply) -> bool:
+        """Whether the head a site holds is in the ledger. If not, nothing is released with the site, and it is sent all
+        the receipts there are for it: what contradicts the one it holds is the site's to keep as evidence."""
+        position = Position(message.ledger_row, message.ledger_head)
+        if self._ledger.contains(position):
+            self._held[site.name] = position.seq
+            self._contradicted.pop(site.name, None)
+            return True
+        if self._contradicted.get(site.name) != position.seq:
+            self._events.emit("ledger-contradicted", site=site.name, ledger_row=position.seq)
+        self._held[site.name], self._contradicted[site.name] = 0, position.seq
+        return False
+
+
+def _contradiction(rows: Mapping[str, int]) -> str:
+    held = ", ".join(f"{site} (row {row})" for site, row in sorted(rows.items()))
+    return (
+        f"this ledger does not contain signed heads that sites hold: {held}; it was rolled back or forked, and "
+        "nothing is released with these sites; to fix: have them write their receipts (`consilium site heads --out`), "
+        "enter the lost charges with `consilium ledger recover`, let each end its alarm (`consilium site recover`), "
+        "then resume"
+    )
 
 
 def _decoded(reply: Reply) -> AnyMessage | None:

@@ -354,9 +354,12 @@ class Chain:
             raise LedgerCorrupt("signed head is missing", row=at)
         return SignedHead(self.role, self.ledger_id, *found)
 
-    def head_seqs(self) -> list[int]:
-        """The row numbers at which transactions ended, in order."""
-        return [seq for (seq,) in self._db.execute("SELECT seq FROM heads ORDER BY seq")]
+    def transaction_end(self, seq: int) -> int:
+        """The row at which the transaction of row ``seq`` ended."""
+        end = self._db.execute("SELECT min(seq) FROM heads WHERE seq >= ?", (seq,)).fetchone()[0]
+        if end is None:
+            raise LedgerCorrupt("no signed head covers it", row=seq)
+        return int(end)
 
     # --- appending
 

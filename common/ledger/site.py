@@ -26,7 +26,7 @@ from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.books import Spend
 from common.ledger.chain import Chain, Clock, Row, SignedHead, format_time, utc_now
 from common.ledger.keys import create_signing_key, load_signing_key
-from common.ledger.receipts import Receipt
+from common.ledger.receipts import Position, Receipt
 from common.ledger.records import DECISIONS, PoolDeclaration, PoolRecord, StudyTerms, check_name, parse_body
 from common.ledger.site_books import SiteBooks
 from common.privacy.accounting import Guarantee, guarantee
@@ -385,12 +385,12 @@ class SiteLedger:
         self._catch_up()
         return tuple({**self._books.alarms, **self._books.asked_again})
 
-    def held_row(self, ledger_id: str) -> int:
-        """The newest row of a server's ledger this site holds a receipt for; 0 for none, and after a recovery, when the
-        row numbers of the restored ledger mean nothing yet."""
+    def held(self, ledger_id: str) -> Position:
+        """The newest head of a server's ledger this site holds a receipt for; (0, zeros) for none, and after a
+        recovery, when the rows of the restored ledger mean nothing yet."""
         self._catch_up()
         known = self._books.known.get(ledger_id)
-        return 0 if known is None or known.recovering else known.position.seq
+        return Position() if known is None or known.recovering else known.position
 
     def server_heads(self) -> dict[str, tuple[int, str]]:
         """By server ledger id: row and hash of the newest head this site holds a receipt for."""

@@ -12,11 +12,12 @@ time, and each reads what the others wrote before it decides.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
+from heapq import merge
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 from common.canonical import canonical_bytes, check_hash, rational, sha256_bytes
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
-from common.ledger.books import NOTHING, Books, Charge, Obstacle, Release, Spend
+from common.ledger.books import Books, Charge, Obstacle, Release, Spend
 from common.ledger.chain import Chain, Clock, Row, SignedHead, body_digest, utc_now
 from common.ledger.keys import public_hex, signing_public_key
 from common.ledger.receipts import Link, Position, Receipt, ReceiptedRelease, check_arithmetic
@@ -437,12 +438,27 @@ class Ledger:
         They are made from the rows alone: a receipt that was lost can be issued again, with the same head and totals.
         """
         self._catch_up()
-        return self._receipts(lambda release, _site, _end: (release.study_id, release.batch_id) == (study_id, batch_id))
+        released = (r for r in self._books.releases.values() if (r.study_id, r.batch_id) == (study_id, batch_id))
+        sites = dict.fromkeys(entry.site for release in released for entry in release.roster)
+        found = (receipt for site in sites for receipt in self.site_receipts(site) if receipt.batch_id == batch_id)
+        return tuple(sorted(found, key=lambda receipt: receipt.head.seq))
 
     def site_receipts(self, site: str, *, after: int = 0) -> tuple[Receipt, ...]:
-        """Every receipt of one site whose head is past row ``after``, in order: what it needs after a gap."""
+        """Every receipt of one site whose head is past row ``after``, in order: what it needs after a gap.
+
+        Reads backwards from the newest row to ``after``, and on to the site's receipt before that, but not the rest.
+        """
         self._catch_up()
-        return self._receipts(lambda _release, name, end: name == site and end > after)
+        return tuple(self._receipts(site, after=after))[::-1]
+
+    def contains(self, position: Position) -> bool:
+        """Whether this very row is in the ledger: if a site holds a signed head that is not, the ledger was rolled
+        back or forked. The place before the first row is in every ledger."""
+        self._catch_up()
+        if position == Position():
+            return True
+        found = self._chain.rows_between(position.seq - 1, position.seq)
+        return bool(found) and found[0].hash == position.hash
 
     def rows(self) -> Iterator[Row]:
         """Every row as stored, from the first."""
@@ -475,40 +491,50 @@ class Ledger:
         noisy.flags.writeable = False
         return _answer(query, noisy, release)
 
-    def _receipts(self, wanted: Callable[[Release, str, int], bool]) -> tuple[Receipt, ...]:
-        key, books, ends = self._chain.signing_key, self._books, self._chain.head_seqs()
-        charged: list[tuple[int, Release | ReleaseRecord]] = [
-            *((release.seq, release) for release in books.releases.values()),
-            *books.recovered.values(),
-        ]
+    def _receipts(self, site: str, *, after: int) -> Iterator[Receipt]:
+        """A site's receipts past row ``after``, newest first: its sums are today's less what was charged since."""
         totals: dict[str, Spend] = {}
-        last: dict[str, int] = {}
-        receipts: list[Receipt] = []
-        in_order = sorted(charged, key=itemgetter(0))
-        for end, group in groupby(in_order, key=lambda item: ends[bisect_left(ends, item[0])]):
-            items = [item for _, item in group]
-            before = dict(totals)
-            for item in items:
-                mechanism = item.mechanism if isinstance(item, Release) else item.query.mechanism
-                study = books.studies[item.study_id]
-                for entry in item.roster:
-                    cost = charge_of(mechanism, books.pools[entry.pool].protection, study.protection)
-                    totals[entry.pool] = totals.get(entry.pool, NOTHING).plus(cost, mechanism.dimension)
+        newer: Callable[[int], Receipt] | None = None  # waits to be told where the receipt before it ends
+        for end, group in groupby(self._newest_charges(), key=lambda item: self._chain.transaction_end(item[0])):
+            if newer is None and end <= after:
+                return
+            items = [item for _, item in group][::-1]
             released = [item for item in items if isinstance(item, Release)]
-            for entry in released[0].roster if released else ():
-                if wanted(released[0], entry.site, end):
-                    start = last.get(entry.site, 0)
-                    spends = before.get(entry.pool, NOTHING), totals[entry.pool]
-                    receipts.append(self._receipt(released, entry, start=start, end=end, spends=spends).signed(key))
-                last[entry.site] = end
-        return tuple(receipts)
+            entry = next((entry for entry in (released[0].roster if released else ()) if entry.site == site), None)
+            if newer is not None and entry is not None:
+                yield newer(end)
+                newer = None
+            if end <= after:
+                continue
+            reached = {e.pool: totals.get(e.pool, self._books.spent(e.pool)) for e in _entries(items, site)}
+            totals |= {pool: self._less(spend, items, pool) for pool, spend in reached.items()}
+            if entry is not None:
+                spends = totals[entry.pool], reached[entry.pool]
+                newer = partial(self._receipt, released, entry, end=end, spends=spends)
+        if newer is not None:
+            yield newer(0)
+
+    def _newest_charges(self) -> Iterator[tuple[int, Release | ReleaseRecord]]:
+        """Row and facts of every charge, the newest first."""
+        own = ((release.seq, release) for release in reversed(self._books.releases.values()))
+        return merge(own, reversed(self._books.recovered.values()), key=itemgetter(0), reverse=True)
+
+    def _less(self, spend: Spend, items: list[Release | ReleaseRecord], pool: str) -> Spend:
+        """What a pool had spent before ``items``, of which ``spend`` is the sum after them."""
+        protection = self._books.pools[pool].protection
+        for item in items:
+            if any(entry.pool == pool for entry in item.roster):
+                mechanism = item.mechanism if isinstance(item, Release) else item.query.mechanism
+                cost = charge_of(mechanism, protection, self._books.studies[item.study_id].protection)
+                spend = Spend(spend.mu_squared - cost, spend.releases - 1, spend.coordinates - mechanism.dimension)
+        return spend
 
     def _receipt(
-        self, released: list[Release], entry: RosterEntry, *, start: int, end: int, spends: tuple[Spend, Spend]
+        self, released: list[Release], entry: RosterEntry, start: int, *, end: int, spends: tuple[Spend, Spend]
     ) -> Receipt:
         rows = self._chain.rows_between(start, end)
         bodies = {row.seq: row.body for row in rows}
-        return Receipt(
+        receipt = Receipt(
             study_id=released[0].study_id,
             batch_id=released[0].batch_id,
             site=entry.site,
@@ -520,6 +546,7 @@ class Ledger:
             links=tuple(Link(row.time_utc, row.kind, body_digest(row.body)) for row in rows),
             head=self._chain.head(end),
         )
+        return receipt.signed(self._chain.signing_key)
 
     def _catch_up(self) -> None:
         for row in self._chain.new_rows():
@@ -548,6 +575,11 @@ class Ledger:
             self._books.roll_back()
             raise
         self._books.settle()
+
+
+def _entries(items: Iterable[Release | ReleaseRecord], site: str) -> Iterator[RosterEntry]:
+    """The places of one site on these releases' rosters."""
+    return (entry for item in items for entry in item.roster if entry.site == site)
 
 
 def _text(body: dict[str, Any]) -> str:

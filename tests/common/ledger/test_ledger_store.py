@@ -14,7 +14,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
-from common.ledger import chain
+from common.ledger import chain, store
+from common.ledger.receipts import Position
+from common.ledger.records import charge_of
 from common.ledger.store import Candidate, Ledger, PoolDeclaration, RosterEntry, Spend
 from common.privacy.accounting import MAX_COORDINATES
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, QuerySpec
@@ -573,3 +575,31 @@ def test_a_clock_without_a_zone_is_refused(tmp_path: Path) -> None:
             tmp_path / "l.sqlite", signing_key=Ed25519PrivateKey.generate(), clock=lambda: datetime(2025, 1, 1)
         )
     assert os.listdir(tmp_path) == []
+
+
+def test_receipts_past_a_row_read_no_charge_before_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a site gets after each batch costs the same however long the ledger is, and ends all it ever got."""
+    for number in range(8):
+        world.release(queries(number), sites=SITES if number % 3 else SITES[:2], batch=f"b{number}")
+    everything = {site: world.ledger.site_receipts(site) for site in SITES}
+    for site, receipts in everything.items():
+        ends = [receipt.head.seq for receipt in receipts]
+        assert [receipt.previous.seq for receipt in receipts] == [0, *ends[:-1]]
+        assert [receipt.before for receipt in receipts] == [Spend(), *(receipt.after for receipt in receipts[:-1])]
+        assert receipts[-1].after == world.ledger.spent(f"{site}-mri")
+        for row in range(world.ledger.row_count + 1):
+            assert world.ledger.site_receipts(site, after=row) == tuple(r for r in receipts if r.head.seq > row)
+    charged: list[object] = []
+    monkeypatch.setattr(store, "charge_of", lambda *args: charged.append(args) or charge_of(*args))
+    held = everything["aachen"][-2].head.seq
+    assert world.ledger.site_receipts("aachen", after=held) == everything["aachen"][-1:]
+    assert len(charged) == 1
+
+
+def test_a_ledger_contains_its_own_rows_and_no_others(world: World) -> None:
+    world.release(queries(0))
+    for row in world.ledger.rows():
+        assert world.ledger.contains(Position(row.seq, row.hash))
+        assert not world.ledger.contains(Position(row.seq, "f" * 64))
+    assert not world.ledger.contains(Position(row.seq + 1, row.hash))
+    assert world.ledger.contains(Position())

@@ -145,8 +145,9 @@ def restore(fed: Federation, copy: Path) -> None:
 
 
 def skip_lost(fed: Federation, monkeypatch: pytest.MonkeyPatch, lost: set[str]) -> None:
-    """The liar takes care not to ask for what the sites know was released."""
+    """The liar takes care not to ask for what the sites know was released, and closes its eyes to what they hold."""
     honest = Aggregator.open_queries
+    monkeypatch.setattr(Ledger, "contains", lambda _ledger, _position: True)
     monkeypatch.setattr(Aggregator, "open_queries", lambda core: tuple(q for q in honest(core) if q.id not in lost))
 
 
@@ -155,11 +156,11 @@ def test_a_server_that_drops_its_last_rows_and_asks_again_gets_no_second_noise(f
     copy = snapshot(fed, "copy.sqlite")
     run_batches(fed, 1)
     restore(fed, copy)
-    rows = fed.ledger.row_count
-    with pytest.raises(QuorumNotReached):
+    rows, calls = fed.ledger.row_count, [voters.calls for voters in fed.voters.values()]
+    with pytest.raises(LedgerCorrupt, match=r"site-0 \(row \d+\), site-1 .*rolled back or forked.*ledger recover"):
         fed.core().run(fed.transport)
-    assert {event["reason"] for event in fed.events("offer-answered")[-3:]} == {"paused"}
-    assert fed.ledger.row_count == rows
+    assert {event["reason"] for event in fed.events("offer-answered")[-3:]} == {"ledger-contradicted"}
+    assert (fed.ledger.row_count, [voters.calls for voters in fed.voters.values()]) == (rows, calls)
     assert all("asked for again" in ledger.alarms()[0] for ledger in fed.site_ledgers.values())
 
 
@@ -177,6 +178,36 @@ def test_a_server_that_drops_its_last_rows_and_asks_for_others_stops_every_site(
         assert_nothing_leaves(fed, "rolled back or forked", node=node)
     assert fed.ledger.spent("pool-1").releases == 6
     assert fed.site_ledgers["site-1"].spent().releases == 8, "the site's own sum is the true one"
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_fork_at_exactly_the_row_a_site_holds_is_seen_at_the_next_offer(tmp_path: Path, others: bool) -> None:
+    """Two lines of one ledger end at the same row number; nothing about the number tells them apart."""
+    fed = Federation(tmp_path, study=make_study(planned_queries=10, quorum=1))
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=2, offer_deadline_s=1.0))
+    run_batches(fed, 1)
+    copy = snapshot(fed, "copy.sqlite")
+    fed.transport.offline = {100, 101}
+    run_batches(fed, 1)
+    held = fed.site_ledgers["site-2"].held(fed.ledger.ledger_id)
+    restore(fed, copy)
+    fed.transport.offline = {102}
+    run_batches(fed, 1)
+    assert fed.ledger.row_count == held.seq
+    assert fed.ledger.head().hash != held.hash
+    fed.transport.offline = set() if others else {100, 101}
+    if not others:
+        rows = fed.ledger.row_count
+        with pytest.raises(LedgerCorrupt, match=rf"site-2 \(row {held.seq}\).*consilium ledger recover"):
+            fed.core().run(fed.transport)
+        assert fed.ledger.row_count == rows
+    else:
+        fed.core().run(fed.transport)
+        newest = [answer for answer in fed.ledger.answers(fed.study.id) if answer.seq > held.seq]
+        assert newest
+        assert all({entry.site for entry in answer.roster} == {"site-0", "site-1"} for answer in newest)
+    assert [(e["site"], e["ledger_row"]) for e in fed.events("ledger-contradicted")] == [("site-2", held.seq)]
+    fed.close()
 
 
 def test_a_server_that_forks_stops_the_site_that_saw_both_sides(
@@ -294,7 +325,7 @@ def test_an_old_backup_raises_the_alarm_is_recovered_from_and_the_study_ends_wit
     run_batches(fed, 1)
     known = {answer.query.id: answer.noisy_sum.tobytes() for answer in fed.ledger.answers(fed.study.id)}
     restore(fed, copy)
-    with pytest.raises(QuorumNotReached):
+    with pytest.raises(LedgerCorrupt, match="rolled back or forked"):
         fed.core().run(fed.transport)
     assert all(len(ledger.alarms()) == 1 for ledger in fed.site_ledgers.values())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.messages import CodesReply, OfferReply, ReceiptsReply, decode
+from common.messages import NO_HEAD, CodesReply, OfferReply, ReceiptsReply, decode
 from tests.federation import Federation
 
 
@@ -47,7 +47,7 @@ def shape(reply: bytes) -> tuple[object, ...]:
         case CodesReply():
             return "codes", len(reply), message.batch, [(query, len(sealed)) for query, sealed in message.codes]
         case OfferReply():
-            return "offer", message.batch, message.reason, message.ledger_row
+            return "offer", message.batch, message.reason, message.ledger_row, message.ledger_head == NO_HEAD
         case ReceiptsReply():
-            return "receipts", message.ledger_row
+            return "receipts", message.ledger_row, message.ledger_head == NO_HEAD
     raise AssertionError(message)
