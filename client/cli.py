@@ -136,7 +136,7 @@ def withdraw_patient(
     case: Annotated[str, typer.Argument(help="The case's name as the dataset lists it; it enters no ledger.")],
     site_dir: SiteDir,
 ) -> None:
-    """Take a patient out: the slot stays empty for good, and its voter is silent until it is trained again.
+    """Take a patient out: the slot is empty until a newcomer takes it, its voter silent until it is trained again.
 
     Example: consilium site withdraw-patient case_017 --site-dir /srv/consilium
     """

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from common.errors import DaemonFailed
+
 if TYPE_CHECKING:
     from client.training.site import OnProgress, SiteReport
 
@@ -29,16 +31,19 @@ def train(
     seed: Annotated[
         int | None, typer.Option(help="Deals patients to voters; drawn at random and stored if not given.", min=0)
     ] = None,
-    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Voters trained at once, one thread each; as many as there are cores by default.", min=1),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train one teacher per voter on this site's own patients. Stop it with Ctrl-C; run it again to go on.
 
-    Example: consilium site train --data /data/north --study study.toml --site-dir /srv/consilium
+    How many are trained at once changes no weight. Exit code 7: a voter's process died; the others are done.
+    Example: consilium site train --site-dir /srv/consilium --jobs 4
     """
-    import torch
-
     from client.policy import load_site
+    from client.training.side_by_side import default_jobs, side_by_side
     from client.training.site import train_site
     from common.config import load_study
     from common.data.msd import read_dataset
@@ -48,7 +53,6 @@ def train(
         data = data or config.path(config.data)
         study = study or config.path(config.study)
     plan = load_study(study)
-    torch.set_num_threads(threads)
     voters = plan.privacy.voters_per_site
     try:
         with _progress(voters, plan.teacher.steps) as on_progress:
@@ -59,12 +63,17 @@ def train(
                 recipe=plan.teacher,
                 voters=voters,
                 seed=seed,
+                run=side_by_side(jobs or default_jobs(voters)),
                 on_progress=on_progress,
             )
     except KeyboardInterrupt:
         typer.echo("interrupted: run the same command again to go on where it stopped", err=True)
         raise typer.Exit(130) from None
     typer.echo(json.dumps(report.to_json(), allow_nan=False) if as_json else _summary(report, plan.data.labels))
+    if report.crashes:
+        raise DaemonFailed(
+            f"{len(report.crashes)} of {voters} teachers did not come to an end; to fix: run the same command again"
+        )
 
 
 @contextmanager
@@ -89,10 +98,15 @@ def _progress(voters: int, steps: int) -> Iterator[OnProgress]:
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("reading cases", total=voters * steps)
+        done: dict[int, int] = {}
 
         def on_progress(voter: int, step: int, loss: float) -> None:
-            note = "kept from before" if math.isnan(loss) else f"loss {loss:.3f}"
-            bar.update(task, completed=voter * steps + step, description=f"teacher {voter + 1} of {voters}, {note}")
+            done[voter] = step
+            finished = sum(count == steps for count in done.values())
+            note = "" if math.isnan(loss) else f", loss {loss:.3f}"
+            bar.update(
+                task, completed=sum(done.values()), description=f"teachers: {finished} of {voters} trained{note}"
+            )
 
         yield on_progress
 
@@ -101,7 +115,9 @@ def _summary(report: SiteReport, labels: tuple[str, ...]) -> str:
     lines = []
     for voter in report.voters:
         if voter.weights is None:
-            lines.append(f"teacher {voter.voter}: no usable case; it will contribute the zero code")
+            lines.append(
+                f"teacher {voter.voter}: {voter.problem or 'no usable case'}; it will contribute the zero code"
+            )
             continue
         dice = ", ".join(
             f"{name} {'-' if value is None else format(value, '.3f')}"
@@ -110,6 +126,7 @@ def _summary(report: SiteReport, labels: tuple[str, ...]) -> str:
         checked = f"; Dice on {voter.held_out} held-out of its own: {dice}" if voter.dice else ""
         state = "kept from before" if voter.reused else f"{voter.steps} steps in {voter.seconds:.0f} s"
         lines.append(f"teacher {voter.voter}: {voter.trained_on} patients, {state}{checked}")
+    lines += [f"teacher {crash.voter}: not trained: {crash.reason}" for crash in report.crashes]
     if report.problems:
         lines.append(f"{len(report.problems)} case(s) left out:")
         lines += [f"  {problem.case}: {problem.reason}" for problem in report.problems]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 
 from client.training.base import Part, Trainer
-from client.training.slots import Slots, load_or_deal
+from client.training.slots import load_or_deal
 from client.training.standard import StandardTrainer
 from common.canonical import digest, sha256_file
 from common.config import DataConfig, TrainingConfig
@@ -28,7 +29,7 @@ from common.data.msd import Case, Dataset, Problem, check_labels
 from common.data.volume import load_label, load_volume
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, mean_present
-from common.models.fit import predict
+from common.models.fit import OnStep, predict
 from common.models.unet import save_weights
 from common.objects import write_atomically
 
@@ -39,14 +40,15 @@ LEAST_SLOTS_TO_HOLD_OUT = 5
 TRAINERS: dict[str, Trainer] = {"standard": StandardTrainer()}
 
 OnProgress = Callable[[int, int, float], None]
-"""Called after every step with the voter, the steps it has done and the step's loss (nan for a voter skipped)."""
+"""Called after every step with the voter, the steps it has done and the step's loss (nan for a voter kept)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VoterReport:
     """One voter's training, as ``train.json`` holds it. ``dice`` is over its own held-out patients, one per structure.
 
-    ``weights`` is the SHA-256 of weights.pt, None for a voter without a single usable case.
+    ``trained_on`` and ``held_out`` count patients. ``weights`` is the SHA-256 of weights.pt, None for a voter without a
+    single usable case or whose training is impossible (``problem`` says why).
     """
 
     voter: int
@@ -60,14 +62,19 @@ class VoterReport:
     loss: float | None
     seconds: float
     reused: bool = False
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SiteReport:
-    """What ``consilium site train`` did. Case ids in ``problems`` are for the site's own eyes."""
+    """What ``consilium site train`` did. Case ids in ``problems`` are for the site's own eyes.
+
+    ``voters`` are those that came to their end; ``crashes`` the others.
+    """
 
     voters: tuple[VoterReport, ...]
     problems: tuple[Problem, ...]
+    crashes: tuple[Crash, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         return {"schema": TRAIN_SCHEMA, **dataclasses.asdict(self)}
@@ -82,6 +89,50 @@ def held_out_count(slots: int) -> int:
     return 0 if slots < LEAST_SLOTS_TO_HOLD_OUT else max(1, round(HELD_OUT_SHARE * slots))
 
 
+@dataclass(frozen=True, slots=True)
+class VoterTask:
+    """All that one voter's training may read: its own patients' scans and public values, nothing of another voter's.
+
+    ``patients`` are (name, ids of the scans) in slot order; ``cases`` and ``known`` (what the index says is wrong with
+    a scan) are of these scans alone.
+    """
+
+    voter: int
+    patients: tuple[tuple[str, tuple[str, ...]], ...]
+    cases: tuple[Case, ...]
+    known: tuple[Problem, ...]
+    directory: Path
+    seed: int
+    data: DataConfig
+    recipe: TrainingConfig
+    trainer: str
+
+
+@dataclass(frozen=True, slots=True)
+class VoterOutcome:
+    """A voter's report, and what is wrong with scans of its own patients."""
+
+    report: VoterReport
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A voter whose training did not come to an end: nothing was recorded, and running it again goes on."""
+
+    voter: int
+    reason: str
+
+
+RunVoters = Callable[[Sequence[VoterTask], OnProgress], list[VoterOutcome | Crash]]
+"""Trains the tasks, in their order in the result; the progress callback is given a task's place in the sequence."""
+
+
+def one_after_another(tasks: Sequence[VoterTask], on_progress: OnProgress) -> list[VoterOutcome | Crash]:
+    """Train the voters in this process; an unexpected error in one ends all."""
+    return [train_voter(task, on_step=partial(on_progress, place)) for place, task in enumerate(tasks)]
+
+
 def train_site(
     dataset: Dataset,
     *,
@@ -91,67 +142,107 @@ def train_site(
     voters: int,
     trainer: str = "standard",
     seed: int | None = None,
-    on_progress: OnProgress | None = None,
+    run: RunVoters = one_after_another,
+    on_progress: OnProgress = lambda voter, step, loss: None,
 ) -> SiteReport:
-    """Deal the patients, then train every voter into ``teachers``/voter-000 … one after the other.
+    """Deal the patients, then train every voter into ``teachers``/voter-000 …
 
-    Interrupted, it goes on where it stopped when called again. Raises InvalidInput for a dataset of other labels or
-    channels, an unknown trainer, fewer patients than voters, and when no case at all is usable.
+    How they are run (``run``: in this process, or side by side in others) changes no weight. Interrupted, it goes on
+    where it stopped when called again. Raises what :func:`plan_site` and :func:`site_report` raise.
+    """
+    tasks = plan_site(dataset, teachers=teachers, data=data, recipe=recipe, voters=voters, trainer=trainer, seed=seed)
+    return site_report(run(tasks, on_progress))
+
+
+def plan_site(
+    dataset: Dataset,
+    *,
+    teachers: Path,
+    data: DataConfig,
+    recipe: TrainingConfig,
+    voters: int,
+    trainer: str = "standard",
+    seed: int | None = None,
+) -> tuple[VoterTask, ...]:
+    """Deal the patients (or read how they were dealt) and say what each voter is trained on; opens no scan.
+
+    Raises InvalidInput for a dataset of other labels or channels, an unknown trainer, and fewer patients than voters.
     """
     if trainer not in TRAINERS:
         raise InvalidInput("trainer", value=trainer, limit=", ".join(sorted(TRAINERS)))
     check_labels(dataset, data)
-    if len(dataset.listed) < voters:
-        raise InvalidInput(
-            "patients for training", value=len(dataset.listed), limit=f"at least one for {voters} voters"
-        )
-    slots = load_or_deal(teachers / "slots.json", dataset.listed, voters=voters, seed=seed)
-    known = {problem.case: problem for problem in dataset.problems}
-    cases = {case.id: case for case in dataset.labelled}
-    reports: list[VoterReport] = []
-    problems: list[Problem] = []
+    scans = scans_by_patient(dataset)
+    if len(scans) < voters:
+        raise InvalidInput("patients for training", value=len(scans), limit=f"at least one for {voters} voters")
+    slots = load_or_deal(teachers / "slots.json", scans, voters=voters, seed=seed)
+    tasks = []
     for voter in range(voters):
-        report, found = _train_voter(
-            voter, slots, cases, known, teachers, data=data, recipe=recipe, trainer=trainer, on_progress=on_progress
+        patients = tuple((name, scans.get(name, (name,))) for name in slots.part(voter) if not slots.is_empty(name))
+        own = {scan for _, ids in patients for scan in ids}
+        task = VoterTask(
+            voter=voter,
+            patients=patients,
+            cases=tuple(case for case in dataset.labelled if case.id in own),
+            known=tuple(problem for problem in dataset.problems if problem.case in own),
+            directory=voter_directory(teachers, voter),
+            seed=slots.voter_seed(voter),
+            data=data,
+            recipe=recipe,
+            trainer=trainer,
         )
-        reports.append(report)
-        problems += found
-    if not any(report.weights for report in reports):
-        reasons = sorted({problem.reason for problem in problems})
+        tasks.append(task)
+    return tuple(tasks)
+
+
+def scans_by_patient(dataset: Dataset) -> dict[str, tuple[str, ...]]:
+    """The ids of each patient's scans listed for training, good or bad; a patient is what the dataset says, or a scan.
+
+    Decided by the index alone, before any file is looked at.
+    """
+    scans: dict[str, list[str]] = {}
+    for scan in dataset.listed:
+        scans.setdefault(scan, []).append(scan)
+    return {patient: tuple(sorted(ids)) for patient, ids in scans.items()}
+
+
+def site_report(outcomes: Iterable[VoterOutcome | Crash]) -> SiteReport:
+    """The outcomes as one report; InvalidInput when every voter came to its end and not one has a usable case."""
+    outcomes = tuple(outcomes)
+    done = [outcome for outcome in outcomes if isinstance(outcome, VoterOutcome)]
+    crashes = tuple(outcome for outcome in outcomes if isinstance(outcome, Crash))
+    problems = tuple(problem for outcome in done for problem in outcome.problems)
+    if not crashes and not any(outcome.report.weights for outcome in done):
+        reasons = sorted({problem.reason for problem in problems} | {o.report.problem or "" for o in done} - {""})
         raise InvalidInput("no usable case in the dataset", value=reasons[:3], remedy="repair the data and run again")
-    return SiteReport(voters=tuple(reports), problems=tuple(problems))
+    return SiteReport(voters=tuple(outcome.report for outcome in done), problems=problems, crashes=crashes)
 
 
-def _train_voter(
-    voter: int,
-    slots: Slots,
-    cases: Mapping[str, Case],
-    known: Mapping[str, Problem],
-    teachers: Path,
-    *,
-    data: DataConfig,
-    recipe: TrainingConfig,
-    trainer: str,
-    on_progress: OnProgress | None,
-) -> tuple[VoterReport, list[Problem]]:
-    names = slots.part(voter)
-    directory = voter_directory(teachers, voter)
-    seed = slots.voter_seed(voter)
-    usable, problems = _load(names, cases, known, data)
-    held_out_names = set(names[len(names) - held_out_count(len(names)) :])  # by slot, whatever the files hold
-    training = [usable[name] for name in names if name in usable and name not in held_out_names]
-    held_out = [usable[name] for name in names if name in usable and name in held_out_names]
-    identity = _identity(training, held_out, data=data, recipe=recipe, trainer=trainer, seed=seed)
-    done = _finished(directory, identity)
+def train_voter(task: VoterTask, *, on_step: OnStep) -> VoterOutcome:
+    """Train (or resume, or keep) one voter from its own task alone, and record it beside its weights.
+
+    A scan that cannot be used is a Problem. A training that its data make impossible (a diverging loss) leaves the
+    voter without weights, so that it contributes the zero code: whether a site takes part says nothing of its data.
+    """
+    usable, problems = _load(task)
+    count = len(task.patients)
+    held_out_from = count - held_out_count(count)  # by slot, whatever the files hold
+    parts: tuple[list[_Example], list[_Example]] = ([], [])
+    filled = [0, 0]
+    for place, (_, scans) in enumerate(task.patients):
+        examples = [usable[scan] for scan in scans if scan in usable]
+        parts[place >= held_out_from].extend(examples)
+        filled[place >= held_out_from] += bool(examples)
+    training, held_out = parts
+    identity = _identity(task, training, held_out)
+    done = _finished(task.directory, identity)
     if done is not None:
-        if on_progress is not None:
-            on_progress(voter, recipe.steps, math.nan)
-        return done, problems
-    blank = VoterReport(
-        voter=voter,
-        trained_on=len(training),
-        held_out=len(held_out),
-        empty_slots=len(names) - len(usable),
+        on_step(task.recipe.steps, math.nan)
+        return VoterOutcome(done, problems)
+    report = VoterReport(
+        voter=task.voter,
+        trained_on=filled[0],
+        held_out=filled[1],
+        empty_slots=count - sum(filled),
         weights=None,
         dice=(),
         mean_dice=None,
@@ -159,36 +250,37 @@ def _train_voter(
         loss=None,
         seconds=0.0,
     )
-    if not training:
-        (directory / "weights.pt").unlink(missing_ok=True)
-        _record(directory, blank, identity, data=data, recipe=recipe, trainer=trainer, event=None)
-        return blank, problems
-    part = Part(
-        images=np.stack([example.image for example in training]),
-        labels=np.stack([example.label for example in training]),
-        classes=len(data.labels),
-    )
-    checkpoint = directory / "checkpoint.pt"
-    result = TRAINERS[trainer].train(
-        part,
-        recipe,
-        seed=seed,
-        checkpoint=checkpoint,
-        on_step=None if on_progress is None else lambda step, loss: on_progress(voter, step, loss),
-    )
-    dice = _dice(result.model, held_out, classes=len(data.labels))
-    report = dataclasses.replace(
-        blank,
-        weights=save_weights(directory / "weights.pt", result.model),
-        dice=dice,
-        mean_dice=_number(mean_present(math.nan if d is None else d for d in dice)),
-        steps=result.steps,
-        loss=result.loss,
-        seconds=round(result.seconds, 3),
-    )
-    _record(directory, report, identity, data=data, recipe=recipe, trainer=trainer, event=result.event)
+    checkpoint = task.directory / "checkpoint.pt"
+    event = None
+    if training:
+        part = Part(
+            images=np.stack([example.image for example in training]),
+            labels=np.stack([example.label for example in training]),
+            classes=len(task.data.labels),
+        )
+        try:
+            result = TRAINERS[task.trainer].train(
+                part, task.recipe, seed=task.seed, checkpoint=checkpoint, on_step=on_step
+            )
+        except InvalidInput as error:
+            report = dataclasses.replace(report, problem=str(error))
+        else:
+            dice = _dice(result.model, held_out, classes=len(task.data.labels))
+            event = result.event
+            report = dataclasses.replace(
+                report,
+                weights=save_weights(task.directory / "weights.pt", result.model),
+                dice=dice,
+                mean_dice=_number(mean_present(math.nan if d is None else d for d in dice)),
+                steps=result.steps,
+                loss=result.loss,
+                seconds=round(result.seconds, 3),
+            )
+    if report.weights is None:
+        (task.directory / "weights.pt").unlink(missing_ok=True)
+    _record(task, report, identity, event=event)
     checkpoint.unlink(missing_ok=True)
-    return report, problems
+    return VoterOutcome(report, problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,48 +290,40 @@ class _Example:
     hashes: tuple[str, str]
 
 
-def _load(
-    names: tuple[str, ...], cases: Mapping[str, Case], known: Mapping[str, Problem], data: DataConfig
-) -> tuple[dict[str, _Example], list[Problem]]:
-    """Read one voter's cases; whatever is wrong with one is that one's Problem."""
+def _load(task: VoterTask) -> tuple[dict[str, _Example], tuple[Problem, ...]]:
+    """Read one voter's scans; whatever is wrong with one is that one's Problem."""
     usable: dict[str, _Example] = {}
     problems: list[Problem] = []
-    for name in names:
-        case = cases.get(name)
+    cases = {case.id: case for case in task.cases}
+    known = {problem.case: problem for problem in task.known}
+    for scan in (scan for _, scans in task.patients for scan in scans):
+        case = cases.get(scan)
         if case is None or case.label is None:
-            problems.append(known.get(name, Problem(name, "no longer in the dataset")))
+            problems.append(known.get(scan, Problem(scan, "no longer in the dataset")))
             continue
         try:
-            volume = load_volume(case.image, data)
-            label = load_label(case.label, data, volume=volume)
+            volume = load_volume(case.image, task.data)
+            label = load_label(case.label, task.data, volume=volume)
             hashes = (sha256_file(case.image), sha256_file(case.label))
         except InvalidInput as error:
-            problems.append(Problem(name, str(error)))
+            problems.append(Problem(scan, str(error)))
             continue
         except OSError as error:
-            problems.append(Problem(name, f"cannot be read ({error.strerror})"))
+            problems.append(Problem(scan, f"cannot be read ({error.strerror})"))
             continue
-        usable[name] = _Example(volume.image, label, hashes)
-    return usable, problems
+        usable[scan] = _Example(volume.image, label, hashes)
+    return usable, tuple(problems)
 
 
-def _identity(
-    training: list[_Example],
-    held_out: list[_Example],
-    *,
-    data: DataConfig,
-    recipe: TrainingConfig,
-    trainer: str,
-    seed: int,
-) -> str:
+def _identity(task: VoterTask, training: list[_Example], held_out: list[_Example]) -> str:
     """Names everything a voter's weights depend on, its own files among it and no other voter's."""
     return digest(
         "voter-training",
         {
-            "data": repr(data),
-            "recipe": repr(recipe),
-            "trainer": trainer,
-            "seed": str(seed),
+            "data": repr(task.data),
+            "recipe": repr(task.recipe),
+            "trainer": task.trainer,
+            "seed": str(task.seed),
             "training": [list(example.hashes) for example in training],
             "held_out": [list(example.hashes) for example in held_out],
         },
@@ -260,27 +344,18 @@ def _number(value: float) -> float | None:
     return None if math.isnan(value) else round(value, 5)
 
 
-def _record(
-    directory: Path,
-    report: VoterReport,
-    identity: str,
-    *,
-    data: DataConfig,
-    recipe: TrainingConfig,
-    trainer: str,
-    event: str | None,
-) -> None:
+def _record(task: VoterTask, report: VoterReport, identity: str, *, event: str | None) -> None:
     record = {
         "schema": TRAIN_SCHEMA,
         "identity": identity,
-        "trainer": trainer,
+        "trainer": task.trainer,
         "event": event,
         "report": dataclasses.asdict(report),
-        "data": dataclasses.asdict(data),
-        "recipe": dataclasses.asdict(recipe),
+        "data": dataclasses.asdict(task.data),
+        "recipe": dataclasses.asdict(task.recipe),
         "versions": {"monai": monai.__version__, "torch": torch.__version__},
     }
-    write_atomically(directory / "train.json", (json.dumps(record, indent=1) + "\n").encode(), mode=0o600)
+    write_atomically(task.directory / "train.json", (json.dumps(record, indent=1) + "\n").encode(), mode=0o600)
 
 
 def _finished(directory: Path, identity: str) -> VoterReport | None:

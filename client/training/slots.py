@@ -1,10 +1,11 @@
 """Which patient belongs to which voter: dealt once by a random permutation and then fixed in a file.
 
 The deal happens before any file is looked at, so whether a patient's scan is good decides nothing about anybody else:
-a bad case leaves its slot empty. Slot i belongs to voter i mod m. Patients who come later get new slots at the end;
-a patient who leaves leaves the slot empty. A patient who is withdrawn is also forgotten by name and never dealt again:
-what stays is the empty slot and a hash under a key kept in this file alone. Refuses another number of voters than was
-dealt for.
+a bad case leaves its slot empty. Slot i belongs to voter i mod m. A patient whose files are exchanged keeps the slot; a
+patient who is no longer listed keeps it too, empty, and finds it again. A patient who is withdrawn is forgotten by name
+and never dealt again: what stays is a hash under a key kept in this file alone, and the empty slot, which a patient who
+comes later takes as the replacement. Further newcomers get new slots at the end. So nobody is ever in two voters.
+Refuses another number of voters than was dealt for.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from common.objects import write_atomically
 
 SLOTS_SCHEMA = 2
 MAX_SEED = 1 << 62
+_EMPTY = "#withdrawn-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """``order[i]`` is the case in slot i; ``seed`` dealt them and seeds the voters' training. ``withdrawn`` holds
-    (slot, subject) of the patients who were taken out, ``key`` (hex) what subjects are hashed under."""
+    """``order[i]`` is the patient in slot i, named by the case where nothing says whose scan it is; ``seed`` dealt them
+    and seeds the voters' training. ``withdrawn`` holds (slot, subject) of the patients who were taken out, ``key`` (in
+    hex) what subjects are hashed under."""
 
     seed: int
     voters: int
@@ -68,11 +71,16 @@ class Slots:
         place = self.place(case)
         if case not in self.order:
             return self
-        order = tuple(f"#withdrawn-{place.slot}" if name == case else name for name in self.order)
+        order = tuple(f"{_EMPTY}{place.slot}" if name == case else name for name in self.order)
         return replace(self, order=order, withdrawn=(*self.withdrawn, (place.slot, place.subject)))
 
+    @staticmethod
+    def is_empty(name: str) -> bool:
+        """Whether ``name`` in ``order`` stands for a slot whose patient was withdrawn and not replaced."""
+        return name.startswith(_EMPTY)
+
     def part(self, voter: int) -> tuple[str, ...]:
-        """The cases of one voter, in slot order."""
+        """The patients of one voter, in slot order; a slot emptied by a withdrawal is among them (``is_empty``)."""
         return self.order[voter :: self.voters]
 
     def voter_seed(self, voter: int) -> int:
@@ -81,16 +89,22 @@ class Slots:
 
 
 def deal(listed: Iterable[str], *, voters: int, seed: int, before: Slots | None = None) -> Slots:
-    """Put every listed case that has no slot yet into one, in random order, after those dealt before."""
+    """Put every listed patient that has no slot yet into one, in random order: first into slots that a withdrawal
+    emptied, then after those dealt before."""
     before = before or Slots(seed=seed, voters=voters, order=(), key=secrets.token_hex(32))
     gone = {subject for _, subject in before.withdrawn}
     new = sorted(name for name in set(listed) - set(before.order) if not gone or before.subject(name) not in gone)
-    shuffled = np.random.default_rng([seed, len(before.order)]).permutation(len(new))
-    return replace(before, seed=seed, voters=voters, order=(*before.order, *(new[i] for i in shuffled)))
+    bad = next((name for name in new if Slots.is_empty(name)), None)
+    if bad is not None:
+        raise InvalidInput("case", value=bad, limit=f"a name that does not begin with {_EMPTY}", remedy="rename it")
+    draws = np.random.default_rng([seed, len(before.order), len(gone)] if gone else [seed, len(before.order)])
+    shuffled = [new[i] for i in draws.permutation(len(new))]
+    order = [shuffled.pop() if shuffled and Slots.is_empty(name) else name for name in before.order]
+    return replace(before, seed=seed, voters=voters, order=(*order, *shuffled))
 
 
 def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | None = None) -> Slots:
-    """The slots stored at ``path``, extended by cases that are new; dealt and stored at the first call.
+    """The slots stored at ``path``, extended by patients that are new; dealt and stored at the first call.
 
     ``seed`` None draws one from the operating system. Raises InvalidInput for another seed or number of voters than
     stored, since dealing again would put a patient into two voters' released answers.

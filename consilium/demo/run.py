@@ -8,7 +8,6 @@ repeated when the same command is run again; another command on the same directo
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from client.training.side_by_side import default_jobs
 from common.config import STUDENT_RECIPE, CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import read_dataset
 from common.data.split import SplitCounts, plan_split, private_label_hashes, write_split
@@ -114,7 +114,7 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, processes: int | 
         train_all(
             sites,
             seed=options.seed,
-            processes=processes or min(len(names), os.cpu_count() or 1),
+            processes=processes or default_jobs(study.privacy.voters_per_site * len(names)),
             on_steps=lambda done, total: watch.advance("teachers", done, total),
         )
     with ExitStack() as stack:

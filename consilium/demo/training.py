@@ -1,91 +1,76 @@
-"""Training every hospital's teachers side by side: one process a hospital at a time, one thread each.
+"""Training every hospital's teachers side by side: the voters of all hospitals over as many processes as wanted.
 
-Two-thread training under load is slower than one-thread processes side by side, so that is how it runs. Refuses nothing
-of its own: what a site's training refuses is raised here with the site's name.
+Refuses nothing of its own: what a site's training refuses is raised here with the site's name.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import queue as queues
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from common.errors import ConsiliumError
+from client.policy import load_site
+from client.training.side_by_side import side_by_side
+from client.training.site import Crash, SiteReport, VoterTask, plan_site, site_report
+from common.config import load_study
+from common.data.msd import read_dataset
+from common.errors import DaemonFailed, InvalidInput
 
 OnSteps = Callable[[int, int], None]
 """Called with steps done and steps in all, over all hospitals."""
 
 
-def train_all(sites: Mapping[str, Path], *, seed: int, processes: int, on_steps: OnSteps) -> dict[str, dict[str, Any]]:
+@dataclass
+class _Steps:
+    """Adds up the steps of all voters."""
+
+    tasks: list[VoterTask]
+    on_steps: OnSteps
+    done: dict[int, int] = field(default_factory=dict)
+
+    def __call__(self, place: int, step: int, _loss: float) -> None:
+        self.done[place] = step
+        self.on_steps(sum(self.done.values()), sum(task.recipe.steps for task in self.tasks))
+
+
+def train_all(sites: Mapping[str, Path], *, seed: int, processes: int, on_steps: OnSteps) -> dict[str, SiteReport]:
     """Train (or resume) the teachers of every site directory; returns each site's training report."""
-    context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        steps = manager.Queue()
-        with ProcessPoolExecutor(max_workers=processes, mp_context=context) as pool:
-            futures = {
-                name: pool.submit(_train, directory, seed + number, steps)
-                for number, (name, directory) in enumerate(sites.items())
-            }
-            try:
-                _report(futures, steps, on_steps)
-                return {name: _result(name, future) for name, future in futures.items()}
-            except BaseException:
-                for future in futures.values():
-                    future.cancel()
-                for process in list(pool._processes.values()):  # the pool has no public way to end its children
-                    process.terminate()
-                raise
+    owners: list[str] = []
+    tasks: list[VoterTask] = []
+    for number, (name, directory) in enumerate(sites.items()):
+        with _naming(name):
+            planned = _plan(directory, seed=seed + number)
+        tasks += planned
+        owners += [name] * len(planned)
+    outcomes = side_by_side(processes)(tasks, _Steps(tasks, on_steps))
+    reports = {}
+    for name in sites:
+        own = [outcome for owner, outcome in zip(owners, outcomes, strict=True) if owner == name]
+        crash = next((outcome for outcome in own if isinstance(outcome, Crash)), None)
+        if crash is not None:
+            raise DaemonFailed(f"site {name}: teacher {crash.voter}: {crash.reason}; run the same command to go on")
+        with _naming(name):
+            reports[name] = site_report(own)
+    return reports
 
 
-def _train(directory: Path, seed: int, steps: Any) -> dict[str, Any]:
-    os.environ["OMP_NUM_THREADS"] = "1"
-    import torch
-
-    from client.policy import load_site
-    from client.training.site import train_site
-    from common.config import load_study
-    from common.data.msd import read_dataset
-
-    torch.set_num_threads(1)
+def _plan(directory: Path, *, seed: int) -> tuple[VoterTask, ...]:
     config = load_site(directory)
     study = load_study(config.path(config.study))
-    voters = study.privacy.voters_per_site
-    total = study.teacher.steps * voters
-    report = train_site(
+    return plan_site(
         read_dataset(config.path(config.data)),
         teachers=directory / "teachers",
         data=study.data,
         recipe=study.teacher,
-        voters=voters,
+        voters=study.privacy.voters_per_site,
         seed=seed,
-        on_progress=lambda voter, step, _loss: steps.put((directory.name, voter * study.teacher.steps + step, total)),
     )
-    return report.to_json()
 
 
-def _report(futures: Mapping[str, Future[dict[str, Any]]], steps: Any, on_steps: OnSteps) -> None:
-    done: dict[str, int] = {}
-    each = 0
-    while not all(future.done() for future in futures.values()):
-        for future in futures.values():
-            if future.done() and future.exception() is not None:
-                return
-        try:
-            site, step, each = steps.get(timeout=0.5)
-        except queues.Empty:
-            continue
-        done[site] = step
-        on_steps(sum(done.values()), each * len(futures))
-    if each:
-        on_steps(each * len(futures), each * len(futures))
-
-
-def _result(name: str, future: Future[dict[str, Any]]) -> dict[str, Any]:
+@contextmanager
+def _naming(site: str) -> Iterator[None]:
     try:
-        return future.result()
-    except ConsiliumError as error:
-        raise type(error)(f"site {name}: {error}") from error
+        yield
+    except InvalidInput as error:
+        raise InvalidInput(f"site {site}: {error}") from error

@@ -185,9 +185,12 @@ def test_a_withdrawn_patient_leaves_an_empty_slot_a_silent_voter_and_no_name(fed
 def test_a_withdrawn_patient_is_never_dealt_again_and_a_second_withdrawal_changes_nothing(fed, hospital) -> None:
     assert site("withdraw-patient", "p2", "--site-dir", hospital).exit_code == 0
     text = (hospital / "teachers" / "slots.json").read_text()
-    again = load_or_deal(hospital / "teachers" / "slots.json", [f"p{i}" for i in range(7)], voters=2)
+    before = load_slots(hospital / "teachers" / "slots.json").order
+    again = load_or_deal(hospital / "teachers" / "slots.json", [f"p{i}" for i in range(8)], voters=2)
     assert "p2" not in again.order
-    assert again.order[6:] == ("p6",)
+    replacement = next(name for name, old in zip(again.order, before, strict=False) if old.startswith("#withdrawn-"))
+    assert again.order == tuple(replacement if name.startswith("#") else name for name in before) + again.order[6:]
+    assert {replacement, *again.order[6:]} == {"p6", "p7"}
     (hospital / "teachers" / "slots.json").write_text(text)
     rows = fed.site_ledgers["site-0"].row_count
     assert "nothing changed" in site("withdraw-patient", "p2", "--site-dir", hospital).stdout

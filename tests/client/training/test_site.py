@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -13,7 +14,9 @@ from typer.testing import CliRunner
 
 from client.teacher import Teachers
 from client.train_cli import app
-from client.training.site import TRAINERS, SiteReport, held_out_count, train_site, voter_directory
+from client.training.base import Trained
+from client.training.site import TRAINERS, SiteReport, held_out_count, plan_site, train_site, voter_directory
+from client.training.standard import StandardTrainer
 from common.canonical import sha256_file
 from common.config import DataConfig, TrainingConfig
 from common.data.msd import Case, Dataset, read_dataset, write_dataset
@@ -75,27 +78,99 @@ def test_each_voter_trains_on_its_own_patients_and_answers_for_itself(dataset: D
     assert teachers.weights == tuple(v.weights for v in report.voters)
 
 
-@pytest.mark.parametrize("change", ["another scan", "broken file", "missing file"])
+def spoil(victim: Case, other: Case, change: str) -> bool:
+    """Change one patient's files; whether a usable scan is left."""
+    assert victim.label is not None
+    assert other.label is not None
+    image = nib.load(victim.image)
+    voxels = np.asarray(image.get_fdata(), dtype=np.float32)
+    match change:
+        case "other intensities":
+            nib.save(nib.Nifti1Image(voxels**2 + 7, image.affine), victim.image)
+        case "another scan":
+            victim.image.write_bytes(other.image.read_bytes())
+        case "another label":
+            victim.label.write_bytes(other.label.read_bytes())
+        case "truncated":
+            victim.image.write_bytes(victim.image.read_bytes()[:-200])
+        case "broken":
+            victim.image.write_bytes(b"broken")
+        case "NaN":
+            voxels[3, 4, 5] = np.nan
+            nib.save(nib.Nifti1Image(voxels, image.affine), victim.image)
+        case "missing scan":
+            victim.image.unlink()
+        case "missing label":
+            victim.label.unlink()
+        case "label of another study":
+            nib.save(nib.Nifti1Image(np.full(voxels.shape, 9, np.uint8), image.affine), victim.label)
+    return change in ("other intensities", "another scan", "another label")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "other intensities",
+        "another scan",
+        "another label",
+        "truncated",
+        "broken",
+        "NaN",
+        "missing scan",
+        "missing label",
+        "label of another study",
+    ],
+)
 def test_one_changed_patient_leaves_every_other_voter_bit_identical(
     dataset: Dataset, tmp_path: Path, change: str
 ) -> None:
-    before = run(dataset, tmp_path / "a")
+    before = run(dataset, tmp_path / "a", voters=3)
     victim, other = dataset.cases[0], dataset.cases[1]
-    match change:
-        case "another scan":
-            victim.image.write_bytes(other.image.read_bytes())
-        case "broken file":
-            victim.image.write_bytes(b"broken")
-        case "missing file":
-            victim.image.unlink()
-    after = run(read_dataset(victim.image.parent.parent), tmp_path / "b")
+    usable = spoil(victim, other, change)
+    after = run(read_dataset(victim.image.parent.parent), tmp_path / "b", voters=3)
     changed = owner(tmp_path / "a", victim.id)
-    assert owner(tmp_path / "b", victim.id) == changed
+    first, second = (json.loads((tmp_path / name / "slots.json").read_text()) for name in "ab")
+    assert (first["order"], first["seed"]) == (second["order"], second["seed"])
     for old, new in zip(before.voters, after.voters, strict=True):
         assert (old.weights == new.weights) == (old.voter != changed)
-    if change != "another scan":
-        assert [problem.case for problem in after.problems] == [victim.id]
-        assert after.voters[changed].empty_slots == 1
+        files = [voter_directory(tmp_path / name, old.voter) / "weights.pt" for name in "ab"]
+        assert (files[0].read_bytes() == files[1].read_bytes()) == (old.voter != changed)
+    assert [problem.case for problem in after.problems] == ([] if usable else [victim.id])
+    assert after.voters[changed].empty_slots == (0 if usable else 1)
+
+
+def test_a_voters_task_names_the_scans_of_its_own_patients_and_no_other(dataset: Dataset, tmp_path: Path) -> None:
+    dataset.cases[3].image.unlink()
+    again = read_dataset(dataset.cases[3].image.parent.parent)
+    tasks = plan_site(again, teachers=tmp_path / "t", data=DATA, recipe=RECIPE, voters=3, seed=3)
+    named = [{scan for _, scans in task.patients for scan in scans} for task in tasks]
+    assert sorted(name for names in named for name in names) == sorted(again.listed)
+    for task, names in zip(tasks, named, strict=True):
+        assert {case.id for case in task.cases} | {problem.case for problem in task.known} == names
+    assert len({task.seed for task in tasks}) == 3
+
+
+def test_a_voter_whose_training_diverges_is_silent_and_stops_nobody(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a site can take part must not depend on its data."""
+
+    class Diverging(StandardTrainer):
+        calls = 0
+
+        def train(self, *arguments: Any, **options: Any) -> Trained:
+            self.calls += 1
+            if self.calls == 1:
+                raise InvalidInput("training diverged", value=float("inf"))
+            return super().train(*arguments, **options)
+
+    monkeypatch.setitem(TRAINERS, "standard", Diverging())
+    report = run(dataset, tmp_path / "t")
+    assert report.voters[0].weights is None
+    assert "diverged" in str(report.voters[0].problem)
+    first, second = Teachers.load(tmp_path / "t", data=DATA).models
+    assert first is None
+    assert second is not None
 
 
 def test_a_finished_voter_is_kept_and_only_a_changed_one_trained_again(dataset: Dataset, tmp_path: Path) -> None:

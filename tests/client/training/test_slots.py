@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from client.training.slots import deal, load_or_deal
 from common.errors import InvalidInput
@@ -70,3 +72,43 @@ def test_voters_train_from_different_seeds_that_the_stored_one_decides() -> None
     seeds = [slots.voter_seed(voter) for voter in range(4)]
     assert len(set(seeds)) == 4
     assert seeds == [deal(NAMES[:9], voters=4, seed=7).voter_seed(voter) for voter in range(4)]
+
+
+def test_a_replacement_takes_the_slot_of_the_patient_who_was_withdrawn_and_moves_nobody() -> None:
+    before = deal(NAMES, voters=4, seed=7)
+    place = before.place("p05")
+    after = deal([*(name for name in NAMES if name != "p05"), "new"], voters=4, seed=7, before=before.without("p05"))
+    assert after.order == tuple("new" if name == "p05" else name for name in before.order)
+    assert after.place("new").voter == after.place("p05").voter == place.voter
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_no_patient_is_ever_in_two_voters_whatever_comes_and_goes(data: st.DataObject) -> None:
+    """Deals, additions, absences, returns, withdrawals and replacements in any order, as a site's years bring them."""
+    people = [f"p{i}" for i in range(12)]
+    voters = data.draw(st.integers(1, 5))
+    slots = deal(data.draw(st.sets(st.sampled_from(people))), voters=voters, seed=data.draw(st.integers(0, 99)))
+    seen: dict[str, int] = {}
+    gone: set[str] = set()
+    for _ in range(data.draw(st.integers(0, 8))):
+        sitting = [name for name in slots.order if not slots.is_empty(name)]
+        if sitting and data.draw(st.booleans()):
+            leaver = data.draw(st.sampled_from(sitting))
+            slots = slots.without(leaver)
+            gone.add(leaver)
+        listed = data.draw(st.lists(st.sampled_from(people)))
+        slots = deal(listed, voters=voters, seed=slots.seed, before=slots)
+        parts = [[name for name in slots.part(voter) if not slots.is_empty(name)] for voter in range(voters)]
+        everybody = [name for part in parts for name in part]
+        assert len(everybody) == len(set(everybody))
+        assert set(listed) - gone <= set(everybody)
+        assert not gone & set(everybody)
+        for voter, part in enumerate(parts):
+            for name in part:
+                assert seen.setdefault(name, voter) == voter
+
+
+def test_a_name_that_would_pass_for_an_empty_slot_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="does not begin"):
+        deal(["a", "#withdrawn-0"], voters=1, seed=0)

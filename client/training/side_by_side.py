@@ -1,0 +1,162 @@
+"""Voters trained side by side: one voter at a time in each of several processes, one thread a process.
+
+The weights do not depend on how many there are: a voter's training reads its own task and nothing else. A process that
+dies takes its voter with it and no other one: that voter is reported and a fresh process goes on with the rest. Ctrl-C
+(any exception here) ends every process at once; finished voters and checkpoints stay, so the next call goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import TYPE_CHECKING
+
+from common.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from client.training.site import Crash, OnProgress, RunVoters, VoterOutcome, VoterTask
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+STOP_S = 5.0
+"""How long a process has to end after SIGTERM before it is killed."""
+
+
+def default_jobs(voters: int) -> int:
+    """As many processes as there are voters, and no more than this process may use cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(voters, cores))
+
+
+def side_by_side(jobs: int) -> RunVoters:
+    """How :func:`~client.training.site.train_site` runs its voters in up to ``jobs`` processes at once."""
+    if jobs < 1:
+        raise InvalidInput("jobs", value=jobs, limit="1 or more")
+
+    def run(tasks: Sequence[VoterTask], on_progress: OnProgress) -> list[VoterOutcome | Crash]:
+        return _run(tasks, jobs=jobs, on_progress=on_progress)
+
+    return run
+
+
+@dataclass(slots=True)
+class _Process:
+    """A training process and the task (its place in the sequence) it has now."""
+
+    process: SpawnProcess
+    connection: Connection
+    place: int | None = None
+
+
+def _run(tasks: Sequence[VoterTask], *, jobs: int, on_progress: OnProgress) -> list[VoterOutcome | Crash]:
+    from client.training.site import Crash, VoterOutcome
+
+    results: dict[int, VoterOutcome | Crash] = {}
+    waiting = list(range(len(tasks)))[::-1]
+    running: list[_Process] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running.append(_start())
+                _give(running[-1], waiting, tasks)
+            for connection in wait([one.connection for one in running]):
+                one = next(one for one in running if one.connection is connection)
+                assert one.place is not None
+                voter = tasks[one.place].voter
+                try:
+                    message = one.connection.recv()
+                except (EOFError, ConnectionError):
+                    results[one.place] = Crash(voter, _obituary(one.process))
+                    _end([one])
+                    running.remove(one)
+                    continue
+                if isinstance(message, tuple):
+                    on_progress(one.place, *message)
+                    continue
+                outcome = message if isinstance(message, VoterOutcome) else Crash(voter, str(message))
+                results[one.place] = outcome
+                if not _give(one, waiting, tasks):
+                    _end([one])
+                    running.remove(one)
+    finally:
+        _end(running)
+    return [results[place] for place in range(len(tasks))]
+
+
+def _give(one: _Process, waiting: list[int], tasks: Sequence[VoterTask]) -> bool:
+    """Hand a process the next task; False when there is none left."""
+    one.place = waiting.pop() if waiting else None
+    if one.place is None:
+        return False
+    with contextlib.suppress(ConnectionError):  # it died: its end of the line says so at the next read
+        one.connection.send(tasks[one.place])
+    return True
+
+
+def _start() -> _Process:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs,), daemon=True)
+    resource_tracker.ensure_running()  # it resets the signal mask when it starts, so it must not start below
+    # Ctrl-C reaches the whole foreground group: blocked in the child from its first moment, acted upon in the parent.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+    return _Process(process, ours)
+
+
+def _end(processes: Sequence[_Process]) -> None:
+    for one in processes:
+        one.process.terminate()
+    for one in processes:
+        one.process.join(STOP_S)
+        if one.process.is_alive():
+            one.process.kill()
+            one.process.join()
+        one.process.close()
+        one.connection.close()
+
+
+def _obituary(process: SpawnProcess) -> str:
+    process.join(STOP_S)
+    code = process.exitcode
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        hint = "; was there too little memory?" if name == "SIGKILL" else ""
+        return f"the training process was ended by {name}{hint}"
+    return f"the training process ended with exit status {code}"
+
+
+def _work(connection: Connection) -> None:
+    """A training process: tasks in, progress and outcomes out, until the parent closes the line or ends it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no half-written file is left
+    for name in _THREADS:
+        os.environ[name] = "1"
+    import torch
+
+    from client.training.site import train_voter
+
+    torch.set_num_threads(1)
+    report: Callable[[int, float], None] = lambda step, loss: connection.send((step, loss))  # noqa: E731
+    while True:
+        try:
+            task: VoterTask = connection.recv()
+        except EOFError:
+            return
+        try:
+            outcome: VoterOutcome | str = train_voter(task, on_step=report)
+        except BrokenPipeError:  # the parent is gone
+            return
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is this voter's alone
+            outcome = f"{type(error).__name__}: {error}"
+        connection.send(outcome)

@@ -1,0 +1,141 @@
+"""Voters in processes of their own: the same weights however many, and one that dies takes nobody with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from client.train_cli import app
+from client.training.side_by_side import default_jobs, side_by_side
+from client.training.site import SiteReport, train_site, voter_directory
+from common.config import TrainingConfig
+from common.data.msd import Dataset, read_dataset, write_dataset
+from common.errors import InvalidInput
+from tests.client.training.test_site import DATA, STUDY, write_case
+
+RECIPE = TrainingConfig(channels=(4, 8), steps=6, batch_size=2)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    cases = [write_case(tmp_path / "raw", f"p{i}", i) for i in range(6)]
+    return write_dataset(tmp_path / "set", name="site", labels=DATA.labels, channels=DATA.channels, cases=cases)
+
+
+def run(data: Dataset, teachers: Path, *, jobs: int, on_progress=lambda voter, step, loss: None) -> SiteReport:
+    return train_site(
+        data,
+        teachers=teachers,
+        data=DATA,
+        recipe=RECIPE,
+        voters=3,
+        seed=3,
+        run=side_by_side(jobs),
+        on_progress=on_progress,
+    )
+
+
+def weights(teachers: Path) -> list[bytes]:
+    return [(voter_directory(teachers, voter) / "weights.pt").read_bytes() for voter in range(3)]
+
+
+def children() -> set[int]:
+    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {int(pid) for pid in found if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+def alive_in_group(group: int) -> list[str]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of_group = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(of_group) == group and state != "Z":  # a zombie waits for a machine's init, and runs no more
+            found.append(stat.parent.name)
+    return found
+
+
+@pytest.mark.slow
+def test_weights_do_not_depend_on_how_many_voters_are_trained_at_once(dataset: Dataset, tmp_path: Path) -> None:
+    steps: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    one = run(dataset, tmp_path / "one", jobs=1)
+    three = run(dataset, tmp_path / "three", jobs=3, on_progress=lambda voter, step, loss: steps[voter].append(step))
+    here = train_site(dataset, teachers=tmp_path / "here", data=DATA, recipe=RECIPE, voters=3, seed=3)
+    assert weights(tmp_path / "one") == weights(tmp_path / "three") == weights(tmp_path / "here")
+    assert len(set(weights(tmp_path / "one"))) == 3
+    assert [voter.weights for voter in one.voters] == [voter.weights for voter in here.voters]
+    assert [voter.voter for voter in three.voters] == [0, 1, 2]
+    assert steps == {voter: [1, 2, 3, 4, 5, 6] for voter in range(3)}
+    assert children() == set()
+
+
+@pytest.mark.slow
+def test_a_voter_whose_process_is_killed_is_reported_and_the_others_go_on(dataset: Dataset, tmp_path: Path) -> None:
+    def kill(voter: int, step: int, loss: float) -> None:
+        if (voter, step) == (1, 2):
+            (pid,) = children()
+            os.kill(pid, signal.SIGKILL)
+
+    report = run(dataset, tmp_path / "t", jobs=1, on_progress=kill)
+    assert [voter.voter for voter in report.voters] == [0, 2]
+    (crash,) = report.crashes
+    assert (crash.voter, "SIGKILL" in crash.reason) == (1, True)
+    again = train_site(dataset, teachers=tmp_path / "t", data=DATA, recipe=RECIPE, voters=3)
+    assert [voter.reused for voter in again.voters] == [True, False, True]
+    assert again.crashes == ()
+
+
+@pytest.mark.slow
+def test_an_error_here_ends_every_process(dataset: Dataset, tmp_path: Path) -> None:
+    def stop(voter: int, step: int, loss: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(dataset, tmp_path / "t", jobs=2, on_progress=stop)
+    assert children() == set()
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_process_and_the_next_call_finishes(dataset: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(STUDY.replace("steps = 3", "steps = 400") + "\n")
+    study = tmp_path / "study.toml"
+    study.write_text(study.read_text().replace("quorum = 2", 'quorum = 2\nunit = "patient"\nvoters_per_site = 2'))
+    arguments = ["--data", str(tmp_path / "set"), "--study", str(study), "--site-dir", str(tmp_path / "site")]
+    command = [sys.executable, "-c", "from client.train_cli import app; app()", *arguments, "--jobs", "2"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    until = time.monotonic() + 120
+    while not list((tmp_path / "site").rglob("checkpoint.pt")):
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "run the same command again" in stderr
+    assert "Traceback" not in stderr
+    until = time.monotonic() + 5  # Python's own resource tracker ends when it notices that its owner is gone
+    while alive_in_group(process.pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert alive_in_group(process.pid) == []
+    assert not list((tmp_path / "site").rglob(".tmp-*"))
+    study.write_text(study.read_text().replace("steps = 400", "steps = 3"))
+    done = CliRunner().invoke(app, [*arguments, "--jobs", "2"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert len(read_dataset(tmp_path / "set").cases) == 6
+
+
+def test_the_number_of_processes_is_bounded_by_voters_and_cores() -> None:
+    assert default_jobs(1) == 1
+    assert 1 <= default_jobs(10_000) <= (os.cpu_count() or 1)
+    with pytest.raises(InvalidInput, match="jobs"):
+        side_by_side(0)
