@@ -21,18 +21,24 @@ Json = object  # None | bool | int | str | list | dict with string keys, nested
 
 def canonical_bytes(value: Json) -> bytes:
     """The canonical encoding of ``value``; equal values give equal bytes. Floats, NaN, sets and bytes are refused."""
-    _check(value, path="$")
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return canonical_text(value).encode()
 
 
-def parse_canonical(data: bytes) -> Json:
-    """Read canonical bytes back; anything that does not re-encode to exactly ``data`` is refused."""
+def canonical_text(value: Json) -> str:
+    """:func:`canonical_bytes` before they are encoded as UTF-8."""
+    _check(value)
+    return _ENCODER.encode(value)
+
+
+def parse_canonical(data: bytes | str) -> Json:
+    """Read canonical bytes or text back; anything that does not re-encode to exactly ``data`` is refused."""
     try:
-        value = json.loads(data)
-        again = canonical_bytes(value)
-    except (ValueError, InvalidInput, RecursionError) as error:
+        text = data.decode() if isinstance(data, bytes) else data
+        value: Json = _DECODER.decode(text)
+        again = _ENCODER.encode(value)
+    except (ValueError, RecursionError) as error:
         raise InvalidInput("canonical JSON", limit="UTF-8, sorted keys, no spaces, no floats") from error
-    if again != data:
+    if again != text:
         raise InvalidInput("canonical JSON", limit="UTF-8, sorted keys, no spaces, no floats")
     return value
 
@@ -90,22 +96,30 @@ def checked_fields(data: object, kinds: dict[str, type]) -> dict[str, Any]:
     return dict(data)
 
 
-def _check(value: Json, *, path: str) -> None:
-    if value is None or isinstance(value, bool | int | str):
+def _no_float(text: str) -> float:
+    raise ValueError(f"a float in canonical JSON: {text}")
+
+
+_DECODER = json.JSONDecoder(parse_float=_no_float, parse_constant=_no_float)
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_PLAIN = (str, int, bool, type(None))
+
+
+def _check(value: Json) -> None:
+    if type(value) in _PLAIN:
         return
     if isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            _check(item, path=f"{path}[{index}]")
-        return
-    if isinstance(value, Mapping):
+        for item in value:
+            _check(item)
+    elif isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise InvalidInput(f"key at {path}", value=key, limit="a string")
-            _check(item, path=f"{path}.{key}")
-        return
-    raise InvalidInput(
-        f"value at {path} has no canonical form",
-        value=type(value).__name__,
-        limit="None, bool, int, str, list, mapping",
-        remedy="write a rational as 'numerator/denominator', bytes as hex",
-    )
+                raise InvalidInput("key of a mapping", value=key, limit="a string")
+            _check(item)
+    elif not isinstance(value, int | str):
+        raise InvalidInput(
+            "value without a canonical form",
+            value=type(value).__name__,
+            limit="None, bool, int, str, list, mapping",
+            remedy="write a rational as 'numerator/denominator', bytes as hex",
+        )

@@ -7,8 +7,6 @@ from the facts it derives from and must agree.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +14,16 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from common.canonical import check_hash, checked_fields, digest, parse_rational, rational
+from common.canonical import (
+    canonical_bytes,
+    check_hash,
+    checked_fields,
+    digest,
+    parse_canonical,
+    parse_rational,
+    rational,
+    sha256_bytes,
+)
 from common.config import Study
 from common.errors import InvalidInput
 from common.privacy.mechanism import (
@@ -404,13 +411,9 @@ def release_body(
 
 def parse_body(text: str) -> dict[str, Any]:
     """A row's body as a mapping; only canonical text (one spelling for one value, no floats) is accepted."""
-    try:
-        value = _DECODER.decode(text)
-        again = _ENCODER.encode(value)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput("body of a row", limit="canonical JSON") from error
-    if again != text or not isinstance(value, dict):
-        raise InvalidInput("body of a row", limit="canonical JSON of a mapping")
+    value = parse_canonical(text)
+    if not isinstance(value, dict):
+        raise InvalidInput("body of a row", limit="a mapping")
     return value
 
 
@@ -459,7 +462,7 @@ def parse_release(body: dict[str, Any]) -> ReleaseRecord:
 
 def release_digest(body: dict[str, Any]) -> str:
     """What a release body is known by when its row is lost: the hash that its row's hash took in."""
-    return hashlib.sha256(_ENCODER.encode(body).encode()).hexdigest()
+    return sha256_bytes(canonical_bytes(body))
 
 
 def _query_id(query: QuerySpec, fields: dict[str, Any]) -> str:
@@ -633,13 +636,6 @@ def _text(pair: object, index: int) -> str:
         raise InvalidInput("roster entry", limit="a site and a pool")
     return str(pair[index])
 
-
-def _no_float(text: str) -> float:
-    raise ValueError(f"a float in canonical JSON: {text}")
-
-
-_DECODER = json.JSONDecoder(parse_float=_no_float, parse_constant=_no_float)
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 _READERS: dict[str, dict[str, Callable[[dict[str, Any]], Record]]] = {
     "server": {

@@ -24,8 +24,9 @@ from common.canonical import check_hash, rational, sha256_bytes
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.books import Spend
-from common.ledger.chain import Chain, Clock, Row, SignedHead, format_time, utc_now
+from common.ledger.chain import Chain, Clock, format_time, utc_now
 from common.ledger.keys import create_signing_key, load_signing_key
+from common.ledger.opened import OpenLedger
 from common.ledger.receipts import Position, Receipt
 from common.ledger.records import DECISIONS, PoolDeclaration, PoolRecord, StudyTerms, check_name, parse_body
 from common.ledger.site_books import SiteBooks
@@ -50,15 +51,12 @@ class Caps(StructuralType):
     def queries_per_day(self) -> int: ...
 
 
-class SiteLedger:
+class SiteLedger(OpenLedger[SiteBooks]):
     """A site's ledger file, one for each patient pool. A context manager, closed by ``close``."""
 
     def __init__(self, chain: Chain) -> None:
         """Use :meth:`open` or :meth:`read`."""
-        self._chain = chain
-        self._books = SiteBooks()
-        self._catch_up()
-        chain.ledger_id = self._books.key.ledger_id
+        super().__init__(chain, SiteBooks())
 
     @classmethod
     def open(
@@ -84,7 +82,7 @@ class SiteLedger:
             chain = Chain.create(path, role="site", genesis=genesis, signing_key=key, clock=clock)
         else:
             chain = Chain.open(path, role="site", signing_key=key, clock=clock)
-        ledger = cls._opened(chain)
+        ledger = cls(chain)
         try:
             ledger._declare(pool, site or pool, caps)
         except BaseException:
@@ -95,34 +93,7 @@ class SiteLedger:
     @classmethod
     def read(cls, path: Path) -> SiteLedger:
         """Open an existing ledger for reading only."""
-        return cls._opened(Chain.open(path, role="site", signing_key=None, clock=utc_now))
-
-    @classmethod
-    def _opened(cls, chain: Chain) -> SiteLedger:
-        try:
-            with chain.snapshot():
-                ledger = cls(chain)
-                head, last = chain.head(), chain.last
-            if last is None or (head.seq, head.hash) != (last.seq, last.hash) or not head.is_genuine():
-                raise LedgerCorrupt("the newest row is not covered by a signed head", row=head.seq)
-            if head.public_key != ledger._books.key.at(head.seq):
-                raise LedgerCorrupt("the newest head's signature is not by the ledger's key", row=head.seq)
-            if chain.public_key not in (None, ledger._books.key.public_key):
-                raise InvalidInput("signing key", value=chain.public_key, limit="the ledger's own key")
-        except BaseException:
-            chain.close()
-            raise
-        return ledger
-
-    def close(self) -> None:
-        """Close the file; committed rows are already durable."""
-        self._chain.close()
-
-    def __enter__(self) -> SiteLedger:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
+        return cls(Chain.open(path, role="site", signing_key=None, clock=utc_now))
 
     # --- consent and veto
 
@@ -452,20 +423,6 @@ class SiteLedger:
             "alarms": list(self.alarms()),
         }
 
-    def head(self) -> SignedHead:
-        """The newest signed head of this site's own ledger."""
-        self._catch_up()
-        return self._chain.head()
-
-    def rows(self) -> Iterator[Row]:
-        """Every row as stored, from the first."""
-        return self._chain.all_rows()
-
-    @property
-    def row_count(self) -> int:
-        self._catch_up()
-        return self._books.row_count
-
     # --- helpers
 
     def _declare(self, pool: str, site: str, caps: Caps) -> None:
@@ -495,10 +452,6 @@ class SiteLedger:
             self._chain.forget()
             self._catch_up()
             raise
-
-    def _catch_up(self) -> None:
-        for row in self._chain.new_rows():
-            self._books.enter(row)
 
 
 def _own_key(path: Path) -> Ed25519PrivateKey:

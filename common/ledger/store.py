@@ -33,6 +33,7 @@ from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
 from common.ledger.books import Books, Charge, Obstacle, Release, Spend
 from common.ledger.chain import Chain, Clock, Row, SignedHead, body_digest, utc_now
 from common.ledger.keys import public_hex, signing_public_key
+from common.ledger.opened import OpenLedger
 from common.ledger.receipts import Link, Position, Receipt, ReceiptedRelease, check_arithmetic
 from common.ledger.records import (
     MAX_NOTE_CHARACTERS,
@@ -98,22 +99,19 @@ class BatchResult:
     refused: tuple[str, ...]
 
 
-class Ledger:
+class Ledger(OpenLedger[Books]):
     """A privacy ledger file. ``create`` or ``open`` it; a context manager, closed by ``close``."""
 
     def __init__(self, chain: Chain) -> None:
         """Use :meth:`create` or :meth:`open`."""
-        self._chain = chain
-        self._books = Books()
-        self._catch_up()
-        chain.ledger_id = self._books.key.ledger_id
+        super().__init__(chain, Books())
 
     # --- opening and closing
 
     @classmethod
     def create(cls, path: Path, *, signing_key: Ed25519PrivateKey, clock: Clock = utc_now) -> Ledger:
         """Make a new ledger (mode 0600) and open it for writing; an existing path is refused."""
-        return cls._opened(Chain.create(path, role="server", genesis={}, signing_key=signing_key, clock=clock))
+        return cls(Chain.create(path, role="server", genesis={}, signing_key=signing_key, clock=clock))
 
     @classmethod
     def open(cls, path: Path, *, signing_key: Ed25519PrivateKey | None = None, clock: Clock = utc_now) -> Ledger:
@@ -122,35 +120,7 @@ class Ledger:
         Replays every row: LedgerCorrupt names the first that breaks the chain or a rule. InvalidInput if the key is not
         the one that signs this ledger now. Signatures other than the newest, and payloads, are ``verify``'s to check.
         """
-        return cls._opened(Chain.open(path, role="server", signing_key=signing_key, clock=clock))
-
-    @classmethod
-    def _opened(cls, chain: Chain) -> Ledger:
-        try:
-            with chain.snapshot():
-                ledger = cls(chain)
-                ledger._check_head()
-            if chain.public_key not in (None, ledger._books.key.public_key):
-                raise InvalidInput(
-                    "signing key",
-                    value=chain.public_key,
-                    limit=f"the ledger's key, {ledger._books.key.public_key}",
-                    remedy="use the key file that belongs to this ledger, or the one it was rotated to",
-                )
-        except BaseException:
-            chain.close()
-            raise
-        return ledger
-
-    def close(self) -> None:
-        """Close the file; committed rows are already durable."""
-        self._chain.close()
-
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
+        return cls(Chain.open(path, role="server", signing_key=signing_key, clock=clock))
 
     # --- declaring
 
@@ -427,11 +397,6 @@ class Ledger:
             name: guarantee(spend.mu_squared, declared.budget, declared.protection, name) for name in AccountantName
         }
 
-    def head(self) -> SignedHead:
-        """The newest signed head; whoever keeps it outside this machine will notice a cut or a rewrite."""
-        self._catch_up()
-        return self._chain.head()
-
     def batch_receipts(self, study_id: str, batch_id: str) -> tuple[Receipt, ...]:
         """Signed receipts for what a batch released: one for each transaction and each site on its roster.
 
@@ -459,15 +424,6 @@ class Ledger:
             return True
         found = self._chain.rows_between(position.seq - 1, position.seq)
         return bool(found) and found[0].hash == position.hash
-
-    def rows(self) -> Iterator[Row]:
-        """Every row as stored, from the first."""
-        return self._chain.all_rows()
-
-    @property
-    def row_count(self) -> int:
-        self._catch_up()
-        return self._books.row_count
 
     @property
     def ledger_id(self) -> str:
@@ -547,17 +503,6 @@ class Ledger:
             head=self._chain.head(end),
         )
         return receipt.signed(self._chain.signing_key)
-
-    def _catch_up(self) -> None:
-        for row in self._chain.new_rows():
-            self._books.enter(row)
-
-    def _check_head(self) -> None:
-        head, last = self._chain.head(), self._chain.last
-        if last is None or (head.seq, head.hash) != (last.seq, last.hash):
-            raise LedgerCorrupt("the newest row is not covered by a signed head", row=head.seq)
-        if head.public_key != self._books.key.at(head.seq) or not head.is_genuine():
-            raise LedgerCorrupt("the newest head's signature is not by the ledger's key", row=head.seq)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

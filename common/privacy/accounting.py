@@ -173,15 +173,11 @@ def admits(spent: Fraction, request: Fraction, limit: Fraction) -> bool:
     passes the limit keeps the whole run within it (Smith & Thakurta 2022 for GDP; Feldman & Zrnic 2021 for RDP, whose
     curve αμ²/2 has the same one parameter). Refuses anything but rationals, a request or limit that is not positive.
     """
-    for what, value, least in (
-        ("spent mu^2", spent, "0"),
-        ("requested mu^2", request, ""),
-        ("limit on mu^2", limit, ""),
-    ):
-        if not isinstance(value, Fraction) or value < 0 or (value == 0 and not least):
-            raise InvalidInput(
-                what, value=value, limit="a positive rational" if not least else "a rational, 0 or above"
-            )
+    if not isinstance(spent, Fraction) or spent.numerator < 0:
+        raise InvalidInput("spent mu^2", value=spent, limit="a rational, 0 or above")
+    for what, value in (("requested mu^2", request), ("limit on mu^2", limit)):
+        if not isinstance(value, Fraction) or value.numerator <= 0:
+            raise InvalidInput(what, value=value, limit="a positive rational")
     return spent + request <= limit
 
 

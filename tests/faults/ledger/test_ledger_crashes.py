@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import sqlite3
-import statistics
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.ledger_speed import BATCHED_CPU_S, SINGLE_CPU_S, measure
 from common.ledger.keys import create_signing_key
 from common.ledger.store import Candidate, Ledger
 from common.ledger.verify import verify
@@ -183,47 +183,33 @@ for n in range(10_000):
     assert all(verify(path).ok for path in made[-3:])
 
 
+def test_durable_releases_cost_little_processor_time(tmp_path: Path) -> None:
+    """Twice what the promise below needs: machines that run other things at the same time are slower."""
+    pace = measure(tmp_path, rounds=40)
+    print(pace)
+    assert pace.batched_cpu_s < 2 * BATCHED_CPU_S
+
+
+@pytest.mark.slow
 def test_durable_releases_keep_pace_with_bare_sqlite(tmp_path: Path) -> None:
-    """Bounds with room for a machine that runs other things at the same time; the figures are printed."""
-    bare, single, batched = compare_speed(tmp_path, rounds=40)
-    assert single > 0.4 * min(bare, 500)
-    assert batched > 6 * min(bare, 500)
+    """0.9 of bare sqlite3 one by one and 20 times it in batches, where bare makes fewer than 500 commits a second.
 
-
-def compare_speed(folder: Path, *, rounds: int) -> tuple[float, float, float]:
-    """Medians of bare commits, single releases and batches of 64, taken in turns, as releases a second."""
-    connection = sqlite3.connect(folder / "bare.sqlite", isolation_level=None)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT, c BLOB)")
-    study, mechanism = make_study(planned_queries=100_000), make_mechanism(room_for=100_000, dimension=64)
-    zero = np.zeros(64, dtype=np.int64)
-    seconds: dict[str, list[float]] = {"bare": [], "single": [], "batch": []}
-    with Ledger.create(folder / "ledger.sqlite", signing_key=Ed25519PrivateKey.generate()) as ledger:
-        study_id = ledger.register_study(study)
-        declare(ledger)
-
-        def release(first: int, size: int) -> None:
-            candidates = [Candidate(make_query(first + n, mechanism), lambda: zero) for n in range(size)]
-            ledger.release_batch(study_id=study_id, batch_id=f"b{first}", roster=roster_of(), candidates=candidates)
-
-        for number in range(rounds):
-            started = time.perf_counter()
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("INSERT INTO t (b, c) VALUES (?, ?)", ("x" * 900, b"y" * 512))
-            connection.execute("COMMIT")
-            seconds["bare"].append(time.perf_counter() - started)
-            started = time.perf_counter()
-            release(1_000_000 + number, 1)
-            seconds["single"].append(time.perf_counter() - started)
-            if number % 5 == 0:
-                started = time.perf_counter()
-                release(64 * number, 64)
-                seconds["batch"].append(time.perf_counter() - started)
-    connection.close()
-    bare, single, batch = (1 / statistics.median(seconds[name]) for name in ("bare", "single", "batch"))
-    print(f"bare sqlite3 {bare:.0f}/s, ledger {single:.0f}/s one by one, {64 * batch:.0f}/s in batches of 64")
-    return bare, single, 64 * batch
+    On a faster disk the processor is what is left to measure: the same promise, were the disk that slow. Other jobs
+    only ever slow a run down, so the best of five counts.
+    """
+    paces = []
+    for number in range(5):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        paces.append(pace := measure(folder, rounds=200))
+        print(pace)
+        if pace.bare < 500:
+            kept = pace.single >= 0.9 * pace.bare and pace.batched >= 20 * pace.bare
+        else:
+            kept = pace.single_cpu_s <= SINGLE_CPU_S and pace.batched_cpu_s <= BATCHED_CPU_S
+        if kept:
+            return
+    raise AssertionError(paces)
 
 
 @pytest.mark.slow

@@ -1,0 +1,137 @@
+"""How many durable releases a second the server ledger makes, beside bare sqlite3 on the same disk in the same run.
+
+A bare commit inserts one row of a release's size (WAL, FULL). Bare commits, single releases and batches of 64 take
+turns, so that whatever else the machine does hits all three. Drawing noise is not in it: answers are zeros.
+
+    python benchmarks/ledger_speed.py --folder /data/study --rounds 400
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sqlite3
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from common.canonical import sha256_bytes
+from common.config import DataConfig, PrivacyConfig, Study
+from common.ledger.store import Candidate, Ledger, PoolDeclaration, RosterEntry
+from common.privacy.calibration import study_mechanism
+from common.privacy.mechanism import QuerySpec
+
+BATCH, DIMENSION, SITES = 64, 64, ("aachen", "bergen", "cadiz")
+
+SINGLE_CPU_S = (1 / 0.9 - 1) / 500
+"""Processor seconds one release may take beyond a bare commit, so that it keeps 0.9 of its pace on any disk that makes
+fewer than 500 bare commits a second: 222 µs."""
+
+BATCHED_CPU_S = (BATCH / 20 - 1) / 500 / BATCH
+"""Processor seconds a release in a batch may take, so that batches make 20 times bare's pace on such a disk: 69 µs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Medians of one run: releases a second by the clock, and the least processor seconds seen for a release."""
+
+    bare: float
+    single: float
+    batched: float
+    single_cpu_s: float
+    batched_cpu_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"bare sqlite3 {self.bare:.0f}/s; ledger {self.single:.0f}/s one by one ({self.single / self.bare:.3f} of "
+            f"bare, {1e6 * self.single_cpu_s:.0f} µs of processor beyond it), {self.batched:.0f}/s in batches of "
+            f"{BATCH} ({self.batched / self.bare:.1f} times bare, {1e6 * self.batched_cpu_s:.1f} µs of processor each)"
+        )
+
+
+def measure(folder: Path, *, rounds: int) -> Pace:
+    """Take turns for ``rounds`` rounds on fresh files in ``folder``; a batch every fifth round."""
+    study = Study(
+        name="speed",
+        data=DataConfig(labels=("background", "lesion"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
+        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=14 * rounds + BATCH, quorum=2),
+    )
+    privacy, mechanism = study.privacy, study_mechanism(study, dimension=DIMENSION)
+    roster = tuple(RosterEntry(site=site, pool=f"{site}-mri") for site in SITES)
+    zero = np.zeros(DIMENSION, dtype=np.int64)
+    codec, numbers = sha256_bytes(b"codec"), iter(range(1 << 62))
+    bare = sqlite3.connect(folder / "bare.sqlite", isolation_level=None)
+    bare.execute("PRAGMA journal_mode = WAL")
+    bare.execute("PRAGMA synchronous = FULL")
+    bare.execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT, c BLOB)")
+
+    def commit() -> None:
+        bare.execute("BEGIN IMMEDIATE")
+        bare.execute("INSERT INTO t (b, c) VALUES (?, ?)", ("x" * 900, b"y" * 8 * DIMENSION))
+        bare.execute("COMMIT")
+
+    with Ledger.create(folder / "ledger.sqlite", signing_key=Ed25519PrivateKey.generate()) as ledger:
+        study_id = ledger.register_study(study)
+        for entry in roster:
+            ledger.declare_pool(
+                PoolDeclaration(entry.pool, entry.site, privacy.budget, privacy.accountant, privacy.protection)
+            )
+
+        def candidates(size: int) -> list[Candidate]:
+            volumes = [sha256_bytes(b"volume %d" % next(numbers)) for _ in range(size)]
+            return [
+                Candidate(QuerySpec(1, codec, (volume,), 1, "zero", "codec", mechanism), lambda: zero)
+                for volume in volumes
+            ]
+
+        def release(asked: list[Candidate]) -> None:
+            ledger.release_batch(study_id=study_id, batch_id=f"b{next(numbers)}", roster=roster, candidates=asked)
+
+        times: dict[str, list[tuple[float, float]]] = {"bare": [], "single": [], "batched": []}
+        for number in range(rounds):
+            times["bare"].append(_timed(commit))
+            times["single"].append(_timed(partial(release, candidates(1))))
+            if number % 5 == 0:
+                times["batched"].append(_timed(partial(release, candidates(BATCH))))
+    bare.close()
+    wall = {name: statistics.median(seconds for seconds, _ in taken) for name, taken in times.items()}
+    cpu = {name: min(seconds for _, seconds in taken) for name, taken in times.items()}
+    return Pace(
+        bare=1 / wall["bare"],
+        single=1 / wall["single"],
+        batched=BATCH / wall["batched"],
+        single_cpu_s=cpu["single"] - cpu["bare"],
+        batched_cpu_s=(cpu["batched"] - cpu["bare"]) / BATCH,
+    )
+
+
+def _timed(work: Callable[[], None]) -> tuple[float, float]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="a folder on the disk to measure; a temporary one by default")
+    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--runs", type=int, default=3)
+    arguments = parser.parse_args()
+    for number in range(arguments.runs):
+        print(f"run {number + 1} of {arguments.runs}", file=sys.stderr)
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+            print(measure(Path(folder), rounds=arguments.rounds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
