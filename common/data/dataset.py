@@ -39,8 +39,11 @@ class PatientIdentity(StrEnum):
 class Case:
     """One scan: ``id`` names it in its dataset, ``label`` is None where nobody drew one.
 
-    ``patient`` is whose scan it is, None where the dataset does not say; ``hospital`` is set only where the dataset
-    says which hospital a case comes from (Consilium's own extra key).
+    ``image`` is the file that holds it, with all channels, or the first of ``channel_files`` (name, file) where every
+    channel has its own. ``patient`` is whose scan it is, None where the dataset does not say; ``hospital`` is set only
+    where the dataset says which hospital a case comes from (Consilium's own extra key). ``channel_order`` says which of
+    the file's channels to take, in which order, and ``label_map`` which value of the label file means which of the
+    study (pairs); empty, as they are.
     """
 
     id: str
@@ -48,6 +51,14 @@ class Case:
     label: Path | None = None
     hospital: str | None = None
     patient: str | None = None
+    channel_files: tuple[tuple[str, Path], ...] = ()
+    channel_order: tuple[int, ...] = ()
+    label_map: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def images(self) -> tuple[Path, ...]:
+        """Every file the image is read from, in the channels' order."""
+        return tuple(path for _, path in self.channel_files) or (self.image,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +71,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A dataset on disk. ``labels[i]`` names label value i; ``cases`` and ``problems`` share no id.
+    """A dataset on disk. ``labels[i]`` names label value i, or ``label_values[i]`` where these are given; no labels:
+    the dataset does not name them. ``cases`` and ``problems`` share no id.
 
     ``listed`` holds every id named for training, good or bad, in the dataset's order: what slots are dealt over.
     ``patients`` says whose scan each id is, good or bad, as far as the dataset knows (:meth:`patient_of`).
@@ -74,6 +86,7 @@ class Dataset:
     listed: tuple[str, ...] = ()
     patients: Mapping[str, str] = field(default_factory=dict)
     patient_identity: PatientIdentity = PatientIdentity.FILE
+    label_values: tuple[int, ...] = ()
 
     @property
     def labelled(self) -> tuple[Case, ...]:
@@ -86,15 +99,25 @@ class Dataset:
 
 
 def check_labels(dataset: Dataset, data: DataConfig) -> None:
-    """Refuse a dataset whose label names or channels are not the study's, letter case aside."""
-    if [label.casefold() for label in dataset.labels] != [label.casefold() for label in data.labels]:
+    """Refuse a dataset whose label names or channels are not the study's, letter case aside.
+
+    :func:`common.data.layouts.match_study` makes one that passes, from names the site maps to the study's.
+    """
+    named = [label.casefold() for label in dataset.labels]
+    if named != [label.casefold() for label in data.labels] or dataset.label_values not in (
+        (),
+        tuple(range(len(data.labels))),
+    ):
         raise InvalidInput(
             "the dataset's labels are not the study's",
             value=dataset.labels,
             limit=", ".join(f"{value} = {label}" for value, label in enumerate(data.labels)),
-            remedy="check `labels` in dataset.json against [data] in the study",
+            remedy="map them to the study's in [labels] of site.toml, or with --label-map",
         )
     if len(dataset.channels) != len(data.channels):
         raise InvalidInput(
-            "the dataset's channels are not the study's", value=dataset.channels, limit=", ".join(data.channels)
+            "the dataset's channels are not the study's",
+            value=dataset.channels,
+            limit=", ".join(data.channels),
+            remedy="map them to the study's in [channels] of site.toml, or with --channel-map",
         )

@@ -30,13 +30,21 @@ def case_id(file_name: str) -> str:
     raise InvalidInput("volume file name", value=name, limit="a name ending in .nii.gz or .nii")
 
 
-def read_dataset(directory: Path) -> Dataset:
-    """Read ``dataset.json`` and check that the files it names exist; no volume is opened.
+class MsdLayout:
+    """The Decathlon's layout among the others (:mod:`common.data.layouts`)."""
 
-    Patients are those of ``patients.tsv`` or ``patients.csv`` beside it; without one every case is a patient.
-    Raises InvalidInput where the directory is no dataset at all: no ``dataset.json``, not JSON, no usable labels or
-    channels, no case listed. Everything wrong with a single case is a Problem.
-    """
+    name = "msd"
+    says = "dataset.json with the lists training and test, imagesTr, labelsTr"
+
+    def matches(self, directory: Path) -> bool:
+        return (directory / "dataset.json").is_file()
+
+    def read(self, directory: Path) -> Dataset:
+        return read_dataset(directory)
+
+
+def read_index(directory: Path) -> dict[str, object]:
+    """``dataset.json``; InvalidInput where it is missing or no JSON object."""
     path = directory / "dataset.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -50,6 +58,17 @@ def read_dataset(directory: Path) -> Dataset:
         raise InvalidInput("dataset.json cannot be read", value=str(path), limit="a JSON text in UTF-8") from error
     if not isinstance(document, dict):
         raise InvalidInput("dataset.json", value=type(document).__name__, limit="a JSON object")
+    return document
+
+
+def read_dataset(directory: Path) -> Dataset:
+    """Read ``dataset.json`` and check that the files it names exist; no volume is opened.
+
+    Patients are those of ``patients.tsv`` or ``patients.csv`` beside it; without one every case is a patient.
+    Raises InvalidInput where the directory is no dataset at all: no ``dataset.json``, not JSON, no usable labels or
+    channels, no case listed. Everything wrong with a single case is a Problem.
+    """
+    document = read_index(directory)
     labels = _numbered(document.get("labels"), key="labels")
     if len(labels) < 2:
         raise InvalidInput("dataset.json: labels", value=labels, limit="background and at least one structure")

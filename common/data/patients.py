@@ -8,11 +8,13 @@ as well as stated.
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from common.data.dataset import Case, Dataset, PatientIdentity
+from common.canonical import digest, sha256_file
+from common.data.dataset import Case, Dataset, PatientIdentity, Problem
 from common.errors import InvalidInput
 
 PATIENT_TABLES = ("patients.tsv", "patients.csv")
@@ -78,6 +80,50 @@ def with_patients(dataset: Dataset, table: Path) -> Dataset:
         patients=patients,
         patient_identity=PatientIdentity.TABLE,
     )
+
+
+def refuse_counted_twice(dataset: Dataset) -> Dataset:
+    """Refuse a dataset in which one scan stands under two patients, by the content of its image files.
+
+    A patient under two names would sit in two slots and be protected half as well as stated. Which of the two is the
+    mistake only a person can say, so nothing is left out: InvalidInput. A scan that is there twice under one patient
+    is a Problem and used once. Other copies of a scan, compressed or stored differently, are for `site doctor` to find.
+    """
+    ordered = sorted(dataset.cases, key=lambda case: case.id)
+    sizes = Counter(_size(path) for case in ordered for path in case.images)
+    seen: dict[str, Case] = {}
+    problems: list[Problem] = []
+    kept: list[Case] = []
+    for case in ordered:
+        alike = [path for path in case.images if sizes[_size(path)] > 1]  # others cannot be equal
+        hashes = [content_hash(path) for path in alike]
+        same = next((seen[content] for content in hashes if content in seen), None)
+        if same is None:
+            seen |= dict.fromkeys(hashes, case)
+            kept.append(case)
+        elif dataset.patient_of(case.id) == dataset.patient_of(same.id):
+            problems.append(Problem(case.id, f"the same scan as {same.id}"))
+        else:
+            raise InvalidInput(
+                "one scan under two patients would count twice",
+                value=(same.id, case.id),
+                remedy="take one of them out, or give both one patient in patients.csv",
+            )
+    if not problems:
+        return dataset
+    return replace(dataset, cases=tuple(kept), problems=(*dataset.problems, *problems))
+
+
+def content_hash(path: Path) -> str:
+    """SHA-256 of a file, or of a folder's files (a DICOM series), whatever they are called."""
+    if not path.is_dir():
+        return sha256_file(path)
+    return digest("folder", sorted(sha256_file(file) for file in path.iterdir() if file.is_file()))
+
+
+def _size(path: Path) -> int:
+    files = path.iterdir() if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def write_patients(directory: Path, cases: Iterable[Case]) -> None:

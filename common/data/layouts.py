@@ -1,0 +1,223 @@
+"""Every layout a site's data may lie in, and how what is found there is matched to a study.
+
+:func:`open_dataset` says which layout a directory has and reads its index; :func:`match_study` puts its channels into
+the study's order and its labels into the study's numbers, by name. Neither opens a scan. Refuses a directory that looks
+like no layout, and names that are neither the study's nor mapped to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from common.config import DataConfig
+from common.data.bids import BidsLayout
+from common.data.case_table import TableLayout
+from common.data.dataset import Case, Dataset, Problem
+from common.data.msd import MsdLayout
+from common.data.nnunet import NnunetLayout
+from common.data.patients import find_table, refuse_counted_twice, with_patients
+from common.errors import InvalidInput
+
+
+class Layout(Protocol):
+    """A way in which datasets lie on disk. ``says`` describes it in a line."""
+
+    name: str
+    says: str
+
+    def matches(self, directory: Path) -> bool:
+        """Whether the directory looks like this layout; opens no scan."""
+        ...
+
+    def read(self, directory: Path) -> Dataset:
+        """The dataset's index; InvalidInput where there is none, a Problem for everything wrong with one case."""
+        ...
+
+
+LAYOUTS: dict[str, Layout] = {
+    layout.name: layout for layout in (TableLayout(), NnunetLayout(), MsdLayout(), BidsLayout())
+}
+"""In the order in which they are tried: a table somebody wrote beside the data comes first."""
+
+AUTO = "auto"
+
+_SAME = {"t1w": "t1", "t1n": "t1", "cet1w": "t1c", "t1ce": "t1c", "t1gd": "t1c", "t1wce": "t1c"} | {
+    "t2w": "t2",
+    "t2f": "flair",
+    "t2flair": "flair",
+}
+"""Names of one contrast in MSD, BIDS, nnU-Net and BraTS."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSettings:
+    """How a site's data is to be read: its layout, its table of patients, its names for labels and channels."""
+
+    layout: str = AUTO
+    patients: Path | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    channels: Mapping[str, str] = field(default_factory=dict)
+
+
+def open_for_training(directory: Path, data: DataConfig, settings: DatasetSettings) -> Dataset:
+    """A site's dataset in the study's terms, in which nobody is counted twice.
+
+    See :func:`open_dataset`, :func:`match_study` and :func:`common.data.patients.refuse_counted_twice`.
+    """
+    dataset = open_dataset(directory, layout=settings.layout, patients=settings.patients)
+    return refuse_counted_twice(match_study(dataset, data, labels=settings.labels, channels=settings.channels))
+
+
+def open_dataset(directory: Path, *, layout: str = AUTO, patients: Path | None = None) -> Dataset:
+    """Read the index of a dataset in any of :data:`LAYOUTS`.
+
+    ``patients``: a table of cases and patients; ``patients.tsv`` or ``.csv`` in the directory is found by itself.
+    """
+    if layout != AUTO and layout not in LAYOUTS:
+        raise InvalidInput("layout", value=layout, limit=", ".join((AUTO, *LAYOUTS)))
+    if not directory.is_dir():
+        raise InvalidInput("data directory is missing", value=str(directory), remedy="check the path")
+    chosen = LAYOUTS[layout] if layout != AUTO else _detect(directory)
+    dataset = chosen.read(directory)
+    table = patients or find_table(directory)
+    return dataset if table is None else with_patients(dataset, table)
+
+
+def _detect(directory: Path) -> Layout:
+    for layout in LAYOUTS.values():
+        if layout.matches(directory):
+            return layout
+    raise InvalidInput(
+        "data directory has no layout that is known",
+        value=str(directory),
+        limit="; ".join(f"{layout.name}: {layout.says}" for layout in LAYOUTS.values()),
+        remedy="put a cases.csv with the columns image, label and patient_id into it",
+    )
+
+
+def match_study(
+    dataset: Dataset,
+    data: DataConfig,
+    *,
+    labels: Mapping[str, str] | None = None,
+    channels: Mapping[str, str] | None = None,
+) -> Dataset:
+    """The dataset in the study's terms: its labels, its channels, in its order.
+
+    ``labels`` maps the site's label names or numbers to the study's names, ``channels`` its channel names. What has the
+    study's name already needs no entry; letter case, blanks and the usual other names of a contrast do not matter.
+    Raises InvalidInput for a label that is neither mapped nor the study's, and for a channel the study needs and nobody
+    has; a case without one of the channels becomes a Problem.
+    """
+    pairs = _label_pairs(dataset, data, labels or {})
+    order = _channel_order(dataset, data, channels or {})
+    wanted = tuple(dataset.channels[i] for i in order)
+    cases: list[Case] = []
+    problems = list(dataset.problems)
+    for case in dataset.cases:
+        if case.channel_files:
+            files = dict(case.channel_files)
+            missing = [name for name in wanted if name not in files]
+            if missing:
+                problems.append(Problem(case.id, f"the image of channel {missing[0]} is missing"))
+                continue
+            own = tuple((name, files[name]) for name in wanted)
+            case = replace(case, image=own[0][1], channel_files=own if len(own) > 1 else ())
+        elif order != tuple(range(len(dataset.channels))):
+            case = replace(case, channel_order=order)
+        cases.append(replace(case, label_map=pairs))
+    return replace(
+        dataset,
+        labels=data.labels,
+        label_values=(),
+        channels=data.channels,
+        cases=tuple(cases),
+        problems=tuple(problems),
+    )
+
+
+def _label_pairs(dataset: Dataset, data: DataConfig, mapping: Mapping[str, str]) -> tuple[tuple[int, int], ...]:
+    """(the site's value, the study's); empty where they are the same numbers."""
+    study = {_plain(name): value for value, name in enumerate(data.labels)}
+    given: dict[str, int] = {}
+    for name, target in mapping.items():
+        if _plain(target) not in study:
+            raise InvalidInput("label map", value=target, limit=", ".join(data.labels))
+        given[_plain(name)] = study[_plain(target)]
+    values = dataset.label_values or tuple(range(len(dataset.labels)))
+    table = dict(zip(values, dataset.labels, strict=True))
+    if not table:
+        table = {int(name): name for name in mapping if re.fullmatch(r"\d{1,9}", name)}
+        if not table:
+            return ()
+        table.setdefault(0, data.labels[0])
+    known = {_plain(name) for name in table.values()} | {str(value) for value in table}
+    unknown = [name for name in mapping if _plain(name) not in known]
+    if unknown:
+        raise InvalidInput(
+            "label map names a label the dataset lacks", value=unknown[0], limit=", ".join(sorted(known))
+        )
+    pairs: list[tuple[int, int]] = []
+    unmapped: list[str] = []
+    for value, name in table.items():
+        number = given.get(_plain(name), given.get(str(value), study.get(_plain(name))))
+        if number is None:
+            unmapped.append(f"{value} = {name}")
+        else:
+            pairs.append((value, number))
+    if unmapped:
+        raise InvalidInput(
+            "the site's labels are not the study's",
+            value=unmapped,
+            limit=", ".join(data.labels),
+            remedy="map each to a label of the study in [labels] of site.toml, or with --label-map",
+        )
+    lost = [name for value, name in enumerate(data.labels) if value not in {target for _, target in pairs}]
+    if lost:
+        raise InvalidInput(
+            "no label of the dataset stands for the study's",
+            value=lost,
+            remedy="map one to it in [labels] of site.toml, or with --label-map",
+        )
+    return () if all(value == target for value, target in pairs) else tuple(pairs)
+
+
+def _channel_order(dataset: Dataset, data: DataConfig, mapping: Mapping[str, str]) -> tuple[int, ...]:
+    """Which of the dataset's channels is each of the study's."""
+    study = {_contrast(name) for name in data.channels}
+    for target in mapping.values():
+        if _contrast(target) not in study:
+            raise InvalidInput("channel map", value=target, limit=", ".join(data.channels))
+    unknown = [name for name in mapping if name not in dataset.channels]
+    if unknown:
+        raise InvalidInput(
+            "channel map names a channel the dataset lacks", value=unknown[0], limit=", ".join(dataset.channels)
+        )
+    if len(dataset.channels) == len(data.channels) == 1:
+        return (0,)  # there is but one way
+    if dataset.channels == ("image",) and not mapping:
+        return tuple(range(len(data.channels)))  # one file that holds them all, unnamed: in the study's order
+    means = [_contrast(mapping.get(name, name)) for name in dataset.channels]
+    doubled = sorted({name for name in means if means.count(name) > 1 and name in study})
+    missing = [name for name in data.channels if _contrast(name) not in means]
+    if doubled or missing:
+        raise InvalidInput(
+            f"channel {doubled[0]} is there twice" if doubled else "a channel of the study is not in the dataset",
+            value=dataset.channels,
+            limit=", ".join(data.channels),
+            remedy="map the site's channels to the study's in [channels] of site.toml, or with --channel-map",
+        )
+    return tuple(means.index(_contrast(name)) for name in data.channels)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]+", " ", name).strip().casefold()
+
+
+def _contrast(name: str) -> str:
+    plain = re.sub(r"[^a-z0-9]", "", name.casefold())
+    return _SAME.get(plain, plain)

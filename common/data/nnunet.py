@@ -1,0 +1,117 @@
+"""The nnU-Net v2 layout: ``imagesTr/CASE_0000.nii.gz`` with one file a channel, ``labelsTr/CASE.nii.gz``, an index.
+
+Refuses region-based labels and file endings other than NIfTI's. A case without its label or one of its channels is a
+:class:`Problem` and left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from common.data.dataset import Case, Dataset, Problem
+from common.data.msd import NIFTI_SUFFIXES, read_index
+from common.errors import InvalidInput
+
+
+class NnunetLayout:
+    """See the module."""
+
+    name = "nnunet"
+    says = "dataset.json with channel_names, imagesTr/CASE_0000.nii.gz, labelsTr/CASE.nii.gz"
+
+    def matches(self, directory: Path) -> bool:
+        return (
+            (directory / "dataset.json").is_file()
+            and "training" not in (index := read_index(directory))
+            and ("channel_names" in index or "file_ending" in index)
+        )
+
+    def read(self, directory: Path) -> Dataset:
+        index = read_index(directory)
+        ending = index.get("file_ending", ".nii.gz")
+        if ending not in NIFTI_SUFFIXES:
+            raise InvalidInput(
+                "dataset.json: file_ending", value=ending, limit=", ".join(NIFTI_SUFFIXES), remedy="convert to NIfTI"
+            )
+        values, labels = _labels(index.get("labels"))
+        channels = _channels(index.get("channel_names"))
+        cases: list[Case] = []
+        problems: list[Problem] = []
+        training = _scans(directory / "imagesTr", ending)
+        drawn = {path.name.removesuffix(ending): path for path in _files(directory / "labelsTr", ending)}
+        for case in sorted(training.keys() | drawn.keys()):
+            outcome = _case(case, training.get(case, {}), drawn.get(case), channels)
+            if isinstance(outcome, Case) and outcome.label is None:
+                outcome = Problem(case, "the label file is missing")
+            (cases if isinstance(outcome, Case) else problems).append(outcome)  # type: ignore[arg-type]
+        listed = sorted(training.keys() | drawn.keys())
+        for case, files in sorted(_scans(directory / "imagesTs", ending).items()):
+            if case in listed:
+                problems.append(Problem(case, "listed twice, so it is not clear which scan is meant"))
+                cases = [known for known in cases if known.id != case]
+                continue
+            outcome = _case(case, files, None, channels)
+            (cases if isinstance(outcome, Case) else problems).append(outcome)  # type: ignore[arg-type]
+        if not cases and not problems:
+            raise InvalidInput("dataset holds no case", limit=self.says, remedy="put images into imagesTr")
+        return Dataset(
+            name=str(index.get("name") or directory.name),
+            labels=labels,
+            label_values=values,
+            channels=channels,
+            cases=tuple(cases),
+            problems=tuple(problems),
+            listed=tuple(listed),
+        )
+
+
+def _files(folder: Path, ending: str) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.name.endswith(ending) and not path.name.startswith("."))
+
+
+def _scans(folder: Path, ending: str) -> dict[str, dict[int, Path]]:
+    """Case → channel number → file; files not named ``CASE_0000`` are no scans."""
+    found: dict[str, dict[int, Path]] = defaultdict(dict)
+    for path in _files(folder, ending):
+        match = re.fullmatch(r"(.+)_(\d{4})", path.name.removesuffix(ending))
+        if match:
+            found[match[1]][int(match[2])] = path
+    return dict(found)
+
+
+def _case(name: str, files: dict[int, Path], label: Path | None, channels: tuple[str, ...]) -> Case | Problem:
+    missing = [channel for number, channel in enumerate(channels) if number not in files]
+    if missing:
+        return Problem(name, f"the image of channel {missing[0]} is missing")
+    if len(files) > len(channels):
+        return Problem(name, f"more channel files than the {len(channels)} that dataset.json names")
+    own = tuple((channel, files[number]) for number, channel in enumerate(channels))
+    return Case(id=name, image=own[0][1], label=label, channel_files=own if len(own) > 1 else ())
+
+
+def _labels(table: object) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """``{"background": 0, "core": 1}`` → values and names in the values' order."""
+    limit = 'an object that gives every name one number, such as {"background": 0, "core": 1}'
+    if not isinstance(table, dict) or len(table) < 2:
+        raise InvalidInput("dataset.json: labels", value=table, limit=limit)
+    if not all(isinstance(value, int) and not isinstance(value, bool) for value in table.values()):
+        raise InvalidInput(
+            "dataset.json: labels", value=table, limit=limit, remedy="regions are not read: give plain labels"
+        )
+    pairs = sorted((value, str(name)) for name, value in table.items())
+    if len({value for value, _ in pairs}) != len(pairs) or pairs[0][0] != 0:
+        raise InvalidInput("dataset.json: labels", value=table, limit=f"{limit}; background is 0, no number twice")
+    return tuple(value for value, _ in pairs), tuple(name for _, name in pairs)
+
+
+def _channels(table: object) -> tuple[str, ...]:
+    if not isinstance(table, dict) or sorted(table) != sorted(str(i) for i in range(len(table))) or not table:
+        raise InvalidInput("dataset.json: channel_names", value=table, limit='an object such as {"0": "T1", "1": "T2"}')
+    names = tuple(str(table[str(i)]) for i in range(len(table)))
+    if len(set(names)) != len(names):
+        raise InvalidInput("dataset.json: channel_names", value=names, limit="no name twice")
+    return names
