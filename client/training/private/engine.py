@@ -1,0 +1,138 @@
+"""One private step, in the only order that is safe: draw the batch, charge the step, sum, add noise, apply, save.
+
+Every strategy runs through :func:`run`. It supplies a clipped integer sum over the patients of a batch and takes the
+private mean back; sampling, charging, noise, the constant denominator and resuming are here and nowhere else. The last
+iterate is the result: choosing among iterates on private data would be one more release.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+
+from client.training.private.journal import Journal
+from client.training.private.sampling import Sampler, sampler_for
+from client.training.private.sums import Parts, noised
+from common.objects import write_atomically
+from common.privacy.gaussian import Sampler as NoiseSampler
+from common.privacy.gaussian import rounded_gaussian
+from common.privacy.training import TrainingEvent
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_SCHEMA = 1
+
+
+class Strategy(Protocol):
+    """What differs between DP-SGD, DP-MAC and DP-BBB. Everything it keeps between steps is in its state."""
+
+    @property
+    def parts(self) -> Parts: ...
+
+    def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, Int64[torch.Tensor, "..."]]:
+        """The integer sum over these slots (:mod:`client.training.private.sums`); zeros for an empty batch."""
+        ...
+
+    def apply(self, mean: Mapping[str, Float[torch.Tensor, "..."]], *, step: int, steps: int) -> None:
+        """Move the weights by the private mean, which is already safe: post-processing from here on."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+OnSpent = Callable[[int], None]
+"""Called after every step with the steps spent so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a run did: ``applied`` steps of the ``event``'s moved the weights, the others were lost to interruptions."""
+
+    event: TrainingEvent
+    applied: int
+    seconds: float
+
+
+def run(
+    strategy: Strategy,
+    journal: Journal,
+    *,
+    checkpoint: Path | None = None,
+    checkpoint_every: int = 1,
+    on_step: OnSpent | None = None,
+    noise: NoiseSampler = rounded_gaussian,
+    sampler: Sampler | None = None,
+) -> Spent:
+    """Spend every step of the journal's plan that is left.
+
+    Resumes from ``checkpoint`` (of the same journal) or, without one, from the strategy's start: the steps the journal
+    has are spent either way. ``noise`` and ``sampler`` are for tests; production leaves both alone.
+    """
+    started = time.monotonic()
+    plan = journal.plan
+    chosen = sampler or sampler_for(plan.event, patients=plan.patients, key=journal.key)
+    applied = _resume(checkpoint, journal, strategy)
+    while journal.left:
+        batch = chosen.batch(journal.spent)
+        step = journal.spend()  # on disk before anything is computed from the batch
+        total = strategy.total(batch)  # sensitive until noised
+        mean = noised(
+            total,
+            strategy.parts,
+            noise_multiplier=plan.event.noise_multiplier,
+            expected=chosen.expected,
+            noise=noise,
+        )
+        strategy.apply(mean, step=step, steps=plan.event.steps)
+        applied += 1
+        if checkpoint is not None and (journal.spent % checkpoint_every == 0 or not journal.left):
+            _save(checkpoint, journal, strategy, applied)
+        if on_step is not None:
+            on_step(journal.spent)
+    return Spent(event=journal.event, applied=applied, seconds=time.monotonic() - started)
+
+
+def _save(path: Path, journal: Journal, strategy: Strategy, applied: int) -> None:
+    stream = io.BytesIO()
+    record = {
+        "schema": CHECKPOINT_SCHEMA,
+        "journal": journal.key.hex(),
+        "spent": journal.spent,
+        "applied": applied,
+        "state": strategy.state(),
+    }
+    torch.save(record, stream)
+    write_atomically(path, stream.getvalue(), mode=0o600)
+
+
+def _resume(path: Path | None, journal: Journal, strategy: Strategy) -> int:
+    """Load a checkpoint of this very journal, never one from its future; returns the steps that moved the weights."""
+    if path is None or not path.exists():
+        return 0
+    try:
+        saved: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        fits = (
+            saved["schema"] == CHECKPOINT_SCHEMA
+            and saved["journal"] == journal.key.hex()
+            and saved["spent"] <= journal.spent
+        )
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError, TypeError):
+        log.warning("checkpoint=unreadable starting_from=0 spent=%d", journal.spent)
+        return 0
+    if not fits:
+        log.warning("checkpoint=of_another_run starting_from=0 spent=%d", journal.spent)
+        return 0
+    strategy.restore(saved["state"])
+    return int(saved["applied"])

@@ -1,0 +1,129 @@
+"""Per-patient gradients: ``torch.func`` in chunks, or one patient at a time; networks that couple patients refused.
+
+A patient's loss is a function of that patient alone. Patches of a patient are averaged inside its loss, so they give
+one gradient and one clip. BatchNorm, and anything else that keeps statistics over patients, would make one patient's
+gradient depend on another's: clipping would then bound nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch.func import functional_call, grad_and_value, vmap
+
+from common.errors import InvalidInput
+
+Weights = Mapping[str, torch.Tensor]
+
+PatientLoss = Callable[[Weights, torch.Tensor, torch.Tensor], Float[torch.Tensor, ""]]
+"""(weights, one patient's patches [k, …], their targets [k, …]) → that patient's loss."""
+
+_COUPLING = (torch.nn.modules.batchnorm._BatchNorm,)
+
+
+def refuse_coupling(model: torch.nn.Module) -> None:
+    """InvalidInput if a module lets patients of a batch see each other, or draws its own randomness."""
+    for name, module in model.named_modules():
+        reason = ""
+        if isinstance(module, _COUPLING) and not isinstance(module, torch.nn.modules.instancenorm._InstanceNorm):
+            reason = "BatchNorm mixes the patients of a batch: one patient's gradient depends on the others"
+        elif getattr(module, "track_running_stats", False):
+            reason = "running statistics are released without noise"
+        elif isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0:
+            reason = "dropout masks are drawn for the batch, not for the patient"
+        if reason:
+            raise InvalidInput(
+                f"module {name or type(module).__name__} cannot be trained privately",
+                value=type(module).__name__,
+                limit=reason,
+                remedy="use group or instance normalisation, without running statistics",
+            )
+
+
+def refuse_pooled(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *, classes: int = 2) -> None:
+    """InvalidInput unless ``loss`` gives one value a patient, each a function of that patient alone.
+
+    Tried on three random patients: the first one's value must not move by a bit when the others are exchanged. A Dice
+    pooled over the batch fails here.
+    """
+    rng = torch.Generator().manual_seed(1)
+    logits = torch.randn(3, classes, 4, 4, 4, generator=rng, dtype=torch.float64)
+    target = torch.softmax(torch.randn(3, classes, 4, 4, 4, generator=rng, dtype=torch.float64), dim=1)
+    both, alone = loss(logits, target), loss(logits[:1], target[:1])
+    if both.shape != (3,) or alone.shape != (1,) or not torch.allclose(both[:1], alone, rtol=1e-12, atol=1e-12):
+        raise InvalidInput(
+            "loss is pooled over patients",
+            value=tuple(both.shape),
+            limit="one value a patient, of that patient alone: a pooled loss makes gradients depend on other patients",
+            remedy="reduce over voxels and classes, not over the batch",
+        )
+
+
+def segmentation_loss(
+    model: torch.nn.Module, each: Callable[[torch.Tensor, torch.Tensor], Float[torch.Tensor, "k"]]
+) -> PatientLoss:
+    """One patient's loss of a network: ``each`` gives a value a patch, their mean is the patient's."""
+    refuse_coupling(model)
+
+    def loss(weights: Weights, patches: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return each(functional_call(model, dict(weights), (patches,)), targets).mean()
+
+    return loss
+
+
+def by_vmap(
+    loss: PatientLoss, weights: Weights, patches: torch.Tensor, targets: torch.Tensor
+) -> tuple[dict[str, torch.Tensor], Float[torch.Tensor, "b"]]:
+    """Gradients [b, *shape] and losses [b] of a chunk of patients, all at once. Weights must not require gradients."""
+    gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0))(dict(weights), patches, targets)
+    return gradients, losses
+
+
+def by_loop(
+    loss: PatientLoss, weights: Weights, patches: torch.Tensor, targets: torch.Tensor
+) -> tuple[dict[str, torch.Tensor], Float[torch.Tensor, "b"]]:
+    """The same by plain autograd, one patient at a time: the oracle, and the path that needs least memory."""
+    rows: list[dict[str, torch.Tensor]] = []
+    losses = []
+    for patient in range(len(patches)):
+        leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in weights.items()}
+        value = loss(leaves, patches[patient], targets[patient])
+        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        rows.append(
+            {
+                name: torch.zeros_like(leaf) if gradient is None else gradient
+                for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
+            }
+        )
+        losses.append(value.detach())
+    return {name: torch.stack([row[name] for row in rows]) for name in weights}, torch.stack(losses)
+
+
+METHODS: dict[str, Callable[..., tuple[dict[str, torch.Tensor], torch.Tensor]]] = {"vmap": by_vmap, "loop": by_loop}
+
+
+def plain_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The model's parameters by name, detached: what is trained. Buffers that hold state are refused."""
+    if next(model.buffers(), None) is not None:
+        raise InvalidInput("network with buffers cannot be trained privately", limit="parameters only")
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def load_weights_into(model: torch.nn.Module, weights: Weights) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+
+
+@contextmanager
+def hooked(handles: list[Any]) -> Iterator[None]:
+    """Remove forward hooks at the end, whatever happens."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,271 @@
+"""What a training with differential privacy spends: its event as facts, its ε by any relation, and the noise of a plan.
+
+A training is a sequence of noisy sums over samples of patients, every patient's part clipped to one norm, and possibly
+a few Gaussian releases of other statistics (a private PCA). The unit is the patient. Stored are the facts
+(:class:`TrainingEvent`); ε is computed again from them, under either relation. Refuses NaN, infinite, zero and negative
+parameters before dp-accounting sees them: it answers ε = 0 to a NaN multiplier.
+
+``poisson``          every patient joins every step by an own coin of bias q. Accounted by dp-accounting's privacy loss
+                     distributions, discretised pessimistically, both directions of add-remove.
+``fixed-partition``  patients are dealt once, by a draw that looks at no record, to 1/q disjoint batches visited in
+                     turn. A patient is then touched once a pass, so E passes are E Gaussian mechanisms and nothing is
+                     amplified: μ = √E / z (Dong, Roth & Su 2022, Corollary 3.3). Charging Poisson's ε for such batches
+                     understates it several times.
+
+Under ``add-remove`` one patient moves a sum by the clipping norm, under ``replace-one`` by twice that: the noise
+multiplier z = σ/C is stated for add-remove and every accountant here halves it for replace-one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from functools import lru_cache
+from math import ceil, isfinite, log, log10
+
+import dp_accounting
+from dp_accounting.pld import PLDAccountant
+
+from common.canonical import checked_fields, parse_rational, rational
+from common.errors import InvalidInput
+from common.privacy.accounting import epsilon_exact
+from common.privacy.mechanism import Unit
+
+MAX_STEPS = 1_000_000
+MIN_MULTIPLIER, MAX_MULTIPLIER = Fraction(1, 16), Fraction(10_000)
+_DIGITS = 4  # significant digits of a planned noise multiplier
+
+
+class Sampling(StrEnum):
+    """How the patients of a step are chosen; see the module."""
+
+    POISSON = "poisson"
+    FIXED_PARTITION = "fixed-partition"
+
+
+class Neighbours(StrEnum):
+    """Which two sets of patients are neighbours: one more or fewer, or one exchanged for another."""
+
+    ADD_REMOVE = "add-remove"
+    REPLACE_ONE = "replace-one"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingEvent:
+    """Facts of a training that any accountant can replay; the unit is the patient.
+
+    ``rate`` is q (Poisson's coin, or one over the number of fixed batches), ``noise_multiplier`` z = σ/C with C the
+    bound on one patient's part of a sum, ``steps`` the noisy sums drawn, ``releases`` the multipliers of further
+    Gaussian releases, each over all patients. Zero steps and no release is a training that spent nothing yet.
+    """
+
+    sampling: Sampling
+    rate: Fraction
+    noise_multiplier: Fraction
+    steps: int
+    releases: tuple[Fraction, ...] = ()
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "sampling", Sampling(self.sampling))
+        except ValueError as error:
+            raise InvalidInput("sampling", value=self.sampling, limit=", ".join(Sampling)) from error
+        object.__setattr__(self, "releases", tuple(self.releases))
+        if not isinstance(self.rate, Fraction) or not 0 < self.rate <= 1:
+            raise InvalidInput("sampling rate q", value=self.rate, limit="a rational above 0, at most 1")
+        if self.sampling is Sampling.FIXED_PARTITION and self.rate.numerator != 1:
+            raise InvalidInput("rate of a fixed partition", value=self.rate, limit="one over the number of batches")
+        for value in (self.noise_multiplier, *self.releases):
+            if not isinstance(value, Fraction) or not MIN_MULTIPLIER <= value <= MAX_MULTIPLIER:
+                raise InvalidInput("noise multiplier", value=value, limit="a rational from 1/16 to 10000")
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or not 0 <= self.steps <= MAX_STEPS:
+            raise InvalidInput("training steps", value=self.steps, limit=f"an integer from 0 to {MAX_STEPS}")
+
+    @property
+    def passes(self) -> int:
+        """E: the most often any patient was in a batch of a fixed partition, ⌈steps · q⌉."""
+        return ceil(self.steps * self.rate)
+
+    def to_json(self) -> dict[str, object]:
+        """Canonical JSON: rationals as strings, no ε (it follows from the facts)."""
+        return {
+            "kind": "training",
+            "noise_multiplier": rational(self.noise_multiplier),
+            "rate": rational(self.rate),
+            "releases": [rational(value) for value in self.releases],
+            "sampling": str(self.sampling),
+            "steps": self.steps,
+            "unit": str(Unit.PATIENT),
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> TrainingEvent:
+        """Read what :meth:`to_json` wrote; an unknown kind, unit, sampling or field is refused."""
+        kinds = {"kind": str, "noise_multiplier": str, "rate": str, "releases": list, "sampling": str, "steps": int}
+        fields = checked_fields(data, {**kinds, "unit": str})
+        if fields["kind"] != "training" or fields["unit"] != Unit.PATIENT:
+            raise InvalidInput("training event", value=fields["kind"], limit="kind training, unit patient")
+        return cls(
+            sampling=fields["sampling"],
+            rate=parse_rational(fields["rate"]),
+            noise_multiplier=parse_rational(fields["noise_multiplier"]),
+            steps=fields["steps"],
+            releases=tuple(parse_rational(value) for value in fields["releases"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingGuarantee:
+    """A patient-level ε of a site's training that cannot be printed without δ, unit and relation."""
+
+    epsilon: float
+    delta: float
+    neighbours: Neighbours
+
+    def __str__(self) -> str:
+        words = f"unit {Unit.PATIENT}, relation {self.neighbours} (training)"
+        return f"ε = {self.epsilon:.4g} at δ = {self.delta:.3g}, {words}"
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "delta": self.delta,
+            "epsilon": self.epsilon,
+            "relation": str(self.neighbours),
+            "unit": str(Unit.PATIENT),
+        }
+
+
+def epsilon_of(event: TrainingEvent, *, delta: float, neighbours: Neighbours) -> float:
+    """The ε a training spent, at ``delta``, under the given relation; 0 for an event that drew nothing.
+
+    Poisson: an upper bound within about 1e-3 of the true curve (pessimistic discretisation at 1e-4). Fixed partition:
+    the exact Gaussian curve at μ² = E/z² + Σ1/zᵢ², four times that for replace-one.
+    Replace-one with Poisson compares (1−q)N(0)+qN(+1) to (1−q)N(0)+qN(−1), which is not what two add-remove steps give.
+    Source: Zhu, Dong & Wang 2022; Koskela et al. 2020; Doroshenko et al. 2022.
+    """
+    return epsilon_of_all((event,), delta=delta, neighbours=neighbours)
+
+
+def epsilon_of_all(events: tuple[TrainingEvent, ...], *, delta: float, neighbours: Neighbours) -> float:
+    """The ε of several trainings that saw the same patients, composed; 0 for none."""
+    if not isinstance(delta, float) or not isfinite(delta) or not 0 < delta < 1:
+        raise InvalidInput("delta", value=delta, limit="above 0 and below 1")
+    return _epsilon(tuple(events), delta, Neighbours(neighbours))
+
+
+def guarantee_of(event: TrainingEvent, *, delta: float, neighbours: Neighbours) -> TrainingGuarantee:
+    """:func:`epsilon_of` together with what it means."""
+    return TrainingGuarantee(epsilon_of(event, delta=delta, neighbours=neighbours), delta, Neighbours(neighbours))
+
+
+def plan_noise(
+    *,
+    epsilon: float,
+    delta: float,
+    rate: Fraction,
+    steps: int,
+    neighbours: Neighbours,
+    sampling: Sampling = Sampling.POISSON,
+    releases: tuple[Fraction, ...] = (),
+) -> TrainingEvent:
+    """The event with the least noise multiplier (four significant digits, rounded up) whose ε is at most ``epsilon``.
+
+    Bisection over the accountant itself; the returned event has been checked: ε_of(event) ≤ ε. ``releases`` are paid
+    from the same ε. InvalidInput if they alone cost more, or if even the largest multiplier does not fit.
+    """
+    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not isfinite(epsilon) or epsilon <= 0:
+        raise InvalidInput("epsilon of a training", value=epsilon, limit="a finite number above 0")
+    if steps < 1:
+        raise InvalidInput("training steps", value=steps, limit=f"an integer from 1 to {MAX_STEPS}")
+
+    def event(multiplier: Fraction) -> TrainingEvent:
+        return TrainingEvent(sampling, rate, multiplier, steps, releases)
+
+    def cost(multiplier: Fraction) -> float:
+        return epsilon_of(event(multiplier), delta=delta, neighbours=neighbours)
+
+    others = TrainingEvent(sampling, rate, MAX_MULTIPLIER, 0, releases)
+    if epsilon_of(others, delta=delta, neighbours=neighbours) > epsilon:
+        raise InvalidInput(
+            "the other releases alone pass the planned epsilon; no noise multiplier fits",
+            limit=f"epsilon {epsilon:g}",
+            remedy="more noise on the PCA, or a larger epsilon",
+        )
+    return event(_least(cost, float(epsilon)))
+
+
+def warn_about(delta: float, *, patients: int) -> str | None:
+    """A sentence if δ > 1/(10n): such a δ would allow the disclosure of a whole patient now and then; else None."""
+    if delta <= 1 / (10 * patients):
+        return None
+    return f"delta {delta:g} is above 1/(10 · {patients} patients) = {1 / (10 * patients):.2g}; choose a smaller one"
+
+
+def _least(cost: Callable[[Fraction], float], epsilon: float) -> Fraction:
+    """The smallest multiplier of ``_DIGITS`` digits with ``cost`` ≤ ε; ``cost`` falls, nearly as a power.
+
+    Bisection on the grid of multipliers, its points chosen by interpolation in the logarithms, so that few are tried.
+    """
+    high, of_high = Fraction(1), cost(Fraction(1))
+    while of_high > epsilon:
+        high *= 2
+        if high > MAX_MULTIPLIER:
+            raise InvalidInput(
+                "no noise multiplier fits the planned epsilon",
+                limit=f"at most {MAX_MULTIPLIER}",
+                remedy="plan a larger epsilon, fewer steps, a smaller sampling rate, or more noise on the PCA",
+            )
+        of_high = cost(high)
+    while high > MIN_MULTIPLIER and (of_low := cost(high / 2)) <= epsilon:
+        high, of_high = high / 2, of_low
+    if high <= MIN_MULTIPLIER:
+        return MIN_MULTIPLIER
+    step = Fraction(10) ** (ceil(log10(high)) - _DIGITS)
+    below, above = int(high / 2 / step), ceil(high / step)  # below does not fit, above does
+    of_below, of_above = cost(below * step), cost(above * step)
+    while above - below > 1:
+        share = log(of_below / epsilon) / log(of_below / of_above) if of_above > 0 else 0.5
+        guess = round(below * (above / below) ** share)
+        for place in (guess, guess - 1):  # the two sides of the root, if the interpolation is right
+            place = min(max(place, below + 1), above - 1)
+            if below < place < above:
+                value = cost(place * step)
+                if value <= epsilon:
+                    above, of_above = place, value
+                else:
+                    below, of_below = place, value
+    return above * step
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(events: tuple[TrainingEvent, ...], delta: float, neighbours: Neighbours) -> float:
+    mu_squared = Fraction(0)
+    poisson = []
+    for event in events:
+        mu_squared += sum((1 / value**2 for value in event.releases), start=Fraction(0))
+        if event.sampling is Sampling.FIXED_PARTITION:
+            mu_squared += event.passes / event.noise_multiplier**2
+        elif event.steps:
+            poisson.append(event)
+    if not poisson:
+        moved = 4 if neighbours is Neighbours.REPLACE_ONE else 1
+        return 0.0 if mu_squared == 0 else epsilon_exact(moved * mu_squared, delta)
+    relation = {
+        Neighbours.ADD_REMOVE: dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        Neighbours.REPLACE_ONE: dp_accounting.NeighboringRelation.REPLACE_ONE,
+    }[neighbours]
+    accountant = PLDAccountant(relation)  # doubles a Gaussian's sensitivity itself for REPLACE_ONE
+    for event in poisson:
+        step = dp_accounting.GaussianDpEvent(_down(event.noise_multiplier))
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(float(event.rate), step), event.steps)
+    if mu_squared:
+        accountant.compose(dp_accounting.GaussianDpEvent(_down(1 / mu_squared, root=True)))
+    return float(accountant.get_epsilon(delta))
+
+
+def _down(value: Fraction, *, root: bool = False) -> float:
+    """A float64 slightly below the rational (or its square root): less noise, hence a larger ε."""
+    plain = float(value) ** 0.5 if root else float(value)
+    return plain * (1 - 2.0**-50)

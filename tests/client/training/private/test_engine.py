@@ -1,0 +1,150 @@
+"""A step is charged on disk before it is drawn, whatever happens next; past the plan nothing moves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from client.training.private.engine import run
+from client.training.private.journal import Journal, Plan
+from client.training.private.sums import Parts, one_part
+from common.errors import InvalidInput, Refused
+from common.privacy.training import Neighbours, Sampling, TrainingEvent, epsilon_of
+
+EVENT = TrainingEvent(Sampling.POISSON, Fraction(1, 2), Fraction(2), 6)
+PLAN = Plan(EVENT, epsilon=8.0, delta=1e-3, neighbours=Neighbours.ADD_REMOVE, patients=4)
+
+
+class Counting:
+    """A strategy that counts what it was asked for and can die in the middle of a step."""
+
+    parts: Parts = one_part(("w",), 1.0)
+
+    def __init__(self, *, dies_at: int | None = None, dies_in: str = "total") -> None:
+        self.weights, self.calls, self.dies_at, self.dies_in = torch.zeros(3), 0, dies_at, dies_in
+        self.batches: list[list[int]] = []
+
+    def total(self, batch: np.ndarray) -> Mapping[str, torch.Tensor]:
+        self._maybe_die("total")
+        self.batches.append(batch.tolist())
+        return {"w": torch.zeros(3, dtype=torch.int64)}
+
+    def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        self._maybe_die("apply")
+        self.calls += 1
+        self.weights = self.weights + mean["w"].float()
+
+    def _maybe_die(self, where: str) -> None:
+        if self.dies_at is not None and self.calls == self.dies_at and where == self.dies_in:
+            raise KeyboardInterrupt
+
+    def state(self) -> dict[str, Any]:
+        return {"weights": self.weights, "calls": self.calls}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.weights, self.calls = state["weights"], state["calls"]
+
+
+@pytest.mark.parametrize("where", ["total", "apply"])
+def test_a_step_that_died_is_spent_and_the_run_never_takes_more_than_planned(tmp_path: Path, where: str) -> None:
+    path, checkpoint = tmp_path / "journal", tmp_path / "checkpoint.pt"
+    with pytest.raises(KeyboardInterrupt):
+        run(Counting(dies_at=2, dies_in=where), Journal.open(path, PLAN, identity="a"), checkpoint=checkpoint)
+    again = Journal.open(path, PLAN, identity="a")
+    assert again.spent == 3  # two finished, one died after it was charged
+    strategy = Counting()
+    spent = run(strategy, again, checkpoint=checkpoint)
+    assert strategy.calls == spent.applied == 5
+    assert spent.event == EVENT
+    with pytest.raises(Refused):
+        again.spend()
+
+
+def test_a_lost_checkpoint_gives_no_step_back(tmp_path: Path) -> None:
+    path, checkpoint = tmp_path / "journal", tmp_path / "checkpoint.pt"
+    with pytest.raises(KeyboardInterrupt):
+        run(Counting(dies_at=4), Journal.open(path, PLAN, identity="a"), checkpoint=checkpoint)
+    checkpoint.unlink()
+    strategy = Counting()
+    assert run(strategy, Journal.open(path, PLAN, identity="a"), checkpoint=checkpoint).applied == 1
+    assert strategy.calls == 1
+
+
+def test_a_torn_line_counts_as_a_step_and_the_next_one_still_adds(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal.open(path, PLAN, identity="a").spend()
+    path.write_bytes(path.read_bytes() + b"1")
+    journal = Journal.open(path, PLAN, identity="a")
+    assert journal.spent == 2
+    journal.spend()
+    assert Journal.open(path, PLAN, identity="a").spent == 3
+
+
+@pytest.mark.parametrize("change", ["plan", "identity", "header"])
+def test_another_plan_or_other_data_is_refused_and_what_was_spent_stays(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "journal"
+    Journal.open(path, PLAN, identity="a").spend()
+    before = path.read_bytes()
+    plan, identity = PLAN, "a"
+    if change == "plan":
+        plan = Plan(TrainingEvent(Sampling.POISSON, Fraction(1, 2), Fraction(3), 6), 8.0, 1e-3, PLAN.neighbours, 4)
+    elif change == "identity":
+        identity = "b"
+    else:
+        path.write_bytes(before := b"{" + before)
+    with pytest.raises(InvalidInput, match=r"journal|started here"):
+        Journal.open(path, plan, identity=identity)
+    assert path.read_bytes() == before
+
+
+def test_a_checkpoint_of_another_journal_or_of_its_own_future_is_not_used(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint.pt"
+    run(Counting(), Journal.open(tmp_path / "one", PLAN, identity="a"), checkpoint=checkpoint)
+    strategy = Counting()
+    run(strategy, Journal.open(tmp_path / "two", PLAN, identity="a"), checkpoint=checkpoint)
+    assert strategy.calls == 6
+    lines = (tmp_path / "two").read_text().splitlines(keepends=True)
+    (tmp_path / "two").write_text("".join(lines[:3]))  # a restored, older journal; the checkpoint is of step 6
+    strategy = Counting()
+    run(strategy, Journal.open(tmp_path / "two", PLAN, identity="a"), checkpoint=checkpoint)
+    assert strategy.calls == 4
+
+
+def test_the_charge_is_on_disk_before_the_batch_is_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+
+    class Looking(Counting):
+        def total(self, batch: np.ndarray) -> Mapping[str, torch.Tensor]:
+            assert path.read_text().count("\n") == 2 + self.calls
+            return super().total(batch)
+
+    run(Looking(), Journal.open(path, PLAN, identity="a"))
+
+
+def test_empty_batches_are_noised_and_charged() -> None:
+    plan = Plan(TrainingEvent(Sampling.POISSON, Fraction(1, 1000), Fraction(2), 5), 8.0, 1e-3, PLAN.neighbours, 3)
+    strategy, journal = Counting(), Journal(plan)
+    run(strategy, journal)
+    assert [] in strategy.batches
+    assert journal.spent == 5
+    assert float(strategy.weights.abs().min()) > 0
+
+
+def test_a_plan_above_its_epsilon_cannot_be_made() -> None:
+    spent = epsilon_of(EVENT, delta=1e-3, neighbours=Neighbours.ADD_REMOVE)
+    with pytest.raises(InvalidInput, match="epsilon"):
+        Plan(EVENT, epsilon=spent - 0.01, delta=1e-3, neighbours=Neighbours.ADD_REMOVE, patients=4)
+
+
+def test_the_journal_says_nothing_but_facts_of_the_plan(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal.open(path, PLAN, identity="a")
+    assert path.stat().st_mode & 0o077 == 0
+    assert set(json.loads(path.read_text())) == {"identity", "key", "plan", "schema"}
