@@ -1,9 +1,11 @@
 """How good a student the road yields, in one process: teachers → codec → quantise → noise → decode → student.
 
 The production functions do the work; only the daemons, the sealing and the ledger are left out. Every private result
-stands beside its controls (zero code, shuffled codes) because the public prior alone already scores well.
+stands beside its controls (zero code, shuffled codes, public only) because the public prior alone already scores well.
+Teachers' predictions and students are kept by the hash of all that shapes them, so codecs are compared on the same
+teachers, and what two runs have in common is trained once.
 
-    python benchmarks/road_utility.py --data Task04_Hippocampus --epsilon 1000 --queries 16 --seeds 3
+    python benchmarks/road_utility.py --data Task04_Hippocampus --epsilon 1000 --seeds 3 --codec ball-ae
 """
 
 from __future__ import annotations
@@ -25,16 +27,18 @@ import torch
 
 from common.canonical import digest
 from common.codecs import Codec, fit_codec
-from common.config import DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import read_dataset
 from common.data.volume import load_label, load_volume
 from common.models.fit import fit, one_hot, predict
-from common.models.unet import build_unet
+from common.models.unet import build_unet, load_weights, save_weights
 from common.privacy.calibration import calibrate, noise_multiplier
 from common.privacy.mechanism import Mechanism, radius_int
 from common.privacy.quantise import quantise
 from common.privacy.release import noisy_sum
+from server.controls import self_labels
 from server.decode import decode_answer, mean_noise_std
+from server.finish import as_stored
 from server.student import evaluate, score, train_student
 
 HOSPITALS, MAPS, PUBLIC, VALIDATION, TEST = 8, 24, 16, 10, 34
@@ -117,8 +121,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="an MSD dataset directory")
     parser.add_argument(
-        "--cache", type=Path, default=Path(tempfile.gettempdir()) / "consilium-benchmark", help="teachers' predictions"
+        "--cache",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "consilium-benchmark",
+        help="teachers' predictions, students",
     )
+    parser.add_argument("--codec", default="pca", help="pca or ball-ae")
+    parser.add_argument("--dimension", type=int, default=CodecConfig().max_dimension, help="the most coordinates l")
     parser.add_argument("--split", type=int, default=0, help="seed of the split and of the teachers")
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--delta", type=float, default=1e-3)
@@ -135,6 +144,7 @@ def main() -> None:
         name="road-utility",
         data=DataConfig(labels=names, spacing_mm=(1.0, 1.0, 1.0), grid=(32, 48, 32)),
         privacy=PrivacyConfig(epsilon=args.epsilon, delta=args.delta, planned_queries=args.queries, quorum=HOSPITALS),
+        codec=CodecConfig(name=args.codec, max_dimension=args.dimension),
         student=TrainingConfig(steps=args.steps),
     )
     roles, sites = deal(load_cases(args.data, study.data), seed=args.split)
@@ -162,22 +172,36 @@ def main() -> None:
     def dice(probabilities: np.ndarray, label_maps: np.ndarray) -> float:
         return score(labels_of(probabilities), label_maps, len(names)).mean
 
-    def student(targets: np.ndarray, seed: int) -> float:
-        model, result = train_student(images, targets, study.student, seed=seed)
-        seconds.append(result.seconds)
+    def student(targets: np.ndarray, seed: int) -> torch.nn.Module:
+        key = digest(
+            "benchmark-student",
+            [repr(study.student), seed, *(hashlib.sha256(a.tobytes()).hexdigest() for a in (images, targets))],
+        )
+        path = args.cache / f"{key}.pt"
+        if not path.exists():
+            model, result = train_student(images, targets, study.student, seed=seed)
+            seconds.append(result.seconds)
+            save_weights(path, model)
+        model = build_unet(study.student.channels, in_channels=images.shape[1], out_channels=len(names))
+        load_weights(path, model)
+        return model
+
+    def scored(model: torch.nn.Module) -> float:
         return evaluate(model, roles[args.on].images, truth, classes=len(names)).mean
 
-    mean_shape = codec.decode(np.zeros(codec.dimension), noise_std=noise_std)
+    mean_shape = as_stored(codec.decode(np.zeros(codec.dimension), noise_std=noise_std))
     seconds: list[float] = []
-    students: dict[str, list[float]] = {"private": [], "shuffled codes": [], "zero code": []}
+    students: dict[str, list[float]] = {"private": [], "shuffled codes": [], "zero code": [], "public only": []}
     quality = []
     for seed in range(args.seeds):
-        decoded = pseudo_labels(codec, queried, mechanism)
+        decoded = np.stack([as_stored(label) for label in pseudo_labels(codec, queried, mechanism)])
         # Diagnostic: public volumes have labels in this data set, the road never sees them.
         quality.append(dice(decoded, roles["public"].labels[: args.queries]))
-        students["private"].append(student(decoded, seed))
-        students["shuffled codes"].append(student(np.roll(decoded, 1, axis=0), seed))
-        students["zero code"].append(student(np.stack([mean_shape] * args.queries), seed))
+        mean_student = student(np.stack([mean_shape] * args.queries), seed)
+        students["zero code"].append(scored(mean_student))
+        students["public only"].append(scored(student(np.stack(self_labels(mean_student, images)), seed)))
+        students["private"].append(scored(student(decoded, seed)))
+        students["shuffled codes"].append(scored(student(np.roll(decoded, 1, axis=0), seed)))
         print(
             f"seed={seed} " + " ".join(f"{k.replace(' ', '_')}={v[-1]:.4f}" for k, v in students.items()),
             file=sys.stderr,
@@ -193,7 +217,7 @@ def main() -> None:
             "noise_multiplier": noise_multiplier(mechanism, study.privacy.protection),
             "queries": args.queries,
         },
-        "codec": {"dimension": codec.dimension, "noise_std": noise_std, "seconds": fitting},
+        "codec": {"name": codec.name, "dimension": codec.dimension, "noise_std": noise_std, "seconds": fitting},
         "scored_on": args.on,
         "dice": {
             "teachers": teachers,
@@ -203,7 +227,7 @@ def main() -> None:
             "pseudo-labels on public volumes": quality,
             "students": students,
         },
-        "student_seconds": float(np.mean(seconds)),
+        "student_seconds": float(np.mean(seconds)) if seconds else None,
     }
     print(json.dumps(report, indent=1))
 

@@ -6,8 +6,9 @@ Same seed, volumes, network, steps and augmentation as the student; only the lab
   when nobody answers. By every codec's promise that is its public mean shape, the same for every volume.
 * ``shuffled_codes``: the stored noisy answers, dealt to the wrong volumes by a fixed derangement: the same codes, noise
   and variety, without the link from volume to code. Needs two labelled volumes; with one it is left out.
-* ``public_only``: every label is the soft mean of the public label maps, as far as the codec keeps it
-  (:func:`public_mean`). It differs little from ``zero_code``, and the docstring there says in what.
+* ``public_only``: self-training on public data. The student of ``zero_code``, which has seen public volumes and the
+  public mean shape and nothing else, labels the volumes itself (its soft predictions); a fresh student learns those.
+  It is what a consortium gets without asking anybody, and usually the hardest control to beat.
 
 Whatever the student scores above all three is what the teachers' answers gave it; whatever they score too, public data
 and the recipe give anyway. The labels are made of public data and of noisy answers that the ledger stores and has
@@ -16,21 +17,21 @@ charged, so this is post-processing and costs no privacy. Refuses what the stude
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.special import softmax
 
 from common.canonical import digest, sha256_bytes
-from common.codecs import Codec, load_codec, shapes
-from common.codecs.pca import PcaCodec
+from common.codecs import Codec, load_codec
+from common.data.volume import volume_from_bytes
 from common.errors import InvalidInput
 from common.events import EventLog
 from common.ledger.store import Ledger
+from common.models.fit import predict
 from server.decode import decode_answer
 from server.finish import PROGRESS_STEPS, FitFiles, as_stored, fit_labels, load_labels, load_model
 from server.workspace import Workspace
@@ -45,13 +46,16 @@ def fit_controls(workspace: Workspace, *, events: EventLog) -> None:
     """Train every control; weights land in ``student/controls/<name>.pt``. What is done is not trained again."""
     study = workspace.study()
     steps = study.student.steps
-    for index, (name, labels) in enumerate(control_labels(workspace).items()):
+    for index, name in enumerate(CONTROLS):
         before = index * steps
 
         def on_step(step: int, _loss: float, *, before: int = before) -> None:
             if step % PROGRESS_STEPS == 0 or step == steps:
                 events.emit("stage-progress", stage="controls", done=before + step, total=len(CONTROLS) * steps)
 
+        labels = control_labels(workspace, name)  # in this order: the last one's are the first one's predictions
+        if not labels:
+            continue
         hashes = [[volume, sha256_bytes(label.tobytes())] for volume, label in labels.items()]
         fitted = fit_labels(
             workspace,
@@ -64,22 +68,38 @@ def fit_controls(workspace: Workspace, *, events: EventLog) -> None:
             events.emit("control-trained", name=name, weights=fitted.weights, seconds=fitted.seconds)
 
 
-def control_labels(workspace: Workspace) -> dict[str, dict[str, Float[np.ndarray, "c x y z"]]]:
-    """The controls' labels by volume hash, the student's volumes in the student's order; float16 as its own are.
+def control_labels(workspace: Workspace, name: str) -> dict[str, Float[np.ndarray, "c x y z"]]:
+    """A control's labels by volume hash, the student's volumes in the student's order; float16 as its own are.
 
-    Without ``shuffled_codes`` where the student has one volume only: there is no wrong one to deal its answer to.
+    Empty for ``shuffled_codes`` where the student has one volume only: there is no wrong one to deal its answer to.
+    ``public_only`` needs the trained ``zero_code``.
     """
     own = load_labels(workspace)
     if not own:
         raise InvalidInput("pseudo-labels", value=0, limit="at least one", remedy="run the study first")
-    public = as_stored(public_mean(workspace_codec(workspace)))
-    labels = {"zero_code": _zero_labels(workspace, own)}
-    if len(own) > 1:
-        volumes = list(own)
-        dealt = derangement(len(volumes), seed=DERANGEMENT_SEED)
-        labels["shuffled_codes"] = {volume: own[volumes[other]] for volume, other in zip(volumes, dealt, strict=True)}
-    labels["public_only"] = dict.fromkeys(own, public)
-    return labels
+    match name:
+        case "zero_code":
+            return _zero_labels(workspace, own)
+        case "shuffled_codes":
+            volumes = list(own)
+            if len(volumes) < 2:
+                return {}
+            dealt = derangement(len(volumes), seed=DERANGEMENT_SEED)
+            return {volume: own[volumes[other]] for volume, other in zip(volumes, dealt, strict=True)}
+        case "public_only":
+            data = workspace.study().data
+            images = [volume_from_bytes(workspace.objects.get(volume), data).image for volume in own]
+            labels = self_labels(load_control(workspace, "zero_code"), images)
+            return dict(zip(own, labels, strict=True))
+        case _:
+            raise InvalidInput("control", value=name, limit=", ".join(CONTROLS))
+
+
+def self_labels(
+    model: torch.nn.Module, images: Iterable[Float[np.ndarray, "c x y z"]]
+) -> list[Float[np.ndarray, "k x y z"]]:
+    """A student's own soft predictions on its volumes, as labels for the next student (self-training)."""
+    return [as_stored(predict(model, image)) for image in images]
 
 
 def derangement(count: int, *, seed: int) -> tuple[int, ...]:
@@ -97,32 +117,6 @@ def derangement(count: int, *, seed: int) -> tuple[int, ...]:
         other = int(draws.integers(last))  # never ``last`` itself: so one cycle, and no fixed point
         order[last], order[other] = order[other], order[last]
     return tuple(order)
-
-
-def public_mean(codec: Codec) -> Float[np.ndarray, "c x y z"]:
-    """The soft mean of the public label maps the codec was fitted on, as far as the codec keeps it; float32.
-
-    The server stores no label map, only the codec fitted on them. ``pca`` keeps their mean averaged over blocks of
-    voxels, as log-ratios of probabilities lifted by a floor; undone, that is the mean itself at the codec's resolution,
-    exactly. From the zero code's label it differs in two ways: by the floor (there no structure is ever less likely
-    than about one in a hundred, here its probability is 0 where no public map has it), and between block centres
-    probabilities are interpolated, not log-ratios. Any other codec keeps nothing but the zero code's label, and gets
-    that: its control then trains the very student of ``zero_code``, and is no second piece of evidence.
-    """
-    if not isinstance(codec, PcaCodec):
-        return codec.decode(np.zeros(codec.dimension), noise_std=0.0)
-    floor = shapes.PROBABILITY_FLOOR
-    lifted = softmax(np.concatenate([np.zeros_like(codec.centre[:1]), codec.centre]), axis=0)
-    pooled = np.maximum(lifted * (1 + codec.labels * floor) - floor, 0)
-    mean = shapes.enlarge(pooled, factor=codec.grid[0] // pooled.shape[1])
-    result: np.ndarray = (mean / mean.sum(axis=0, keepdims=True)).astype(np.float32)
-    return result
-
-
-def workspace_codec(workspace: Workspace) -> Codec:
-    """The study's codec."""
-    name = workspace.codec().sha256
-    return load_codec(workspace.objects.get(name), expected_hash=name)
 
 
 def control_trained(workspace: Workspace, name: str) -> bool:

@@ -7,11 +7,13 @@ be fitted on a label map whose hash is known as private, and refuses bytes that 
 
 from __future__ import annotations
 
+import importlib
 import io
 import math
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -124,8 +126,22 @@ class Codec(Protocol):
         ...
 
 
-CODECS: dict[str, type[Codec]] = {}
-"""Every codec by the name a study gives it (``codec.name``)."""
+CODECS: Mapping[str, str] = MappingProxyType(
+    {
+        "pca": "common.codecs.pca:PcaCodec",
+        "ball-ae": "common.codecs.ball_autoencoder:BallAutoencoder",
+    }
+)
+"""Every codec by the name a study gives it (``codec.name``): ``module:class``, imported on use, for one needs torch."""
+
+
+def codec_class(name: str) -> type[Codec]:
+    """The codec of that name; an unknown name is refused."""
+    if name not in CODECS:
+        raise InvalidInput("codec", value=name, limit=", ".join(sorted(CODECS)))
+    module, _, attribute = CODECS[name].partition(":")
+    found: type[Codec] = getattr(importlib.import_module(module), attribute)
+    return found
 
 
 def fit_codec(
@@ -145,7 +161,7 @@ def fit_codec(
     test cases); a match is refused, because a basis fitted on a protected patient voids the guarantee. This catches
     mix-ups, not an altered copy. The same arguments give the same bytes.
     """
-    kind = _kind(study.codec.name)
+    kind = codec_class(study.codec.name)
     labels = len(study.data.labels)
     hashes = []
     for number, label_map in enumerate(label_maps, start=1):
@@ -184,7 +200,7 @@ def load_codec(data: bytes, *, expected_hash: str | None = None) -> Codec:
     if expected_hash is not None and sha256_bytes(data) != check_hash(expected_hash):
         raise InvalidInput("codec is not the one announced", value=sha256_bytes(data), limit=expected_hash)
     header, arrays = unpack(data)
-    codec = _kind(header["name"]).from_parts(header, arrays)
+    codec = codec_class(header["name"]).from_parts(header, arrays)
     if codec.to_bytes() != data:
         raise InvalidInput("codec file", limit="exactly the bytes a codec writes", remedy="fetch it again")
     return codec
@@ -286,9 +302,3 @@ def parse_hex(text: str) -> float:
     if not math.isfinite(value) or value.hex() != text:
         raise InvalidInput("hexadecimal float", value=text, limit="finite, as float.hex writes it")
     return value
-
-
-def _kind(name: str) -> type[Codec]:
-    if name not in CODECS:
-        raise InvalidInput("codec", value=name, limit=", ".join(sorted(CODECS)))
-    return CODECS[name]

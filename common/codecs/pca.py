@@ -19,7 +19,6 @@ from common.canonical import checked_fields
 from common.codecs import shapes
 from common.codecs.base import (
     CODEC_SCHEMA,
-    CODECS,
     Provenance,
     check_code,
     check_noise_std,
@@ -220,5 +219,3 @@ _DTYPES: dict[str, type[np.floating[Any]]] = {
     "variances": np.float64,
     "powers": np.float64,
 }
-
-CODECS[PcaCodec.name] = PcaCodec

@@ -12,7 +12,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from common.codecs import CODECS, Codec, fit_codec, label_map_hash, load_codec
+from common.codecs import Codec, codec_class, fit_codec, label_map_hash, load_codec
 from common.codecs.base import pack, unpack
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
@@ -57,6 +57,8 @@ class CodecContract:
     name: str
     planned_noise = 0.05
     radius = 1.0
+    variance_floor = 0.05
+    """A coordinate is alive when its variance over patients it was not fitted on is above this share of C²/l."""
 
     @classmethod
     def study(cls, **codec: object) -> Study:
@@ -85,7 +87,7 @@ class CodecContract:
 
     def test_it_describes_itself(self, codec: Codec) -> None:
         assert isinstance(codec, Codec)
-        assert isinstance(codec, CODECS[self.name])
+        assert type(codec) is codec_class(self.name)
         assert codec.name == self.name
         assert 1 <= codec.dimension <= 24
         assert (codec.radius, codec.labels, codec.grid) == (self.radius, LABELS, GRID)
@@ -110,6 +112,11 @@ class CodecContract:
     def test_codes_of_different_patients_differ(self, codec: Codec, others: np.ndarray) -> None:
         codes = np.stack([codec.encode(soft(label_map)) for label_map in others])
         assert codes.var(axis=0).sum() > 0.1 * codec.radius**2  # a collapsed code would carry nothing
+
+    def test_at_least_half_of_the_coordinates_carry_something(self, codec: Codec, others: np.ndarray) -> None:
+        """Dead coordinates would cost noise and say nothing; a code uniform in the ball has variance C²/(l + 2)."""
+        variances = np.var([codec.encode(soft(label_map)) for label_map in others], axis=0)
+        assert (variances > self.variance_floor * codec.radius**2 / codec.dimension).mean() >= 0.5
 
     def test_decoding_gives_probabilities_for_any_code_and_noise(self, codec: Codec) -> None:
         rng = np.random.default_rng(3)

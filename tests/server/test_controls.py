@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from common.codecs import load_codec
-from common.codecs.shapes import PROBABILITY_FLOOR, enlarge, pool
 from common.config import TrainingConfig, render_study
 from common.data.volume import volume_from_bytes
 from common.errors import InvalidInput
@@ -23,12 +22,11 @@ from server.controls import (
     derangement,
     fit_controls,
     load_control,
-    public_mean,
 )
 from server.finish import as_stored, decode_labels, fit_student, load_labels
 from server.student import train_student
 from server.workspace import CodecRecord, Workspace
-from tests.federation import GRID, Federation, ball, make_study
+from tests.federation import GRID, Federation, make_study
 
 torch.set_num_threads(1)
 RECIPE = TrainingConfig(channels=(2, 4), steps=3, batch_size=2)
@@ -85,9 +83,8 @@ def test_one_answer_cannot_be_dealt_to_a_wrong_volume(count):
 
 
 def test_labels_are_for_the_students_volumes_in_its_order_and_of_its_shape(workspace):
-    own, controls = load_labels(workspace), control_labels(workspace)
-    assert tuple(controls) == CONTROLS
-    for labels in controls.values():
+    own = load_labels(workspace)
+    for labels in (control_labels(workspace, name) for name in CONTROLS):
         assert list(labels) == list(own)
         for volume, label in labels.items():
             assert (label.shape, label.dtype) == (own[volume].shape, own[volume].dtype)
@@ -97,33 +94,41 @@ def test_labels_are_for_the_students_volumes_in_its_order_and_of_its_shape(works
 
 def test_zero_code_is_the_codecs_mean_shape_for_every_volume(workspace):
     codec = load_codec(workspace.objects.get(workspace.codec().sha256))
-    for label in control_labels(workspace)["zero_code"].values():
+    for label in control_labels(workspace, "zero_code").values():
         np.testing.assert_array_equal(label, as_stored(codec.decode(np.zeros(codec.dimension), noise_std=1.0)))
 
 
 def test_shuffled_codes_are_the_students_own_labels_each_on_another_volume(workspace):
-    own, shuffled = load_labels(workspace), control_labels(workspace)["shuffled_codes"]
+    own, shuffled = load_labels(workspace), control_labels(workspace, "shuffled_codes")
     assert sorted(x.tobytes() for x in own.values()) == sorted(x.tobytes() for x in shuffled.values())
     assert all((shuffled[volume] != own[volume]).any() for volume in own)
 
 
-def test_public_only_is_the_mean_of_the_public_label_maps_at_the_codecs_resolution(workspace):
+def test_public_only_is_self_training_of_a_student_that_saw_nothing_but_the_mean_shape(workspace):
+    own, study = load_labels(workspace), workspace.study()
     codec = load_codec(workspace.objects.get(workspace.codec().sha256))
-    maps = [ball((3 + i / 5, 3 + (i % 3) / 2, 4), 1.5 + (i % 4) / 3) for i in range(10)]  # as the federation fits it
-    exact = np.mean(maps, axis=0)
-    found = public_mean(codec)
-    assert found.shape == (2, *GRID)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found[1], enlarge(pool(exact, factor=2), factor=2), atol=1e-6)
-    assert found[1, 0, 0, 0] == pytest.approx(0, abs=1e-6)  # no public map reaches the corner
-    zero = codec.decode(np.zeros(codec.dimension), noise_std=0.0)[1]
-    assert zero[0, 0, 0] > PROBABILITY_FLOOR / 2
+    mean_shape = as_stored(codec.decode(np.zeros(codec.dimension), noise_std=0.0))
+    images = np.stack([volume_from_bytes(workspace.objects.get(volume), study.data).image for volume in own])
+    first, _ = train_student(images, np.stack([mean_shape] * len(own)), study.student, seed=0)
+    labels = control_labels(workspace, "public_only")
+    for image, label in zip(images, labels.values(), strict=True):
+        np.testing.assert_array_equal(label, as_stored(predict(first, image)))
+    assert len({label.tobytes() for label in labels.values()}) == len(own)  # each volume's own, not one mean for all
+
+
+def test_public_only_needs_its_first_student(tmp_path):
+    workspace = run_federation(tmp_path, queries=2)
+    with pytest.raises(InvalidInput, match="no such control"):
+        control_labels(workspace, "public_only")
+    with pytest.raises(InvalidInput, match="zero_code, shuffled_codes, public_only"):
+        control_labels(workspace, "telepathy")
 
 
 def test_a_control_is_what_the_students_recipe_makes_of_its_labels(workspace):
     own, study = load_labels(workspace), workspace.study()
     images = np.stack([volume_from_bytes(workspace.objects.get(volume), study.data).image for volume in own])
-    for name, labels in control_labels(workspace).items():
+    for name in CONTROLS:
+        labels = control_labels(workspace, name)
         model, _ = train_student(images, np.stack(list(labels.values())), study.student, seed=0)
         control = load_control(workspace, name)
         np.testing.assert_array_equal(predict(control, images[0]), predict(model, images[0]))

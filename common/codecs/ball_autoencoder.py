@@ -1,0 +1,398 @@
+"""The autoencoder codec: 3D convolutions on either side of the bottleneck φ, codes in the ball by construction.
+
+Follows Fay et al. 2021, Algorithm 2: convolutions, ReLU and max-pooling, a fully connected layer, φ, noise on the code
+while fitting, transposed convolutions, softmax, cross-entropy. It departs from the paper where that makes fitting fast
+and sure:
+
+* It starts as the linear codec. A linear map beside the convolutions is initialised from the water-filled principal
+  components of the public shapes, the convolutions' last layers at zero, so no coordinate is dead at the start and what
+  is learned is a correction. An autoencoder started at random collapses (measured: docs/codecs.md).
+* o₀ = (l/√(8/π))·ln‖v‖ + a, with v the direction and a learned. For a = 0, φ(o₀, v) = v / (1 + ‖v‖^l)^(1/l): the
+  components themselves, softly clipped to the ball.
+* The decoder says log-odds = m + Δ(z) − Δ(0) with m the public mean shape's, so the zero code is the mean shape.
+* Noisy codes are shrunk by p/(p + σ²) before the decoder, as the linear codec's are, and the noise varies around the
+  planned one while fitting, so a smaller roster's noise finds a decoder that knows it.
+
+Imports torch, hence registered by name and loaded on use. Weights are plain float32 arrays in the codec's npz. Refuses
+arrays of other shapes than its header implies. Fitting is deterministic on one machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch.nn import functional as F
+
+from common.canonical import checked_fields
+from common.codecs import shapes
+from common.codecs.ball import SLOPE, ball_activation
+from common.codecs.base import (
+    CODEC_SCHEMA,
+    Provenance,
+    check_code,
+    check_noise_std,
+    check_probabilities,
+    pack,
+    parse_hex,
+)
+from common.codecs.pca import FILL, METRIC_FLOOR, principal_components, water_fill
+from common.config import CodecConfig
+from common.errors import InvalidInput
+
+STEPS, BATCH = 300, 8
+LEARNING_RATE = 3e-3
+LINEAR_LEARNING_RATE = 1e-4
+"""The linear maps start where they are good, so they move slowly."""
+
+WARM_UP = 20  # steps
+NOISE_RANGE = (math.log(0.2), math.log(1.5))
+"""While fitting, ln of the noise relative to the planned one is uniform in this range."""
+
+SOFTEST = 0.75
+"""While fitting, a map's log-ratios are scaled by 0.75 to 1: teachers are less certain than label maps."""
+
+WIDE, NARROW = 16, 8  # feature maps
+_SMALLEST_NORM = 1e-12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BallAutoencoder:
+    """``weights`` by name, shapes from :func:`weight_shapes`; ``centre`` and ``metric`` as in the linear codec.
+
+    ``powers`` p_i are the variances of the code's coordinates the linear start was given, in units of C²; decoding
+    shrinks by p_i / (p_i + σ²).
+    """
+
+    centre: Float[np.ndarray, "k u v w"]
+    metric: Float[np.ndarray, "u v w"]
+    powers: Float[np.ndarray, "l"]
+    weights: Mapping[str, np.ndarray]
+    radius: float
+    grid: tuple[int, int, int]
+    provenance: Provenance
+    name: ClassVar[str] = "ball-ae"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "grid", tuple(self.grid))
+        for field in ("centre", "metric", "powers"):
+            object.__setattr__(self, field, _frozen(getattr(self, field), np.float64))
+        object.__setattr__(self, "weights", {k: _frozen(v, np.float32) for k, v in sorted(self.weights.items())})
+        coarse = self.metric.shape
+        fits = (
+            self.centre.ndim == 4
+            and self.metric.ndim == 3
+            and self.powers.ndim == 1
+            and len(self.powers) >= 1
+            and self.centre.shape[1:] == coarse
+            and all(m >= 1 and n % m == 0 for n, m in zip(self.grid, coarse, strict=True))
+            and len({n // m for n, m in zip(self.grid, coarse, strict=True)}) == 1
+        )
+        arrays = (self.centre, self.metric, self.powers, *self.weights.values())
+        if not fits or not all(np.isfinite(array).all() for array in arrays):
+            raise InvalidInput("ball-ae codec", limit="finite arrays of matching shapes")
+        expected = weight_shapes(coarse, structures=len(self.centre), dimension=len(self.powers))
+        if {name: array.shape for name, array in self.weights.items()} != expected:
+            raise InvalidInput("ball-ae codec: weights", value=sorted(self.weights), limit=str(expected))
+        if min(self.metric.min(), self.powers.min()) <= 0 or not self.radius > 0:
+            raise InvalidInput("ball-ae codec", limit="metric, powers and radius above 0")
+
+    @property
+    def dimension(self) -> int:
+        return len(self.powers)
+
+    @property
+    def labels(self) -> int:
+        return len(self.centre) + 1
+
+    @property
+    def _factor(self) -> int:
+        return self.grid[0] // int(self.metric.shape[0])
+
+    def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
+        """See :class:`~common.codecs.base.Codec`; here ‖code‖₂ ≤ C by construction (φ's guarantee in float64)."""
+        values = check_probabilities(probabilities, labels=self.labels, grid=self.grid)
+        offset = (shapes.to_log_ratios(values, factor=self._factor) - self.centre) * self.metric
+        with torch.no_grad():
+            inputs = before_activation(_tensors(self.weights), torch.tensor(offset, dtype=torch.float32)[None])
+        code: np.ndarray = self.radius * ball_activation(inputs[0].numpy().astype(np.float64))
+        return code
+
+    def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
+        """See :class:`~common.codecs.base.Codec`: softmax of m + Δ(z) - Δ(0), z shrunk for ``noise_std``."""
+        code = check_code(mean_code, dimension=self.dimension) / self.radius
+        noise = check_noise_std(noise_std) / self.radius
+        shrunk = torch.tensor(code * self.powers / (self.powers + noise**2), dtype=torch.float32)[None]
+        weights = _tensors(self.weights)
+        with torch.no_grad():
+            change = (
+                log_ratio_change(weights, shrunk, coarse=self.metric.shape)
+                - log_ratio_change(weights, torch.zeros_like(shrunk), coarse=self.metric.shape)
+            ).numpy()[0]
+        return shapes.to_probabilities(self.centre + change, factor=self._factor)
+
+    def to_bytes(self) -> bytes:
+        header = {
+            "grid": list(self.grid),
+            "name": self.name,
+            "provenance": self.provenance.to_json(),
+            "radius": self.radius.hex(),
+            "schema": CODEC_SCHEMA,
+        }
+        return pack(header, {"centre": self.centre, "metric": self.metric, "powers": self.powers, **dict(self.weights)})
+
+    @classmethod
+    def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> BallAutoencoder:
+        fields = checked_fields(
+            dict(header), {"grid": list, "name": str, "provenance": dict, "radius": str, "schema": int}
+        )
+        grid = fields["grid"]
+        if len(grid) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 8 for n in grid):
+            raise InvalidInput("ball-ae codec: grid", value=grid, limit="three integers from 8")
+        weights = dict(arrays)
+        public = {field: weights.pop(field, np.zeros(0)) for field in ("centre", "metric", "powers")}
+        if any(a.dtype != np.float64 for a in public.values()) or any(a.dtype != np.float32 for a in weights.values()):
+            raise InvalidInput(
+                "ball-ae codec: arrays", value=sorted(arrays), limit="float64 statistics, float32 weights"
+            )
+        return cls(
+            **public,
+            weights=weights,
+            radius=parse_hex(fields["radius"]),
+            grid=(grid[0], grid[1], grid[2]),
+            provenance=Provenance.from_json(fields["provenance"]),
+        )
+
+    @classmethod
+    def fit(
+        cls,
+        label_maps: Sequence[UInt8[np.ndarray, "x y z"]],
+        *,
+        labels: int,
+        config: CodecConfig,
+        provenance: Provenance,
+    ) -> BallAutoencoder:
+        """Start from the linear codec of the same maps, then :data:`STEPS` steps of Adam on the cross-entropy.
+
+        The dimension is the linear codec's: water-filling for the planned noise, at most ``max_dimension``.
+        """
+        grid = label_maps[0].shape
+        factor = shapes.pooling_factor(grid, labels=labels)
+        exact = [shapes.one_hot(m, labels=labels) for m in label_maps]
+        mean_shape = np.stack(exact).mean(axis=0, dtype=np.float64)
+        doubt = 1 - (shapes.pool(mean_shape, factor=factor) ** 2).sum(axis=0)
+        metric = np.sqrt(np.maximum(doubt, 0) + METRIC_FLOOR)
+        centre = shapes.to_log_ratios(mean_shape, factor=factor)
+        copies = shapes.augmented(label_maps, labels=labels, copies=config.augmentations, seed=provenance.seed)
+        ratios, truths = [], []
+        for soft in (*exact, *copies):  # a copy is deformed by linear interpolation, so it is soft at its borders
+            ratios.append(shapes.to_log_ratios(soft.astype(np.float64), factor=factor))
+            truths.append(soft.argmax(axis=0).astype(np.uint8))
+        noise = provenance.noise_std / config.radius
+        samples = ((np.stack(ratios) - centre) * metric).reshape(len(ratios), -1)
+        basis, variances = principal_components(samples, most=config.max_dimension)
+        powers = water_fill(variances, noise_std=noise, power=FILL**2)
+        kept = powers > 0
+        basis, variances, powers = basis[kept], variances[kept], powers[kept]
+        weights = initial_weights(
+            basis * np.sqrt(powers / variances)[:, None],
+            (basis * np.sqrt(variances / powers)[:, None]).reshape(-1, *centre.shape) / metric,
+            rng=np.random.default_rng([provenance.seed, 0]),
+        )
+        fitted = _train(
+            weights,
+            ratios=np.stack(ratios),
+            truths=np.stack(truths),
+            centre=centre,
+            metric=metric,
+            powers=powers,
+            noise_std=noise,
+            rng=np.random.default_rng([provenance.seed, 1]),
+        )
+        return cls(
+            centre=centre,
+            metric=metric,
+            powers=powers,
+            weights=fitted,
+            radius=float(config.radius),
+            grid=(grid[0], grid[1], grid[2]),
+            provenance=provenance,
+        )
+
+
+# ---- the network, as functions of its weights ------------------------------------------------------------------------
+
+
+def activation(inputs: Float[torch.Tensor, "*batch inputs"]) -> Float[torch.Tensor, "*batch l"]:
+    """φ with gradients: the twin of :func:`common.codecs.ball.ball_activation`, by the same two stable formulas.
+
+    Agrees with it to the dtype's rounding; the code leaving a site is computed by the other one, whose norm is proven.
+    Edge case: a vanishing direction gives the zero code, with a finite gradient.
+    """
+    direction = inputs[..., 1:]
+    peak = direction.abs().amax(dim=-1, keepdim=True)
+    scaled = direction / torch.where(peak > 0, peak, torch.ones_like(peak))
+    square = scaled.square().sum(dim=-1, keepdim=True)
+    norm = torch.where(square > 0, square, torch.ones_like(square)).sqrt()
+    return scaled / norm * torch.exp(F.logsigmoid(SLOPE * inputs[..., :1]) / direction.shape[-1])
+
+
+def before_activation(
+    weights: Mapping[str, torch.Tensor], offsets: Float[torch.Tensor, "n k u v w"]
+) -> Float[torch.Tensor, "n inputs"]:
+    """The encoder up to φ: weighted offsets from the mean shape's log-ratios → o₀, o₁ … o_l."""
+    strides = pooling_strides(offsets.shape[2:])
+    features = offsets
+    for layer, stride in enumerate(strides, start=1):
+        features = F.conv3d(features, weights[f"encoder_conv{layer}"], weights[f"encoder_bias{layer}"], padding=1)
+        features = F.max_pool3d(F.relu(features), stride)
+    learned = F.linear(features.flatten(1), weights["encoder_dense"], weights["encoder_dense_bias"])
+    direction = F.linear(offsets.flatten(1), weights["encoder_linear"]) + learned[:, 1:]
+    length = direction.shape[1]
+    norm = (direction.square().sum(dim=1, keepdim=True) + _SMALLEST_NORM**2).sqrt()
+    return torch.cat([length / SLOPE * torch.log(norm) + learned[:, :1], direction], dim=1)
+
+
+def log_ratio_change(
+    weights: Mapping[str, torch.Tensor], codes: Float[torch.Tensor, "n l"], *, coarse: tuple[int, ...]
+) -> Float[torch.Tensor, "n k u v w"]:
+    """The decoder's Δ(z) on the coarse grid; what Δ(0) is does not matter, for it is subtracted."""
+    strides = pooling_strides(coarse)
+    smallest = [n // math.prod(strides) for n in coarse]
+    features = F.linear(codes, weights["decoder_dense"], weights["decoder_dense_bias"])
+    features = F.relu(features.reshape(len(codes), WIDE, *smallest))
+    for layer, stride in enumerate(reversed(strides), start=1):
+        features = F.relu(
+            F.conv3d(features, weights[f"decoder_conv{layer}"], weights[f"decoder_bias{layer}"], padding=1)
+        )
+        features = F.relu(F.conv_transpose3d(features, weights[f"decoder_up{layer}"], stride=stride))
+    learned = F.conv3d(features, weights["decoder_out"], weights["decoder_out_bias"], padding=1)
+    linear = torch.einsum("nl,lkuvw->nkuvw", codes, weights["decoder_linear"])
+    return linear + learned
+
+
+def pooling_strides(coarse: Sequence[int]) -> tuple[int, int]:
+    """The two max-poolings' strides: 2 as long as every side can be halved, else 1."""
+    first = 2 if all(n % 2 == 0 for n in coarse) else 1
+    second = 2 if all(n % 4 == 0 for n in coarse) else 1
+    return first, second
+
+
+def weight_shapes(coarse: Sequence[int], *, structures: int, dimension: int) -> dict[str, tuple[int, ...]]:
+    """The shape of every weight of an autoencoder on a coarse grid."""
+    u, v, w = coarse
+    first, second = pooling_strides(coarse)
+    bottom = math.prod(n // (first * second) for n in coarse)
+    return {
+        "decoder_bias1": (WIDE,),
+        "decoder_bias2": (NARROW,),
+        "decoder_conv1": (WIDE, WIDE, 3, 3, 3),
+        "decoder_conv2": (NARROW, NARROW, 3, 3, 3),
+        "decoder_dense": (WIDE * bottom, dimension),
+        "decoder_dense_bias": (WIDE * bottom,),
+        "decoder_linear": (dimension, structures, u, v, w),
+        "decoder_out": (structures, NARROW, 3, 3, 3),
+        "decoder_out_bias": (structures,),
+        "decoder_up1": (WIDE, NARROW, second, second, second),
+        "decoder_up2": (NARROW, NARROW, first, first, first),
+        "encoder_bias1": (NARROW,),
+        "encoder_bias2": (WIDE,),
+        "encoder_conv1": (NARROW, structures, 3, 3, 3),
+        "encoder_conv2": (WIDE, NARROW, 3, 3, 3),
+        "encoder_dense": (dimension + 1, WIDE * bottom),
+        "encoder_dense_bias": (dimension + 1,),
+        "encoder_linear": (dimension, structures * u * v * w),
+    }
+
+
+def initial_weights(
+    encoder: Float[np.ndarray, "l d"], decoder: Float[np.ndarray, "l k u v w"], *, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """The linear codec: its two maps, the last learned layer on either side zero, uniform draws before them."""
+    dimension, structures, *coarse = decoder.shape
+    result = {}
+    for name, shape in weight_shapes(coarse, structures=structures, dimension=dimension).items():
+        bound = 0.0
+        if len(shape) > 1 and name not in ("encoder_dense", "decoder_out"):
+            incoming = shape[0] if "_up" in name else math.prod(shape[1:])
+            bound = math.sqrt(6 / incoming)  # He et al. 2015: keeps the variance through a ReLU
+        result[name] = rng.uniform(-bound, bound, shape).astype(np.float32)
+    return {**result, "encoder_linear": encoder.astype(np.float32), "decoder_linear": decoder.astype(np.float32)}
+
+
+def _train(
+    initial: Mapping[str, np.ndarray],
+    *,
+    ratios: Float[np.ndarray, "n k u v w"],
+    truths: UInt8[np.ndarray, "n x y z"],
+    centre: Float[np.ndarray, "k u v w"],
+    metric: Float[np.ndarray, "u v w"],
+    powers: Float[np.ndarray, "l"],
+    noise_std: float,
+    rng: np.random.Generator,
+) -> dict[str, np.ndarray]:
+    """Minimise the cross-entropy between decoded noisy codes and the label maps they came from, voxel by voxel."""
+    coarse = metric.shape
+    with _one_deterministic_thread():
+        weights = {name: torch.tensor(array, requires_grad=True) for name, array in initial.items()}
+        linear = [weights[name] for name in ("encoder_linear", "decoder_linear")]
+        learned = [tensor for name, tensor in weights.items() if name not in ("encoder_linear", "decoder_linear")]
+        optimizer = torch.optim.Adam(
+            [{"params": learned, "lr": LEARNING_RATE}, {"params": linear, "lr": LINEAR_LEARNING_RATE}]
+        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _learning_rate)
+        inputs, mean, weight, power = (torch.tensor(a, dtype=torch.float32) for a in (ratios, centre, metric, powers))
+        nothing = torch.zeros(1, len(powers))
+        for step in range(STEPS):
+            picks = rng.integers(len(ratios), size=BATCH)
+            certainty = torch.tensor(rng.uniform(SOFTEST, 1, (BATCH, 1, 1, 1, 1)), dtype=torch.float32)
+            offsets = (certainty * inputs[picks] - mean) * weight
+            noise = noise_std * np.exp(rng.uniform(*NOISE_RANGE, (BATCH, 1)))
+            drawn = torch.tensor(noise * rng.standard_normal((BATCH, len(powers))), dtype=torch.float32)
+            codes = activation(before_activation(weights, offsets)) + drawn
+            codes = codes * power / (power + torch.tensor(noise**2, dtype=torch.float32))
+            change = log_ratio_change(weights, codes, coarse=coarse) - log_ratio_change(weights, nothing, coarse=coarse)
+            full = F.interpolate(mean + change, size=truths.shape[1:], mode="trilinear")
+            logits = torch.cat([torch.zeros_like(full[:, :1]), full], dim=1)
+            loss = F.cross_entropy(logits, torch.tensor(truths[picks], dtype=torch.long))
+            if not math.isfinite(float(loss.detach())):
+                raise InvalidInput("fitting the codec diverged", value=step, limit="a finite cross-entropy")
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    return {name: tensor.detach().numpy() for name, tensor in weights.items()}
+
+
+def _learning_rate(step: int) -> float:
+    """Linear warm-up, then a cosine down to zero."""
+    return min(1.0, (step + 1) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / STEPS))
+
+
+@contextmanager
+def _one_deterministic_thread() -> Iterator[None]:
+    """One thread and deterministic algorithms; the process's own settings come back afterwards."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        torch.set_num_threads(threads)
+
+
+def _tensors(weights: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(array) for name, array in weights.items()}
+
+
+def _frozen(array: np.ndarray, dtype: type[np.floating[Any]]) -> np.ndarray:
+    copy: np.ndarray = np.array(array, dtype=dtype, order="C")
+    copy.flags.writeable = False
+    return copy
