@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,9 +159,22 @@ def test_another_codec_name_is_refused_by_the_study() -> None:
         fit_codec(other, patients(4, seed=1), noise_std=0.1)
 
 
-def test_reading_and_using_a_codec_imports_no_torch() -> None:
-    program = "import sys, common.codecs; sys.exit('torch' in sys.modules or 'monai' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+def test_reading_and_using_a_linear_codec_imports_no_torch(codec: PcaCodec, tmp_path: Path) -> None:
+    (tmp_path / "codec").write_bytes(codec.to_bytes())
+    np.save(tmp_path / "prediction.npy", soft(patients(1, seed=3)[0]))
+    program = (
+        "import sys, numpy as np\n"
+        "from pathlib import Path\n"
+        "from common.codecs import load_codec\n"
+        "codec = load_codec(Path('codec').read_bytes())\n"
+        "codec.decode(codec.encode(np.load('prediction.npy')), noise_std=0.1)\n"
+        "sys.exit('torch' in sys.modules or 'monai' in sys.modules)\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=60
+    )
+    assert done.returncode == 0
 
 
 def test_a_codec_no_site_would_read_is_refused_when_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,211 @@
+"""The autoencoder's network against the numpy φ, finite differences and closed forms; what it reaches on real maps."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from common.codecs import Codec, ball_autoencoder, fit_codec, shapes
+from common.codecs.ball import ball_activation
+from common.codecs.ball_autoencoder import (
+    BallAutoencoder,
+    activation,
+    before_activation,
+    initial_weights,
+    log_ratio_change,
+    pooling_strides,
+    weight_shapes,
+)
+from common.codecs.base import pack, unpack
+from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
+from common.data.msd import read_dataset
+from common.data.volume import load_label
+from common.errors import InvalidInput
+from common.metrics import mean_dice
+from tests.contracts.codec_contract import CodecContract, patients, soft
+
+
+class Fitted(CodecContract):
+    name = "ball-ae"
+
+
+def fitted(*, noise_std: float = 0.05, seed: int = 0) -> BallAutoencoder:
+    codec = fit_codec(Fitted.study(), patients(16, seed=1), noise_std=noise_std, seed=seed)
+    assert isinstance(codec, BallAutoencoder)
+    return codec
+
+
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ball_autoencoder, "STEPS", 8)
+
+
+# ---- φ with gradients
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+@pytest.mark.parametrize("length", [1, 2, 8, 128])
+def test_the_twin_of_phi_agrees_with_it_to_rounding(dtype: torch.dtype, tolerance: float, length: int) -> None:
+    inputs = np.random.default_rng(length).normal(0, 3, (200, length + 1))
+    inputs[:4] *= [[1e-30], [1e30], [40], [0]]
+    inputs[:2, 0] = 0.5
+    cast = torch.tensor(inputs, dtype=dtype)
+    expected = ball_activation(cast.numpy().astype(np.float64))
+    np.testing.assert_allclose(activation(cast).numpy(), expected, rtol=0, atol=tolerance)
+    assert float(activation(cast).double().norm(dim=1).max()) <= 1 + tolerance
+
+
+def test_the_twins_gradient_is_that_of_finite_differences() -> None:
+    inputs = torch.tensor(np.random.default_rng(0).normal(size=(5, 7)), dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(activation, (inputs,))
+
+
+def test_no_direction_is_the_zero_code_with_a_finite_gradient() -> None:
+    inputs = torch.zeros(2, 5, requires_grad=True)
+    code = activation(inputs)
+    assert not code.detach().any()
+    code.sum().backward()
+    assert inputs.grad is not None
+    assert torch.isfinite(inputs.grad).all()
+
+
+# ---- the start is the linear codec
+
+
+@pytest.mark.parametrize("coarse", [(8, 12, 8), (6, 4, 4), (3, 5, 4)])
+def test_before_any_step_codes_are_the_components_softly_clipped_and_decoding_is_linear(
+    coarse: tuple[int, int, int],
+) -> None:
+    """φ(l·ln‖v‖/√(8/π), v) = v/(1 + ‖v‖^l)^(1/l), worked out by hand."""
+    rng = np.random.default_rng(1)
+    encoder, decoder = rng.normal(size=(6, 2 * int(np.prod(coarse)))), rng.normal(size=(6, 2, *coarse))
+    arrays = initial_weights(encoder, decoder, rng=rng)
+    assert {name: array.shape for name, array in arrays.items()} == weight_shapes(coarse, structures=2, dimension=6)
+    weights = {name: torch.tensor(array, dtype=torch.float64) for name, array in arrays.items()}
+    offsets = torch.tensor(rng.normal(0, 0.02, (5, 2, *coarse)))
+    components = offsets.flatten(1).numpy() @ arrays["encoder_linear"].astype(np.float64).T
+    length = np.linalg.norm(components, axis=1, keepdims=True)
+    codes = activation(before_activation(weights, offsets))
+    np.testing.assert_allclose(codes.numpy(), components / (1 + length**6) ** (1 / 6), atol=1e-9)
+    decoded = log_ratio_change(weights, codes, coarse=coarse).numpy()
+    np.testing.assert_allclose(
+        decoded, np.einsum("nl,lkuvw->nkuvw", codes.numpy(), arrays["decoder_linear"].astype(np.float64)), atol=1e-9
+    )
+
+
+def test_a_side_that_cannot_be_halved_is_not_pooled() -> None:
+    assert pooling_strides((16, 24, 16)) == (2, 2)
+    assert pooling_strides((6, 4, 4)) == (2, 1)
+    assert pooling_strides((3, 4, 4)) == (1, 1)
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_fitting_moves_every_weight_lowers_the_error_and_leaves_torch_as_it_was() -> None:
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    codec = fitted()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (threads, False)
+    for name in ("encoder_dense", "decoder_out", "decoder_out_bias", "encoder_dense_bias"):  # these started at zero
+        assert np.abs(codec.weights[name]).max() > 0
+
+
+def test_noisy_codes_decode_better_after_fitting_than_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start is the linear codec, so this is what the learned part adds, on patients it was not fitted on."""
+    others, rng = patients(20, seed=2), np.random.default_rng(3)
+    noise = rng.normal(0, 0.3, (20, 24))
+    errors = []
+    for steps in (1, 150):
+        monkeypatch.setattr(ball_autoencoder, "STEPS", steps)
+        codec = fitted(noise_std=0.3)
+        decoded = [
+            codec.decode(codec.encode(soft(m)) + e[: codec.dimension], noise_std=0.3)
+            for m, e in zip(others, noise, strict=True)
+        ]
+        errors.append(
+            np.mean(
+                [-np.log(np.take_along_axis(d, m[None], 0) + 1e-6).mean() for d, m in zip(decoded, others, strict=True)]
+            )
+        )
+    assert errors[1] < errors[0]
+
+
+# ---- codes and bytes
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_every_code_is_in_the_ball_before_any_clip() -> None:
+    codec = fitted()
+    rng = np.random.default_rng(4)
+    absurd = [np.moveaxis(rng.dirichlet([0.1] * 3, size=codec.grid), -1, 0).astype(np.float32) for _ in range(4)]
+    for prediction in (*map(soft, patients(8, seed=5)), *absurd):
+        assert np.linalg.norm(codec.encode(prediction)) <= 1
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_weights_of_another_shape_or_type_are_refused() -> None:
+    header, arrays = unpack(fitted().to_bytes())
+    for change in (
+        {"encoder_linear": arrays["encoder_linear"][:-1]},
+        {"decoder_out": arrays["decoder_out"].astype(np.float64)},
+        {"powers": -arrays["powers"]},
+        {"centre": arrays["centre"][:, :-4]},
+    ):
+        with pytest.raises(InvalidInput, match="ball-ae"):
+            BallAutoencoder.from_parts(header, unpack(pack(header, {**arrays, **change}))[1])
+
+
+# ---- real label maps
+
+
+def real_maps(folder: Path) -> tuple[DataConfig, list[np.ndarray], list[np.ndarray]]:
+    """24 maps to fit on and 40 of other patients."""
+    dataset = read_dataset(folder)
+    data = DataConfig(labels=dataset.labels, spacing_mm=(1, 1, 1), grid=(32, 48, 32))
+    chosen = np.random.default_rng(0).permutation(len(dataset.labelled))[:64]
+    maps = [load_label(case.label, data) for i in chosen if (case := dataset.labelled[i]).label is not None]
+    return data, maps[:24], maps[24:]
+
+
+@pytest.mark.slow
+def test_held_out_real_maps_come_back_a_tenth_better_than_the_mean_shape_with_half_the_coordinates_alive(
+    hippocampus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For l = 8, 16, 32 and three seeds; a third of the usual steps and copies, for time."""
+    monkeypatch.setattr(ball_autoencoder, "STEPS", 100)
+    data, maps, others = real_maps(hippocampus)
+    for seed in range(3):
+        for length in (8, 16, 32):
+            study = Study(
+                name="real",
+                data=data,
+                privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=4, quorum=2),
+                codec=CodecConfig(name="ball-ae", max_dimension=length, augmentations=80),
+            )
+            codec: Codec = fit_codec(study, maps, noise_std=0.024, seed=seed)
+            assert codec.dimension == length
+            codes = np.stack([codec.encode(shapes.one_hot(m, labels=3)) for m in others])
+            decoded = [codec.decode(code, noise_std=0.0).argmax(0).astype(np.uint8) for code in codes]
+            mean_shape = codec.decode(np.zeros(length), noise_std=0.0).argmax(0).astype(np.uint8)
+            reached = np.mean([mean_dice(d, m, 3) for d, m in zip(decoded, others, strict=True)])
+            floor = np.mean([mean_dice(mean_shape, m, 3) for m in others])
+            alive = (codes.var(axis=0) > CodecContract.variance_floor / length).mean()
+            print(f"seed={seed} l={length} dice={reached:.3f} mean_shape={floor:.3f} alive={alive:.2f}")
+            assert reached >= floor + 0.10
+            assert alive >= 0.5
+
+
+@pytest.mark.slow
+def test_a_whole_fit_repeats_itself_to_the_byte(hippocampus: Path) -> None:
+    data, maps, _ = real_maps(hippocampus)
+    study = Study(
+        name="real",
+        data=data,
+        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=4, quorum=2),
+        codec=CodecConfig(name="ball-ae", max_dimension=8, augmentations=16),
+    )
+    hashes = {hashlib.sha256(fit_codec(study, maps, noise_std=0.1).to_bytes()).hexdigest() for _ in range(2)}
+    assert len(hashes) == 1
