@@ -1,38 +1,65 @@
-"""The Flower ClientApp: hands a message's bytes to the site's teacher worker and its reply back.
+"""The only program at a site that takes Flower's messages: it hands each one's bytes to the teacher worker.
 
-It imports no torch and has neither data nor models: only the worker's Unix socket. It enforces a deadline of its own,
-and answers every failure with an empty body and one allow-listed word in nothing but the reply's absence: an
-exception's text never leaves the site.
+Flower sends code along with every run, and a stock SuperNode would run it. Here nothing of a run's bundle is unpacked,
+imported or executed: the SuperNode runs in process isolation, hands tasks to whoever holds its secret, and that is this
+program, from the site's own installation. A bundle that is not ours therefore reaches the worker's policy with its
+bytes and nothing else of the site. It imports no torch and has neither data nor models, only the worker's Unix socket.
+Every failure is answered with an empty body: an exception's text never leaves the site, and every call has a deadline.
 """
 
 from __future__ import annotations
 
-import grpc
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
+import argparse
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
 
-from common.errors import InvalidInput
+import grpc
+import httpx
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.auth import load_superexec_auth_secret
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from common.errors import ConsiliumError, InvalidInput
 from common.messages import CodesRequest, decode
 from common.wire import pack, unpack
 from common.worker_api import HANDLE, channel_options
 
 OFFER_TIMEOUT_S = 60.0
+POLL_S = 0.2
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+
+log = logging.getLogger(__name__)
 
 app = ClientApp()
+"""Named in the bundle because Flower takes none without; no site loads it."""
 
 
-@app.query("consilium")
-def consilium(message: Message, context: Context) -> Message:
-    """Pass the body to the worker; on any failure reply with an empty body."""
+def answer(message: Message, *, socket: Path) -> Message:
+    """The worker's reply to a message, or an empty one whatever goes wrong."""
     try:
         body = unpack(message)
-        reply = call_worker(str(context.node_config["socket"]), body, timeout_s=_timeout_s(body))
-    except Exception:  # noqa: BLE001  an exception would travel to the server as text
+        reply = call_worker(socket, body, timeout_s=_timeout_s(body))
+    except (ConsiliumError, grpc.RpcError) as error:
+        log.warning("event=no-answer cause=%s", type(error).__name__)
         reply = b""
     return Message(pack(reply), reply_to=message)
 
 
-def call_worker(socket: str, body: bytes, *, timeout_s: float) -> bytes:
+def call_worker(socket: Path, body: bytes, *, timeout_s: float) -> bytes:
     """One call to the worker behind ``socket``, bounded by ``timeout_s`` seconds."""
     with grpc.insecure_channel(f"unix:{socket}", options=channel_options()) as channel:
         call = channel.unary_unary(HANDLE)
@@ -45,3 +72,68 @@ def _timeout_s(body: bytes) -> float:
     except InvalidInput:
         return OFFER_TIMEOUT_S
     return message.deadline_s + 10.0 if isinstance(message, CodesRequest) else OFFER_TIMEOUT_S
+
+
+def run(*, runtime: str, secret: Path, socket: Path, stop: threading.Event) -> None:
+    """Take the SuperNode's tasks at ``runtime`` (``host:port``) one by one until ``stop`` is set.
+
+    A SuperNode that is away is waited for. One task's failure is logged by its kind and ends that task alone.
+    """
+    master = load_superexec_auth_secret(str(secret))
+    if master is None:
+        raise InvalidInput("the SuperNode's secret", value=str(secret))
+    interceptors = [
+        RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+        SuperExecAuthHttpInterceptor(master_secret=master, protected_methods={_ACQUIRE}),
+    ]
+    # Tasks of any kind a message can become: one that nobody took would block the SuperNode for good.
+    wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP, TaskType.AGENT_APP])
+    with RuntimeHttpClient.from_server_address(runtime, True, None, interceptors) as client:
+        away = False
+        while not stop.is_set():
+            try:
+                task = client.AcquireTask(wanted)
+                if away:
+                    log.info("event=supernode-back")
+                away = False
+                if task.token:
+                    _serve_task(runtime, task.token, socket=socket)
+            except (httpx.HTTPError, RuntimeError, ValueError) as error:
+                if not away:
+                    log.warning("event=task-failed cause=%s", type(error).__name__)
+                away = isinstance(error, httpx.TransportError)
+                stop.wait(1.0)
+            stop.wait(POLL_S)
+
+
+def _serve_task(runtime: str, token: str, *, socket: Path) -> None:
+    interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(token)]
+    with RuntimeHttpClient.from_server_address(runtime, True, None, interceptors) as client:
+        heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+        heartbeat.start()
+        try:
+            message, context, _, _ = pull_task_input(client)  # the bundle comes along and is dropped
+            push_message(client, answer(message, socket=socket), context)
+            push_task_output(client, context, SubStatus.COMPLETED, "")
+        finally:
+            if heartbeat.is_running:
+                heartbeat.stop()
+
+
+def main() -> None:
+    """``python -m client.app --runtime HOST:PORT --secret FILE --socket PATH``: run until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(description="Hand Flower's messages to the teacher worker")
+    parser.add_argument("--runtime", required=True, help="the SuperNode's runtime address")
+    parser.add_argument("--secret", type=Path, required=True, help="the SuperNode's secret file")
+    parser.add_argument("--socket", type=Path, required=True, help="the worker's Unix socket")
+    arguments = parser.parse_args()
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    run(runtime=arguments.runtime, secret=arguments.secret, socket=arguments.socket, stop=stop)
+
+
+if __name__ == "__main__":
+    main()

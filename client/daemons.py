@@ -1,18 +1,19 @@
-"""A site's processes: the Flower SuperNode, which speaks to the aggregator, and the teacher worker, which has the data.
+"""A site's processes: SuperNode (speaks to the server), launcher (hands messages over), teacher worker (has the data).
 
-The SuperNode's environment and settings name the worker's socket and nothing else of the site: code that Flower runs
-there learns neither where data lie nor where models do. Refuses to start a node without TLS or without its own key.
+The SuperNode runs in process isolation: it starts no app code, and hands its tasks to the launcher alone, which holds
+the secret. SuperNode and launcher are told the worker's socket and nothing else of the site, neither where data lie nor
+where models do. Refuses to start a node without TLS or without its own key.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import re
+import secrets
 import socket as socketlib
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from pathlib import Path
 from client.policy import load_site
 from common.errors import DaemonFailed, InvalidInput
 from common.pki import NodeKeys
-from common.process import DaemonSpec, ProcessGroup, base_env, executable, free_port
+from common.process import DaemonSpec, ProcessGroup, base_env, executable, free_port, proxy_env
 
 _CONNECTED = "SuperNode ID:"
 _EXIT_CODE = re.compile(r"Exit Code: (\d+)")
@@ -54,6 +55,11 @@ class SiteNode:
                 raise InvalidInput("file of the node", value=str(path), limit="an existing file")
 
     @property
+    def secret(self) -> Path:
+        """Shared by SuperNode and launcher, so that nobody else is handed the node's messages."""
+        return self.folder / "runtime.secret"
+
+    @property
     def log(self) -> Path:
         """The SuperNode's log."""
         return self.folder / "logs" / "supernode.log"
@@ -78,13 +84,10 @@ def supernode(node: SiteNode, *, max_retries: int | None = None) -> DaemonSpec:
     """How to start a site's SuperNode: TLS by the study's authority only, its own key, its own Flower home.
 
     Ready once SuperLink has told it its node id. ``max_retries`` bounds the attempts at an absent SuperLink (default:
-    for ever). Messages run in helper processes the node starts itself.
+    for ever). It waits for a :func:`launcher` to take its messages and starts nothing itself.
     """
     start = _log_size(node)
-    settings = node.folder / "flower" / "node.toml"  # a file, because Flower's own key=value syntax knows no escapes
-    settings.parent.mkdir(parents=True, exist_ok=True)
-    values = {"site": node.site, "socket": str(node.socket.absolute())}
-    settings.write_text("".join(f"{key} = {_quoted(value)}\n" for key, value in values.items()), encoding="utf-8")
+    _make_secret(node.secret)
     return DaemonSpec(
         role="supernode",
         name=node.site,
@@ -93,21 +96,48 @@ def supernode(node: SiteNode, *, max_retries: int | None = None) -> DaemonSpec:
             *("--superlink", node.superlink),
             *("--root-certificates", str(node.root_certificates.absolute())),
             *("--auth-supernode-private-key", str(node.keys.private.absolute())),
-            *("--node-config", str(settings)),
-            *("--host", "127.0.0.1", "--port", str(node.port), "--isolation", "subprocess"),
+            *("--host", "127.0.0.1", "--port", str(node.port)),
+            *("--isolation", "process", "--superexec-auth-secret-file", str(node.secret)),
             *(("--max-retries", str(max_retries)) if max_retries is not None else ()),
         ),
-        env=base_env(
-            FLWR_HOME=str(node.folder / "flower"),
-            FLWR_TELEMETRY_ENABLED="0",
-            FLWR_DISABLE_UPDATE_CHECK="1",
-            FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
-            FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.05",
-        ),
+        env=_flower_env(node, **proxy_env()),
         cwd=node.folder / "flower",
         log=node.log,
         ready=lambda: node_id(node, since=start) is not None,
     )
+
+
+def launcher(node: SiteNode) -> DaemonSpec:
+    """How to start the program that takes the SuperNode's messages to the worker; the site's installed code alone."""
+    _make_secret(node.secret)
+    return DaemonSpec(
+        role="launcher",
+        name=node.site,
+        argv=(
+            *(sys.executable, "-P", "-m", "client.app", "--runtime", f"127.0.0.1:{node.port}"),
+            *("--secret", str(node.secret), "--socket", str(node.socket.absolute())),
+        ),
+        env=_flower_env(node),
+        cwd=node.folder / "flower",
+        log=node.folder / "logs" / "launcher.log",
+    )
+
+
+def _flower_env(node: SiteNode, **extra: str) -> dict[str, str]:
+    return base_env(
+        FLWR_HOME=str(node.folder / "flower"),
+        FLWR_TELEMETRY_ENABLED="0",
+        FLWR_DISABLE_UPDATE_CHECK="1",
+        FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
+        **extra,
+    )
+
+
+def _make_secret(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(32))
 
 
 def node_id(node: SiteNode, *, since: int = 0) -> int | None:
@@ -136,7 +166,7 @@ def worker(
         role="worker",
         name=folder.name,
         argv=(sys.executable, "-P", "-m", "client.worker", "--site-dir", str(folder), "--socket", str(where)),
-        env=base_env(),
+        env=base_env(**proxy_env()),
         cwd=folder,
         log=folder / "logs" / "worker.log",
         ready=ready or (lambda: _accepts(where)),
@@ -160,7 +190,7 @@ def site_up(site_dir: Path, *, on_ready: Callable[[], None] = lambda: None) -> N
             port=free_port(),
         )
         group.start(worker(site_dir, socket=node.socket))
-        group.start(supernode(node))
+        group.start_all([supernode(node), launcher(node)])
         on_ready()
         while True:
             group.check()
@@ -219,9 +249,3 @@ def _log_text(node: SiteNode, since: int) -> str:
     with node.log.open("rb") as log:
         log.seek(since)
         return log.read(1 << 20).decode("utf-8", "replace")
-
-
-def _quoted(value: str) -> str:
-    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    tomllib.loads(f"x = {text}")
-    return text

@@ -41,6 +41,8 @@ _INHERITED = (
     "SSL_CERT_FILE", "SSL_CERT_DIR", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "XDG_RUNTIME_DIR",
 )  # fmt: skip
 
+_PROXY = ("http_proxy", "https_proxy", "no_proxy")
+
 # Runs between fork and the daemon, in an interpreter of its own, because code run in a forked copy of a threaded
 # process may deadlock. exec keeps the pid and the death signal.
 _LAUNCH = """
@@ -301,6 +303,15 @@ def base_env(**extra: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name in _INHERITED or name.startswith("LC_")}
     folders = dict.fromkeys([*map(str, _script_folders()), *kept.get("PATH", os.defpath).split(os.pathsep)])
     return {**kept, "PATH": os.pathsep.join(folders), "PYTHONUNBUFFERED": "1", **extra}
+
+
+def proxy_env() -> dict[str, str]:
+    """The HTTP proxy this process was given, for daemons that call out of the house; loopback never goes through it."""
+    found = {name: value for name in _PROXY for key in (name, name.upper()) if (value := os.environ.get(key))}
+    if not found:
+        return {}
+    bypass = dict.fromkeys([*found.get("no_proxy", "").split(","), "127.0.0.1", "localhost", "::1"])
+    return {**found, "no_proxy": ",".join(name for name in bypass if name)}
 
 
 def executable(name: str) -> str:

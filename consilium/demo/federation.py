@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.daemons import Refusal, SiteNode, expect_refused, supernode, worker
+from client.daemons import Refusal, SiteNode, expect_refused, launcher, supernode, worker
 from client.setup import SiteKit, create_site
 from common.pki import NodeKeys, create_node_keys
 from common.process import ProcessGroup, free_ports
@@ -81,7 +81,7 @@ def running(
         group.start_all(
             [worker(directory, socket=node.socket) for directory, node in zip(sites.values(), nodes, strict=True)]
         )
-        group.start_all([supernode(node) for node in nodes])
+        group.start_all([*map(supernode, nodes), *map(launcher, nodes)])
         on_step("a stranger")
         daemons = tuple((daemon.spec.role, daemon.pid) for daemon in group.daemons)
         yield Federation(group=group, daemons=daemons, refusal=_refuse_stranger(group, workspace, port=ports[-1]))

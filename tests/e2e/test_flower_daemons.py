@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import grpc
 import pytest
 
-from client.daemons import SiteNode, expect_refused, supernode
+from client.daemons import SiteNode, expect_refused, launcher, supernode
 from common.errors import DaemonFailed
 from common.pki import create_authority, create_node_keys, issue_server_certificate
-from common.process import Daemon, ProcessGroup, free_ports
+from common.process import Daemon, ProcessGroup, executable, free_ports
+from common.worker_api import HANDLE, SERVICE
 from server.daemons import (
     FlowerServer,
     list_nodes,
@@ -33,12 +39,12 @@ from server.daemons import (
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 
-ECHO = {
+FOREIGN = {
     "pyproject.toml": """
 [project]
-name = "echo"
+name = "foreign"
 version = "1.0.0"
-description = "echo"
+description = "not ours"
 license = "Apache-2.0"
 dependencies = []
 [tool.flwr.app]
@@ -55,17 +61,12 @@ nodes = 0
     "server/__init__.py": "",
     "client/__init__.py": "",
     "client/app.py": """
-import json, os, sys
-from flwr.app import ConfigRecord, Message, RecordDict
+import os
+from pathlib import Path
+here = Path(os.environ["FLWR_HOME"])
+(here / "foreign-code-ran").touch()
 from flwr.clientapp import ClientApp
-import common
 app = ClientApp()
-@app.query("echo")
-def echo(message, context):
-    facts = {"site": context.node_config["site"], "node": str(context.node_id), "pid": os.getpid(),
-             "common": list(common.__path__)[0], "environment": sorted(os.environ),
-             "echo": message.content["q"]["text"]}
-    return Message(RecordDict({"r": ConfigRecord({"facts": json.dumps(facts)})}), reply_to=message)
 """,
     "server/app.py": """
 import json, time
@@ -77,14 +78,17 @@ app = ServerApp()
 def main(grid, context):
     while len(nodes := list(grid.get_node_ids())) < context.run_config["nodes"]:
         time.sleep(0.1)
-    waiting = set(grid.push_messages([Message(content=RecordDict({"q": ConfigRecord({"text": "\u00fc \\" ok"})}),
-        dst_node_id=node, message_type="query.echo", ttl=120.0) for node in nodes]))
+    waiting = {}
+    for kind, name in (("query.consilium", "consilium"), ("train", "consilium"), ("query.other", "weights")):
+        sent = grid.push_messages([Message(content=RecordDict({name: ConfigRecord({"body": b"asked"})}),
+            dst_node_id=node, message_type=kind, ttl=120.0) for node in nodes])
+        waiting |= {message: (node, name) for message, node in zip(sent, nodes)}
     facts = []
     while waiting:
         for message in grid.pull_messages(list(waiting)):
-            waiting.discard(message.metadata.reply_to_message_id)
-            facts.append({"error": str(message.error)} if message.has_error()
-                         else json.loads(message.content["r"]["facts"]))
+            node, name = waiting.pop(message.metadata.reply_to_message_id)
+            facts.append((str(node), name, message.error.reason if message.has_error()
+                          else message.content["consilium"]["body"].decode()))
         time.sleep(0.1)
     out = Path(context.run_config["out"])
     out.with_suffix(".part").write_text(json.dumps(facts))
@@ -99,6 +103,7 @@ class Federation:
     server: FlowerServer
     root: Path
     ports: tuple[int, ...]
+    sockets: Path
 
     def node(self, site: str, number: int) -> SiteNode:
         return SiteNode(
@@ -107,7 +112,7 @@ class Federation:
             superlink=self.server.address,
             root_certificates=self.server.identity.authority,
             keys=create_node_keys(self.root / site / "keys"),
-            socket=self.root / site / 'worker "1".sock',
+            socket=self.sockets / f"{site}.sock",
             port=self.ports[number],
         )
 
@@ -118,11 +123,11 @@ def start(group: ProcessGroup, root: Path) -> Federation:
     server = FlowerServer(folder=root / "flower", port=port, identity=identity)
     prepare(server)
     group.start(superlink(server))
-    return Federation(group, server, root, tuple(others))
+    return Federation(group, server, root, tuple(others), Path(tempfile.mkdtemp(prefix="c-")))
 
 
-def echo_app(folder: Path) -> Path:
-    for name, text in ECHO.items():
+def foreign_app(folder: Path) -> Path:
+    for name, text in FOREIGN.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -145,7 +150,7 @@ def test_a_registered_node_is_admitted_and_a_stranger_refused(tmp_path: Path) ->
         group.start(supernode(site))
         assert [(node.node_id, node.status) for node in list_nodes(federation.server)] == [(node_id, "online")]
         pids = all_pids(group.daemons)
-    assert len(pids) >= 3
+    assert len(pids) >= 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
@@ -177,35 +182,80 @@ def test_a_node_that_trusts_another_authority_never_gets_through(tmp_path: Path)
         assert [node.status for node in list_nodes(federation.server)] == ["registered"]
 
 
+@contextlib.contextmanager
+def echo_worker(node: SiteNode) -> Iterator[list[bytes]]:
+    """A worker that answers each body with its site's name; yields what it was asked."""
+    asked: list[bytes] = []
+
+    def handle(body: bytes, _context: object) -> bytes:
+        asked.append(body)
+        return f"{node.site} {body.decode()}".encode()
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    handlers = {HANDLE.rsplit("/", 1)[1]: grpc.unary_unary_rpc_method_handler(handle)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_insecure_port(f"unix:{node.socket}")
+    server.start()
+    yield asked
+    server.stop(None).wait()
+
+
 @pytest.mark.slow
-def test_an_app_reaches_every_site_and_only_their_sockets_are_told(tmp_path: Path) -> None:
-    with ProcessGroup() as group:
+def test_a_foreign_bundle_meets_the_worker_s_policy_and_none_of_its_code_runs(tmp_path: Path) -> None:
+    with ProcessGroup() as group, contextlib.ExitStack() as workers:
         federation = start(group, tmp_path)
         server = federation.server
         group.start(superexec(server))
         sites = [federation.node(name, number) for number, name in enumerate(("A", "B"))]
         ids = {str(register_node(server, site.keys.public, name=site.site)): site.site for site in sites}
-        group.start_all([supernode(site) for site in sites])
+        asked = [workers.enter_context(echo_worker(site)) for site in sites]
+        group.start_all([*map(supernode, sites), *map(launcher, sites)])
         out = tmp_path / 'out "1".json'
-        run = submit(server, echo_app(tmp_path / "app"), {"out": str(out), "nodes": 2})
+        run = submit(server, foreign_app(tmp_path / "app"), {"out": str(out), "nodes": 2})
         status = wait_for_run(server, run, timeout_s=120, watch=group.check, hint=out.exists)
         assert (status.status, status.outcome) == ("finished", "completed")
         facts = json.loads(out.read_text())
-        assert {fact["node"]: fact["site"] for fact in facts} == ids
-        assert {fact["echo"] for fact in facts} == {'\u00fc " ok'}
-        for fact in facts:  # the bundle's code runs, not what is installed beside it
-            assert fact["common"].startswith(str(tmp_path / fact["site"] / "flower" / "apps"))
-            assert not any("DATA" in name or "TOKEN" in name or "KEY" in name for name in fact["environment"])
+        # Whatever the type of a message, its body goes to the worker; what is not a body comes back empty.
+        assert sorted(map(tuple, facts)) == sorted(
+            (node, name, answer)
+            for node, site in ids.items()
+            for name, answer in (("consilium", f"{site} asked"), ("consilium", f"{site} asked"), ("weights", ""))
+        )
+        assert asked == [[b"asked", b"asked"]] * 2
+        assert not list(tmp_path.rglob("foreign-code-ran"))
+        for site in sites:
+            assert not (site.folder / "flower" / "apps").exists(), "a bundle was unpacked at a site"
         assert not list(tmp_path.rglob("runtime-envs")), "dependencies were installed"
         for log in tmp_path.rglob("*.log"):
             assert "PRIVATE KEY" not in log.read_text(errors="replace")
 
-        endless = submit(server, echo_app(tmp_path / "app"), {"out": str(out), "nodes": 99})
+        endless = submit(server, foreign_app(tmp_path / "app"), {"out": str(out), "nodes": 99})
         while run_status(server, endless).status != "running":
             time.sleep(0.2)
         stop_run(server, endless)
         assert wait_for_run(server, endless, timeout_s=60).outcome == "stopped"
-        assert len({daemon.pid for daemon in group.daemons}) == 4
+        assert len({daemon.pid for daemon in group.daemons}) == 6
+
+
+@pytest.mark.slow
+def test_nobody_without_the_node_s_secret_is_handed_its_messages(tmp_path: Path) -> None:
+    """A stock SuperExec on the same machine, which would run the bundle, is turned away."""
+    with ProcessGroup() as group:
+        federation = start(group, tmp_path)
+        server = federation.server
+        group.start(superexec(server))
+        site = federation.node("A", 0)
+        register_node(server, site.keys.public, name="A")
+        node = supernode(site)
+        group.start(node)
+        argv = (executable("flower-superexec"), "--runtime-api-address", f"127.0.0.1:{site.port}", "--insecure")
+        log = tmp_path / "intruder.log"
+        intruder = group.begin(replace(node, role="intruder", argv=argv, log=log, ready=None))
+        submit(server, foreign_app(tmp_path / "app"), {"out": str(tmp_path / "out"), "nodes": 1})
+        while "Receiving" not in site.log.read_text():
+            time.sleep(0.2)
+        assert intruder.wait(30) is not None, log.read_text()
+        assert not list(tmp_path.rglob("foreign-code-ran"))
 
 
 CTRL_C = """
@@ -213,8 +263,8 @@ import signal, sys, time
 from pathlib import Path
 sys.path[:0] = [{root!r}, {here!r}]
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from test_flower_daemons import echo_app, start
-from client.daemons import supernode
+from test_flower_daemons import foreign_app, start
+from client.daemons import launcher, supernode
 from common.process import ProcessGroup
 from server.daemons import register_node, submit, superexec
 folder = Path({where!r})
@@ -223,8 +273,8 @@ with ProcessGroup() as group:
     group.start(superexec(federation.server))
     site = federation.node("A", 0)
     register_node(federation.server, site.keys.public, name="A")
-    group.start(supernode(site))
-    submit(federation.server, echo_app(folder / "app"), {{"out": str(folder / "out"), "nodes": 99}})
+    group.start_all([supernode(site), launcher(site)])
+    submit(federation.server, foreign_app(folder / "app"), {{"out": str(folder / "out"), "nodes": 99}})
     (folder / "submitted").touch()
     time.sleep(300)
 """
@@ -240,7 +290,7 @@ def test_no_flower_process_outlives_its_parent(tmp_path: Path, signum: signal.Si
         while not (tmp_path / "submitted").exists() or not any("serverapp" in line for line in commands(tmp_path)):
             assert time.monotonic() < deadline, "the federation did not start"
             time.sleep(0.1)
-        assert len(commands(tmp_path)) >= 5  # superlink, superexec, supernode, its superexec, the ServerApp
+        assert len(commands(tmp_path)) >= 5  # superlink, superexec, supernode, launcher, the ServerApp
         parent.send_signal(signum)
         parent.wait(30)
     if signum == signal.SIGKILL:  # nobody is left to wait for them: Flower's own shutdown takes its time

@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from client.daemons import SiteNode, node_id, supernode, worker
+from client.daemons import SiteNode, launcher, node_id, supernode, worker
 from common.errors import DaemonFailed, InvalidInput
 from common.pki import NodeKeys, ServerIdentity, create_authority, create_node_keys, issue_server_certificate
 from common.process import DaemonSpec, ProcessGroup, base_env, free_port
@@ -106,12 +106,29 @@ def test_preparing_twice_keeps_the_secret(server: FlowerServer) -> None:
     assert server.secret.read_bytes() == before
 
 
-def test_a_node_is_told_its_site_and_its_worker_socket_only(node: SiteNode) -> None:
-    argv = supernode(node).argv
-    settings = Path(argv[argv.index("--node-config") + 1])
-    assert settings.suffix == ".toml"
-    assert tomllib.loads(settings.read_text()) == {"site": 'St. Anna "Süd"', "socket": str(node.socket)}
-    assert "--insecure" not in argv
+def test_the_node_is_told_nothing_of_the_site_and_the_launcher_its_worker_socket_only(node: SiteNode) -> None:
+    pairs = dict(pairwise(supernode(node).argv))
+    assert pairs["--isolation"] == "process"
+    assert "--node-config" not in pairs
+    assert "--insecure" not in pairs
+    assert stat.S_IMODE(node.secret.stat().st_mode) == 0o600
+    spec = launcher(node)
+    assert spec.argv[1:4] == ("-P", "-m", "client.app")  # the installed code, never what lies in the current folder
+    assert dict(pairwise(spec.argv))["--socket"] == str(node.socket)
+    for path in (node.folder.parent, node.keys.private):
+        assert str(path) not in {*spec.argv, *spec.env.values()}
+
+
+def test_only_what_calls_out_of_the_house_is_given_the_proxy(
+    node: SiteNode, server: FlowerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", "intranet.example")
+    for spec in (supernode(node), worker(node.folder)):
+        assert spec.env["https_proxy"] == "http://proxy.example:3128"
+        assert spec.env["no_proxy"].split(",")[:2] == ["intranet.example", "127.0.0.1"]
+    for spec in (launcher(node), superlink(server), superexec(server)):
+        assert not any("proxy" in name.lower() for name in spec.env)
 
 
 def test_a_worker_log_is_never_quoted(node: SiteNode) -> None:
