@@ -10,6 +10,7 @@ import typer
 
 from client.setup import SiteKit, create_site
 from client.train_cli import train
+from common.errors import InvalidInput
 
 site_app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="A hospital's side: train teachers, serve codes."
@@ -21,20 +22,22 @@ SiteDir = Annotated[Path, typer.Option("--site-dir", help="The site's directory.
 
 @site_app.command("init")
 def init(
-    name: Annotated[str, typer.Argument(help="The site's name, as registered with the consortium.")],
-    kit: Annotated[Path, typer.Option(help="Startup kit from `consilium study kit`.")],
+    kit: Annotated[Path, typer.Option(help="The startup kit the consortium sent.")],
     data: Annotated[Path, typer.Option(help="The site's own dataset, in MSD layout.")],
     site_dir: SiteDir,
     pool: Annotated[
         str | None, typer.Option(help="Stable name of the patient pool; the site's name by default.")
     ] = None,
 ) -> None:
-    """Create a site's directory: its node key, its policy (site.toml) and its copy of the study.
+    """Create a site's directory: its node key, its policy (site.toml), its copy of the study and its join request.
 
-    Example: consilium site init north --kit kit --data /data/north --site-dir /srv/consilium
+    Example: consilium site init --kit kit --data /data/north --site-dir /srv/consilium
     """
-    create_site(site_dir, name=name, pool=pool or name, data=data, kit=SiteKit.load(kit))
-    typer.echo(f"{site_dir}: created; send {site_dir / 'keys' / 'node.pub'} to the consortium")
+    opened = SiteKit.load(kit)
+    request = create_site(site_dir, pool=pool or opened.site, data=data, kit=opened)
+    typer.echo(f"{site_dir}: created for {opened.site}")
+    typer.echo(f"send {site_dir / 'request.json'} to the consortium, and read them this over the telephone:")
+    typer.echo(request.fingerprint)
 
 
 @site_app.command("serve")
@@ -52,14 +55,21 @@ def serve(
 
 
 @site_app.command("up")
-def up(site_dir: SiteDir) -> None:
-    """Run the site's daemons in the foreground: the teacher worker and the SuperNode.
+def up(
+    site_dir: SiteDir,
+    only: Annotated[
+        str | None, typer.Option(help="worker (data and models) or node (the network), for two users or containers.")
+    ] = None,
+) -> None:
+    """Run the site's daemons in the foreground: the teacher worker and the SuperNode. What dies is started again.
 
     Example: consilium site up --site-dir /srv/consilium
     """
-    from client.daemons import site_up
+    from client.daemons import PARTS, site_up
 
-    site_up(site_dir, on_ready=lambda: typer.echo("site is up", err=True))
+    if only is not None and only not in PARTS:
+        raise InvalidInput("--only", value=only, limit=" or ".join(PARTS))
+    site_up(site_dir, parts=PARTS if only is None else (only,), on_ready=lambda: typer.echo("site is up", err=True))
 
 
 @site_app.command("status")

@@ -7,21 +7,32 @@ where models do. Refuses to start a node without TLS or without its own key.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import os
 import re
 import secrets
-import socket as socketlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from client.policy import load_site
+from common.canonical import checked_fields
 from common.errors import DaemonFailed, InvalidInput
+from common.objects import write_atomically
 from common.pki import NodeKeys
-from common.process import DaemonSpec, ProcessGroup, base_env, executable, free_port, proxy_env
+from common.process import DaemonSpec, ProcessGroup, accepts, base_env, executable, free_port, proxy_env
+from common.supervision import Kept, Supervisor, json_report
+
+PARTS = ("worker", "node")
+"""What a site runs: the process with data and models, and those that speak to the server."""
+
+KILLED_NODE_S = 45.0
+"""How long a SuperNode that was killed waits: SuperLink counts it as online until 60 s without a heartbeat."""
 
 _CONNECTED = "SuperNode ID:"
 _EXIT_CODE = re.compile(r"Exit Code: (\d+)")
@@ -80,7 +91,7 @@ class Refusal:
     seconds: float
 
 
-def supernode(node: SiteNode, *, max_retries: int | None = None) -> DaemonSpec:
+def supernode(node: SiteNode, *, max_retries: int | None = None, ready_timeout_s: float = 60.0) -> DaemonSpec:
     """How to start a site's SuperNode: TLS by the study's authority only, its own key, its own Flower home.
 
     Ready once SuperLink has told it its node id. ``max_retries`` bounds the attempts at an absent SuperLink (default:
@@ -104,6 +115,7 @@ def supernode(node: SiteNode, *, max_retries: int | None = None) -> DaemonSpec:
         cwd=node.folder / "flower",
         log=node.log,
         ready=lambda: node_id(node, since=start) is not None,
+        ready_timeout_s=ready_timeout_s,
     )
 
 
@@ -169,32 +181,67 @@ def worker(
         env=base_env(**proxy_env()),
         cwd=folder,
         log=folder / "logs" / "worker.log",
-        ready=ready or (lambda: _accepts(where)),
+        ready=ready or (lambda: accepts(where)),
         ready_timeout_s=ready_timeout_s,
         show_log=False,
     )
 
 
-def site_up(site_dir: Path, *, on_ready: Callable[[], None] = lambda: None) -> None:
-    """Run a site's worker and SuperNode in the foreground until interrupted or one of them dies."""
+def site_up(site_dir: Path, *, parts: Collection[str] = PARTS, on_ready: Callable[[], None] = lambda: None) -> None:
+    """Run a site's daemons in the foreground until SIGINT or SIGTERM; what dies is started again.
+
+    ``parts``: ``worker`` (data and models) and ``node`` (SuperNode and launcher), which may run as two users or in two
+    containers. The node's part needs the folder ``node/`` of the site's directory and sees nothing else of it.
+    """
+    folder = site_dir.absolute() / "node"
+    report = json_report((site_dir / "logs" if "worker" in parts else folder / "logs") / "daemons.jsonl")
+    with contextlib.ExitStack() as stack:
+        socket = folder / "run" / "worker.sock"
+        if set(parts) == set(PARTS):
+            short = stack.enter_context(tempfile.TemporaryDirectory(prefix="consilium-"))
+            socket = Path(short) / "worker.sock"  # a Unix socket's path has at most 107 bytes
+        group = stack.enter_context(ProcessGroup())
+        kept = []
+        if "worker" in parts:
+            socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            write_link(site_dir)
+            kept.append(Kept(spec=lambda: worker(site_dir, socket=socket)))
+        if "node" in parts:
+            node = site_node(folder, socket=socket)
+            kept.append(Kept(spec=lambda: launcher(node)))
+            kept.append(
+                Kept(spec=lambda: supernode(node, ready_timeout_s=math.inf), first_s=5.0, after_kill_s=KILLED_NODE_S)
+            )
+        try:
+            Supervisor(group, kept, report=report).run(on_ready=on_ready)
+        except KeyboardInterrupt:
+            report("stopping")
+    report("stopped")
+
+
+def write_link(site_dir: Path) -> None:
+    """Tell the node's part what it needs of ``site.toml``: the site's name and the server's address."""
     config = load_site(site_dir)
-    keys = NodeKeys(private=site_dir / "keys" / "node", public=site_dir / "keys" / "node.pub")
-    with tempfile.TemporaryDirectory(prefix="consilium-") as folder, ProcessGroup() as group:
-        node = SiteNode(
-            site=config.site,
-            folder=site_dir / "node",
-            superlink=config.server.superlink,
-            root_certificates=config.path(config.server.root_certificates),
-            keys=keys,
-            socket=Path(folder) / "worker.sock",
-            port=free_port(),
-        )
-        group.start(worker(site_dir, socket=node.socket))
-        group.start_all([supernode(node), launcher(node)])
-        on_ready()
-        while True:
-            group.check()
-            time.sleep(1.0)
+    record = {"site": config.site, "superlink": config.server.superlink}
+    write_atomically(site_dir / "node" / "link.json", (json.dumps(record, indent=1) + "\n").encode())
+
+
+def site_node(folder: Path, *, socket: Path, port: int = 0) -> SiteNode:
+    """A site's SuperNode from its folder ``node/`` alone; ``port`` 0 chooses a free one."""
+    try:
+        link = json.loads((folder / "link.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidInput(
+            "link.json of the node", value=str(folder), remedy="start the worker's part first"
+        ) from error
+    return SiteNode(
+        **checked_fields(link, {"site": str, "superlink": str}),
+        folder=folder,
+        root_certificates=folder / "ca.crt",
+        keys=NodeKeys(private=folder / "keys" / "node", public=folder / "keys" / "node.pub"),
+        socket=socket,
+        port=port or free_port(),
+    )
 
 
 def expect_refused(group: ProcessGroup, node: SiteNode, *, timeout_s: float = 60.0) -> Refusal:
@@ -226,17 +273,6 @@ def expect_refused(group: ProcessGroup, node: SiteNode, *, timeout_s: float = 60
         line=answer[0].strip(),
         seconds=time.monotonic() - started,
     )
-
-
-def _accepts(path: Path) -> bool:
-    """Whether somebody listens on a Unix socket; a file that a killed worker left behind does not."""
-    with socketlib.socket(socketlib.AF_UNIX, socketlib.SOCK_STREAM) as client:
-        client.settimeout(1.0)
-        try:
-            client.connect(str(path))
-        except OSError:
-            return False
-    return True
 
 
 def _log_size(node: SiteNode) -> int:

@@ -1,54 +1,80 @@
 """Public objects at a site: fetched once from the server by content hash, verified, cached.
 
+Every request is signed with the site's node key. An interrupted download goes on where it stopped, after a restart too.
 Refuses an answer whose SHA-256 is not the one asked for, and any connection whose certificate the site's own root does
 not vouch for.
 """
 
 from __future__ import annotations
 
+import http.client
 import ssl
 import time
 import urllib.error
 import urllib.request
+from datetime import UTC, datetime
+from pathlib import Path
 
 from client.policy import SiteConfig
 from common.canonical import check_hash, sha256_bytes
 from common.errors import InvalidInput
+from common.node_auth import signed_headers
 from common.objects import MAX_OBJECT_BYTES, ObjectStore
+from common.pki import load_node_key
 
 TIMEOUT_S = 30.0
 TRIES = 5
+CHUNK_BYTES = 1 << 20
 
 
 class PublicObjects:
     """Reads through the site's cache to ``GET {objects_url}/public/{sha256}``."""
 
     def __init__(self, config: SiteConfig) -> None:
-        self._store = ObjectStore(config.root / "cache")
+        self._cache = config.root / "cache"
+        self._store = ObjectStore(self._cache)
         self._url = config.server.objects_url.rstrip("/")
         self._tls = ssl.create_default_context(cafile=str(config.path(config.server.root_certificates)))
+        self._key = load_node_key(config.root / "node" / "keys" / "node")
 
     def get(self, name: str) -> bytes:
         """The object's bytes; :class:`InvalidInput` when it cannot be had or is not what its name says."""
         if name in self._store:
             return self._store.get(name)
-        data = self._download(check_hash(name))
+        partial = self._cache / f".part-{check_hash(name)}"
+        self._download(name, partial)
+        data = partial.read_bytes()
+        partial.unlink()
         if sha256_bytes(data) != name:
             raise InvalidInput("public object does not match its hash", value=name, remedy="tell the server's operator")
         self._store.put(data)
         return data
 
-    def _download(self, name: str) -> bytes:
+    def _download(self, name: str, partial: Path) -> None:
         for remaining in reversed(range(TRIES)):
             try:
-                with urllib.request.urlopen(
-                    f"{self._url}/public/{name}", timeout=TIMEOUT_S, context=self._tls
-                ) as reply:
-                    return bytes(reply.read(MAX_OBJECT_BYTES + 1))
-            except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-                if remaining == 0 or (isinstance(error, urllib.error.HTTPError) and error.code == 404):
-                    raise InvalidInput(
-                        "public object cannot be fetched", value=name, remedy="check the network"
-                    ) from error
+                self._continue(f"/public/{name}", partial)
+                return
+            except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
+                status = error.code if isinstance(error, urllib.error.HTTPError) else 0
+                if status == 416:  # what lies here is no beginning of the object
+                    partial.unlink(missing_ok=True)
+                if remaining == 0 or status in (401, 404):
+                    remedy = "`consilium site doctor`" if status != 404 else "tell the server's operator"
+                    raise InvalidInput("public object cannot be fetched", value=name, remedy=remedy) from error
                 time.sleep(1.0)
-        raise AssertionError("unreachable")
+
+    def _continue(self, path: str, partial: Path) -> None:
+        have = partial.stat().st_size if partial.exists() else 0
+        headers = signed_headers(self._key, method="GET", path=path, now=datetime.now(UTC))
+        if have:
+            headers["Range"] = f"bytes={have}-"
+        request = urllib.request.Request(self._url + path, headers=headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self._tls) as reply:
+            with partial.open("ab" if reply.status == 206 else "wb") as stream:
+                while chunk := reply.read(CHUNK_BYTES):
+                    stream.write(chunk)
+                    if stream.tell() > MAX_OBJECT_BYTES:
+                        raise InvalidInput("public object", value=path, limit=f"{MAX_OBJECT_BYTES} bytes")
+            if reply.length:  # bytes announced and not received
+                raise http.client.IncompleteRead(b"", reply.length)

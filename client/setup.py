@@ -12,7 +12,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from client.daemons import write_link
 from client.policy import load_site
+from common.admission import JoinRequest, write_request
 from common.canonical import checked_fields
 from common.config import Study, load_study
 from common.errors import InvalidInput
@@ -23,8 +25,9 @@ from common.pki import create_node_keys
 
 @dataclass(frozen=True, slots=True)
 class SiteKit:
-    """What a site is given: the server's public keys and addresses, the root certificate and the study."""
+    """What a site is given: its name, the server's public keys and addresses, the root certificate and the study."""
 
+    site: str
     sealing_key: str
     signing_key: str
     objects_url: str
@@ -39,7 +42,9 @@ class SiteKit:
             record = json.loads((directory / "kit.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise InvalidInput("startup kit", value=str(directory), limit="kit.json, ca.crt, study.toml") from error
-        fields = checked_fields(record, {"sealing_key": str, "signing_key": str, "objects_url": str, "superlink": str})
+        fields = checked_fields(
+            record, dict.fromkeys(("site", "sealing_key", "signing_key", "objects_url", "superlink"), str)
+        )
         kit = cls(**fields, root_certificate=directory / "ca.crt", study_file=directory / "study.toml")
         for path in (kit.root_certificate, kit.study_file):
             if not path.is_file():
@@ -49,19 +54,25 @@ class SiteKit:
         return kit
 
 
-def create_site(directory: Path, *, name: str, pool: str, data: Path, kit: SiteKit) -> None:
-    """Lay out a site's directory; its caps start as the study's own budget."""
+def create_site(directory: Path, *, pool: str, data: Path, kit: SiteKit) -> JoinRequest:
+    """Lay out a site's directory and its request to the consortium; its caps start as the study's own budget."""
     if (directory / "site.toml").exists():
         raise InvalidInput("directory already holds a site", value=str(directory), remedy="choose another one")
-    (directory / "keys").mkdir(parents=True, exist_ok=True)
-    create_node_keys(directory / "keys", comment=name)
-    shutil.copyfile(kit.root_certificate, directory / "ca.crt")
+    keys = create_node_keys(directory / "node" / "keys", comment=kit.site)
+    shutil.copyfile(kit.root_certificate, directory / "node" / "ca.crt")
     shutil.copyfile(kit.study_file, directory / "study.toml")
     text = _site_toml(
-        name=name, pool=pool, data=os.path.relpath(data, directory), kit=kit, study=load_study(kit.study_file)
+        name=kit.site, pool=pool, data=os.path.relpath(data, directory), kit=kit, study=load_study(kit.study_file)
     )
     write_atomically(directory / "site.toml", text.encode())
-    load_site(directory)
+    write_link(directory)
+    return write_request(
+        directory / "request.json",
+        study=load_study(kit.study_file).id,
+        site=kit.site,
+        pool=pool,
+        node_key=keys.private,
+    )
 
 
 def site_status(directory: Path) -> dict[str, object]:
@@ -80,7 +91,7 @@ def _site_toml(*, name: str, pool: str, data: str, kit: SiteKit, study: Study) -
             "signing_key": kit.signing_key,
             "objects_url": kit.objects_url,
             "superlink": kit.superlink,
-            "root_certificates": "ca.crt",
+            "root_certificates": "node/ca.crt",
         },
         "caps": {
             "epsilon": privacy.epsilon,

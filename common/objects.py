@@ -43,6 +43,13 @@ class ObjectStore:
             )
         return data
 
+    def path(self, name: str) -> Path:
+        """Where the object lies, unread and unverified; for those who verify what they receive."""
+        path = self._directory / check_hash(name)
+        if not path.is_file():
+            raise InvalidInput("public object is not in the store", value=name, remedy="publish it again")
+        return path
+
     def __contains__(self, name: str) -> bool:
         return (self._directory / check_hash(name)).is_file()
 

@@ -154,39 +154,64 @@ def create_node_keys(folder: Path, *, name: str = "node", comment: str = "") -> 
     else:
         key = ec.generate_private_key(ec.SECP384R1())
         _write(keys.private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), mode=0o600)
-    line = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    line = node_key_line(key.public_key())
     if keys.public.exists():
-        if read_node_public_key(keys.public) != line.decode():
+        if read_node_public_key(keys.public) != line:
             raise InvalidInput(
                 f"{keys.public} does not belong to {keys.private}",
                 remedy="remove the public half; it is written again from the private one",
             )
     else:
         suffix = f" {comment}" if comment else ""
-        _write(keys.public, line + f"{suffix}\n".encode(), mode=0o644)
+        _write(keys.public, f"{line}{suffix}\n".encode(), mode=0o644)
     return keys
 
 
 def read_node_public_key(path: Path) -> str:
     """The public key in ``path`` as ``ecdsa-sha2-nistp384 BASE64``, without its comment; InvalidInput for any other."""
     try:
-        key = load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        text = path.read_bytes().decode("ascii")
+    except (OSError, ValueError) as error:
         raise InvalidInput(f"{path} is not an OpenSSH public key", remedy="use the .pub file the site made") from error
+    return node_key_line(parse_node_key(text))
+
+
+def parse_node_key(line: str) -> ec.EllipticCurvePublicKey:
+    """The public node key in a line of OpenSSH's format; InvalidInput for any other kind of key."""
+    try:
+        key = load_ssh_public_key(line.encode())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InvalidInput("not an OpenSSH public key", remedy="use the .pub file the site made") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise InvalidInput(f"{path} is not a node key", limit="ECDSA on P-384")
+        raise InvalidInput("not a node key", limit="ECDSA on P-384")
+    return key
+
+
+def node_key_line(key: ec.EllipticCurvePublicKey) -> str:
+    """``ecdsa-sha2-nistp384 BASE64``: how a node key is written wherever it is compared."""
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
-def node_fingerprint(path: Path) -> str:
+def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A site's private node key; InvalidInput when it is damaged, of another kind or readable by others."""
+    return _node_private_key(path)
+
+
+def node_fingerprint(line: str) -> str:
     """``SHA256:…`` of a public key, as ``ssh-keygen -l`` prints it, for two people to compare by telephone."""
-    blob = b64decode(read_node_public_key(path).split()[1])
+    blob = b64decode(node_key_line(parse_node_key(line)).split()[1])
     return "SHA256:" + b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 def expires(certificate: Path) -> datetime:
     """When a PEM certificate stops being valid (UTC)."""
     return _read_certificate(certificate).not_valid_after_utc
+
+
+def certificate_names(certificate: Path) -> list[str]:
+    """The DNS names and addresses a PEM certificate is for."""
+    named = _read_certificate(certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in named]
 
 
 def _check_days(valid_days: int) -> None:

@@ -340,6 +340,18 @@ def free_port(*, host: str = "127.0.0.1") -> int:
     return free_ports(1, host=host)[0]
 
 
+def accepts(where: Path | str, port: int = 0) -> bool:
+    """Whether somebody listens: at a Unix socket's path, or on ``port`` of the host ``where``."""
+    unix = isinstance(where, Path)
+    with socket.socket(socket.AF_UNIX if unix else socket.AF_INET, socket.SOCK_STREAM) as client:
+        client.settimeout(1.0)
+        try:
+            client.connect(str(where) if unix else ("127.0.0.1" if where == "0.0.0.0" else where, port))
+        except OSError:
+            return False
+    return True
+
+
 def log_tail(path: Path, *, lines: int = 12, max_bytes: int = 4096) -> str:
     """The end of a log as plain text: no terminal escapes, no control characters, bounded. "" when there is none."""
     try:

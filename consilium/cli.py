@@ -20,6 +20,12 @@ from common.errors import ConsiliumError
 
 _GROUPS: dict[str, tuple[str, str, str]] = {
     "study": ("server.cli", "study_app", "Define, publish, run and follow a study."),
+    "provision": (
+        "server.provision_cli",
+        "provision_app",
+        "Certificates, startup kits, admitting and revoking sites.",
+    ),
+    "server": ("server.provision_cli", "server_app", "The consortium's daemons."),
     "codec": ("server.cli", "codec_app", "Fit the study's codec on public label maps."),
     "student": ("server.cli", "student_app", "Train the student and export it as a MONAI bundle."),
     "site": ("client.cli", "site_app", "A hospital's side: train teachers, serve codes."),

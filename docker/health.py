@@ -1,6 +1,6 @@
 """Health checks of the containers, with the standard library alone so that they cost little.
 
-``health.py server``: SuperLink and the public objects answer over TLS, verified by the study's own authority.
+``health.py server``: SuperLink and the gateway answer over TLS, verified by the consortium's own authority.
 ``health.py site``: the teacher worker takes a connection and the SuperNode beside it answers.
 Exit status 0: healthy; 1: not, with one line that says why.
 """
@@ -12,6 +12,7 @@ import json
 import socket
 import ssl
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -22,11 +23,11 @@ WORKER_SOCKETS = "/tmp/consilium-*/worker.sock"
 
 
 def check_server(study: Path = STUDY) -> None:
-    """SuperLink and the objects server, by the name and the ports that sites use."""
+    """SuperLink answers, and the gateway turns this unsigned request away, each under its own name."""
     endpoint = json.loads((study / "endpoint.json").read_text(encoding="utf-8"))
     context = ssl.create_default_context(cafile=str(study / "tls" / "ca.crt"))
-    for port in (endpoint["port"], endpoint["objects_port"]):
-        _get(f"https://{endpoint['host']}:{port}/health", context)
+    _get(f"https://{endpoint['internal_host']}:{endpoint['internal_port']}/health", context)
+    _get(f"https://{endpoint['host']}:{endpoint['port']}/", context, expected=401)
 
 
 def check_site(pattern: str = WORKER_SOCKETS, processes: Path = Path("/proc")) -> None:
@@ -52,13 +53,17 @@ def supernode_port(processes: Path = Path("/proc")) -> int:
     raise OSError("no SuperNode is running")
 
 
-def _get(url: str, context: ssl.SSLContext | None) -> None:
+def _get(url: str, context: ssl.SSLContext | None, *, expected: int = 200) -> None:
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if context is not None:
         handlers.append(urllib.request.HTTPSHandler(context=context))
-    with urllib.request.build_opener(*handlers).open(url, timeout=TIMEOUT_S) as answer:
-        if answer.status != 200:
-            raise OSError(f"{url} answered {answer.status}")
+    try:
+        with urllib.request.build_opener(*handlers).open(url, timeout=TIMEOUT_S) as answer:
+            status = answer.status
+    except urllib.error.HTTPError as error:
+        status = error.code
+    if status != expected:
+        raise OSError(f"{url} answered {status}")
 
 
 def main(arguments: list[str]) -> int:

@@ -35,20 +35,21 @@ sed -i -e '/^\[teacher\]/,/^\[/ {s/^channels = .*/channels = [8, 16, 32]/; s/^st
   -e '/^\[student\]/,/^\[/ {s/^channels = .*/channels = [8, 16, 32]/; s/^steps = .*/steps = '$((2 * steps))'/}' "$study/study.toml"
 consilium study publish "$study" --images "$scratch/split/public/images"
 consilium codec fit "$study" --label-maps "$scratch/split/public/label-maps" --sites 3
-consilium study endpoint "$study" --host server
-consilium study kit "$study" --out "$scratch/kit"
+consilium provision server "$study" --host server --internal-host server
 
-# Each hospital: its data, its directory from the kit, its teacher. It sends the consortium its public node key.
-mkdir -p "$study/node-keys"
+# Each hospital: its data, its directory from its kit, its teacher. It sends the consortium its join request.
+mkdir -p "$study/requests"
 set -- "$scratch"/split/sites/*
 for site in $sites; do
   home=/sites/$site
   if [ ! -e "$home/site.toml" ]; then
     rm -rf "$home/data"
     cp -r "$1" "$home/data"
-    consilium site init "$site" --kit "$scratch/kit" --data "$home/data" --site-dir "$home"
+    consilium provision kit "$study" "$site" --out "$scratch/kits/$site"
+    consilium site init --kit "$scratch/kits/$site" --data "$home/data" --site-dir "$home" | tail -n 1 >"$home/fingerprint"
   fi
-  cp "$home/keys/node.pub" "$study/node-keys/$site.pub"
+  cp "$home/request.json" "$study/requests/$site.json"
+  cp "$home/fingerprint" "$study/requests/$site.fingerprint"  # what the site's administrator reads out
   shift
 done
 pids=

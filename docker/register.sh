@@ -1,11 +1,11 @@
 #!/bin/sh
-# Register the three sites' public node keys with the running SuperLink and their patient pools with the ledger.
+# Admit the three sites: their node keys with the running SuperLink, their patient pools with the ledger.
 set -eu
 
 for site in site-1 site-2 site-3; do
-  if grep -qs "\"name\": \"$site\"" /study/sites.json; then
-    echo "$site is registered already"
+  if consilium provision list /study | grep -q "^$site: "; then
+    echo "$site is admitted already"
   else
-    consilium study register-site /study "$site" --node-key "/study/node-keys/$site.pub"
+    consilium provision approve /study "/study/requests/$site.json" --fingerprint "$(cat "/study/requests/$site.fingerprint")"
   fi
 done

@@ -18,7 +18,7 @@ from common.privacy.mechanism import AccountantName, Relation, Unit
 from server import describe, setup
 from server.pipeline import locked_events
 from server.progress import StudyProgress, stage_bars
-from server.workspace import Endpoint, Site, Workspace
+from server.workspace import Workspace
 
 study_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Define, publish, run and follow a study.")
 codec_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fit the study's codec on public label maps.")
@@ -104,81 +104,6 @@ def publish(
     files = sorted(path for path in images.iterdir() if path.name.endswith((".nii", ".nii.gz")))
     volumes = setup.publish_volumes(Workspace(directory), files)
     typer.echo(f"published {len(volumes)} volumes")
-
-
-@study_app.command("endpoint")
-def endpoint(
-    directory: StudyDir,
-    host: Annotated[str, typer.Option(help="Name or address by which sites reach the server.")],
-    port: Annotated[int, typer.Option(help="SuperLink's port.")] = 8000,
-    objects_port: Annotated[int, typer.Option(help="Port of the public objects.")] = 8443,
-) -> None:
-    """Set where the server listens, and make its CA and certificate.
-
-    Example: consilium study endpoint trial --host pate.example.org
-    """
-    from server.supervisor import create_tls
-
-    workspace = Workspace(directory)
-    workspace.save_endpoint(Endpoint(host=host, port=port, objects_port=objects_port))
-    create_tls(workspace, names=[host])
-    typer.echo(f"{host}:{port}, objects on {objects_port}; next: start the daemons, then `consilium study kit`")
-
-
-@study_app.command("kit")
-def kit(
-    directory: StudyDir,
-    out: Annotated[Path, typer.Option(help="Where to write the kit.")],
-) -> None:
-    """Write the startup kit a site needs: public keys, addresses, CA, study. Nothing in it is secret.
-
-    Example: consilium study kit trial --out kit
-    """
-    workspace = Workspace(directory)
-    address = workspace.endpoint()
-    setup.write_kit(
-        workspace,
-        out,
-        superlink=address.superlink,
-        objects_url=address.objects_url,
-        authority=workspace.tls_dir / "ca.crt",
-    )
-    typer.echo(f"{out}: kit written")
-
-
-@study_app.command("register-site")
-def register_site(
-    directory: StudyDir,
-    name: Annotated[str, typer.Argument(help="The site's name.")],
-    node_key: Annotated[Path, typer.Option(help="The public key the site sent (node.pub).")],
-    pool: Annotated[str | None, typer.Option(help="Its patient pool; the site's name by default.")] = None,
-) -> None:
-    """Register a site: its node key with SuperLink (which must be up), its patient pool with the ledger.
-
-    Example: consilium study register-site trial north --node-key north.pub
-    """
-    from server.daemons import register_node
-    from server.supervisor import flower_server
-
-    workspace = Workspace(directory)
-    node_id = register_node(flower_server(workspace), node_key, name=name)
-    setup.add_site(workspace, Site(name=name, pool=pool or name, node_id=node_id))
-    typer.echo(f"registered {name} with node id {node_id}")
-
-
-@study_app.command("serve")
-def serve(
-    directory: StudyDir,
-    bind: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-) -> None:
-    """Run the server's daemons in the foreground: SuperLink, SuperExec and the public objects.
-
-    SuperLink has no operator authentication: expose only its fleet traffic to sites.
-    Example: consilium study serve trial
-    """
-    from server import supervisor
-
-    supervisor.serve(Workspace(directory), bind=bind, on_ready=lambda: typer.echo("server is up", err=True))
 
 
 @study_app.command("run")

@@ -110,8 +110,7 @@ def fit_study_codec(
 
 def add_site(workspace: Workspace, site: Site) -> None:
     """Record a registered site and declare its patient pool with the study's budget."""
-    known = workspace.sites() if (workspace.root / "sites.json").exists() else ()
-    workspace.save_sites((*known, site))
+    workspace.save_sites((*workspace.registered(), site))
     privacy = workspace.study().privacy
     declaration = PoolDeclaration(
         pool=site.pool,
@@ -124,13 +123,16 @@ def add_site(workspace: Workspace, site: Site) -> None:
         ledger.declare_pool(declaration)
 
 
-def write_kit(workspace: Workspace, directory: Path, *, superlink: str, objects_url: str, authority: Path) -> None:
-    """Write a site's startup kit: kit.json (public keys, addresses), ca.crt and study.toml; nothing in it is secret."""
+def write_kit(
+    workspace: Workspace, directory: Path, *, site: str, superlink: str, objects_url: str, authority: Path
+) -> None:
+    """A site's startup kit: kit.json (name, public keys, addresses), ca.crt and study.toml; nothing in it is secret."""
     keys = server_keys(workspace)
     kit = {
         "objects_url": objects_url,
         "sealing_key": keys.sealing_key,
         "signing_key": keys.signing_key,
+        "site": site,
         "superlink": superlink,
     }
     write_atomically(directory / "kit.json", (json.dumps(kit, indent=1) + "\n").encode())

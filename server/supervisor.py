@@ -16,10 +16,11 @@ from typing import Any
 
 from common.errors import ConsiliumError, DaemonFailed
 from common.events import read_events
-from common.pki import ServerIdentity, create_authority, issue_server_certificate
-from common.process import DaemonSpec, ProcessGroup, base_env
+from common.pki import ServerIdentity
+from common.process import DaemonSpec, ProcessGroup, accepts, base_env
+from common.supervision import Kept, Supervisor, json_report
 from server.daemons import FlowerServer, app_dir, prepare, run_status, stop_run, submit, superexec, superlink
-from server.workspace import Endpoint, Workspace
+from server.workspace import Workspace
 
 START_TIMEOUT_S = 120.0
 POLL_S = 0.3
@@ -31,55 +32,61 @@ class RunFailed(ConsiliumError):
     """The run ended with a reason of its own; nothing was lost, `consilium study resume` goes on from the ledger."""
 
 
-def create_tls(workspace: Workspace, *, names: list[str]) -> ServerIdentity:
-    """The consortium's CA and the server's certificate in the study's directory; existing ones are kept."""
-    return issue_server_certificate(create_authority(workspace.tls_dir / "authority"), workspace.tls_dir, names=names)
-
-
 def flower_server(workspace: Workspace, *, bind: str | None = None) -> FlowerServer:
     """The SuperLink of this study as the daemons module describes it; ``bind`` is the address it listens on."""
-    endpoint = workspace.endpoint()
-    tls = workspace.tls_dir
+    endpoint, tls = workspace.endpoint(), workspace.tls_dir
     identity = ServerIdentity(authority=tls / "ca.crt", certificate=tls / "server.crt", key=tls / "server.key")
     return FlowerServer(
         folder=workspace.flower_dir,
-        port=endpoint.port,
+        port=endpoint.internal_port,
         identity=identity,
-        host=bind or endpoint.host,
-        name=endpoint.host,
+        host=bind or "127.0.0.1",
+        name=endpoint.internal_host,
     )
 
 
-def objects_daemon(workspace: Workspace, *, bind: str) -> DaemonSpec:
-    """How to start the server of public objects."""
-    endpoint: Endpoint = workspace.endpoint()
+def gateway_daemon(workspace: Workspace, *, bind: str) -> DaemonSpec:
+    """How to start the gateway: the one port that sites reach."""
+    endpoint, root, folder = workspace.endpoint(), workspace.root.absolute(), workspace.gateway_dir.absolute()
     return DaemonSpec(
-        role="objects",
-        name="objects",
+        role="gateway",
+        name="gateway",
         argv=(
-            *(sys.executable, "-P", "-m", "server.objects_app"),
-            *("--objects", str((workspace.root / "objects").absolute())),
-            *("--host", bind, "--port", str(endpoint.objects_port)),
-            *("--certificate", str((workspace.tls_dir / "server.crt").absolute())),
-            *("--key", str((workspace.tls_dir / "server.key").absolute())),
+            *(sys.executable, "-P", "-m", "server.gateway"),
+            *("--objects", str(root / "objects"), "--nodes", str(folder / "nodes.json")),
+            *("--certificate", str(folder / "server.crt"), "--key", str(folder / "server.key")),
+            *("--bind", bind, "--port", str(endpoint.port)),
+            *("--superlink", f"{endpoint.internal_host}:{endpoint.internal_port}"),
+            *("--superlink-ca", str(folder / "ca.crt")),
         ),
         env=base_env(),
-        cwd=workspace.root.absolute(),
-        log=workspace.root.absolute() / "logs" / "objects.log",
+        cwd=folder,
+        log=root / "logs" / "gateway.log",
+        ready=lambda: accepts(bind, endpoint.port),
     )
 
 
-def serve(workspace: Workspace, *, bind: str, on_ready: Callable[[], None] = lambda: None) -> None:
-    """Run SuperLink, SuperExec and the public objects in the foreground until interrupted or one of them dies."""
-    server = flower_server(workspace, bind=bind)
+def serve(
+    workspace: Workspace,
+    *,
+    bind: str,
+    internal_bind: str = "127.0.0.1",
+    gateway: bool = True,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Run SuperLink, SuperExec and the gateway until SIGINT or SIGTERM; what dies is started again."""
+    server = flower_server(workspace, bind=internal_bind)
     prepare(server)
+    report = json_report(workspace.root / "logs" / "daemons.jsonl")
+    kept = [Kept(spec=lambda: superlink(server)), Kept(spec=lambda: superexec(server))]
+    if gateway:
+        kept.append(Kept(spec=lambda: gateway_daemon(workspace, bind=bind)))
     with ProcessGroup() as group:
-        group.start_all([superlink(server), objects_daemon(workspace, bind=bind)])
-        group.start(superexec(server))
-        on_ready()
-        while True:
-            group.check()
-            time.sleep(1.0)
+        try:
+            Supervisor(group, kept, report=report).run(on_ready=on_ready)
+        except KeyboardInterrupt:
+            report("stopping")
+    report("stopped")
 
 
 def start_run(workspace: Workspace) -> int:

@@ -5,6 +5,7 @@ Refuses to run twice at once, a directory without a study, and a study whose rec
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 from collections.abc import Iterator
@@ -38,11 +39,13 @@ class CodecRecord:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the server's daemons listen: ``host`` as clients call it, SuperLink's port, the public objects' port."""
+    """Where the server is: ``host`` and ``port`` as sites call it (the gateway), and SuperLink behind it, which the
+    consortium's own processes reach as ``internal_host`` and ``internal_port`` and nobody else."""
 
     host: str
     port: int
-    objects_port: int
+    internal_port: int
+    internal_host: str = "127.0.0.1"
 
     @property
     def superlink(self) -> str:
@@ -50,7 +53,7 @@ class Endpoint:
 
     @property
     def objects_url(self) -> str:
-        return f"https://{self.host}:{self.objects_port}"
+        return f"https://{self.host}:{self.port}"
 
 
 class StudyBusy(ConsiliumError):
@@ -92,6 +95,25 @@ class Workspace:
         return self.root / "tls"
 
     @property
+    def authority_dir(self) -> Path:
+        """The consortium's certificate authority; needed only to renew, and best kept elsewhere between renewals."""
+        return self.tls_dir / "authority"
+
+    @property
+    def gateway_dir(self) -> Path:
+        """All that the gateway reads beside the public objects: certificate, key, list of admitted nodes."""
+        return self.root / "gateway"
+
+    @property
+    def nodes_file(self) -> Path:
+        return self.gateway_dir / "nodes.json"
+
+    @property
+    def node_keys_dir(self) -> Path:
+        """Public node keys of all sites that were ever admitted."""
+        return self.root / "node-keys"
+
+    @property
     def labels_dir(self) -> Path:
         return self.root / "labels"
 
@@ -117,12 +139,16 @@ class Workspace:
 
     def sites(self) -> tuple[Site, ...]:
         """Registered sites in order of their names."""
-        records = self._read("sites.json", remedy="register sites with `consilium study register-site`")
+        records = self._read("sites.json", remedy="admit sites with `consilium provision approve`")
         sites = []
         for record in records:
             fields = checked_fields(record, {"name": str, "pool": str, "node_id": str})
             sites.append(Site(name=fields["name"], pool=fields["pool"], node_id=int(fields["node_id"])))
         return tuple(sorted(sites, key=lambda site: site.name))
+
+    def registered(self) -> tuple[Site, ...]:
+        """Like :meth:`sites`, and none while none is registered."""
+        return self.sites() if (self.root / "sites.json").exists() else ()
 
     def save_sites(self, sites: tuple[Site, ...]) -> None:
         """Record the sites; no name, pool or node id may stand twice."""
@@ -148,13 +174,13 @@ class Workspace:
         self._write("codec.json", {"sha256": codec.sha256, "dimension": codec.dimension})
 
     def endpoint(self) -> Endpoint:
-        record = self._read("endpoint.json", remedy="set it with `consilium study endpoint`")
-        return Endpoint(**checked_fields(record, {"host": str, "port": int, "objects_port": int}))
+        record = self._read("endpoint.json", remedy="set it with `consilium provision server`")
+        return Endpoint(
+            **checked_fields(record, {"host": str, "port": int, "internal_host": str, "internal_port": int})
+        )
 
     def save_endpoint(self, endpoint: Endpoint) -> None:
-        self._write(
-            "endpoint.json", {"host": endpoint.host, "port": endpoint.port, "objects_port": endpoint.objects_port}
-        )
+        self._write("endpoint.json", dataclasses.asdict(endpoint))
 
     def run_id(self) -> int | None:
         """The Flower run last submitted for this study, if any."""

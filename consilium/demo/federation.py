@@ -1,4 +1,4 @@
-"""The demo's daemons: SuperLink, SuperExec, public objects, and for each hospital a worker and a SuperNode.
+"""The demo's daemons: SuperLink, SuperExec, gateway, and for each hospital a worker, a launcher and a SuperNode.
 
 They are the daemons a real deployment runs, on loopback, with TLS, node keys and process isolation. Whatever happens,
 the process group leaves none of them behind.
@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.daemons import Refusal, SiteNode, expect_refused, launcher, supernode, worker
+from client.daemons import Refusal, SiteNode, expect_refused, launcher, site_node, supernode, worker
 from client.setup import SiteKit, create_site
-from common.pki import NodeKeys, create_node_keys
+from common.admission import read_request
+from common.pki import create_node_keys
 from common.process import ProcessGroup, free_ports
-from server import setup
+from server import provision
 from server.daemons import prepare, register_node, superexec, superlink
-from server.supervisor import create_tls, flower_server, objects_daemon
-from server.workspace import Endpoint, Site, Workspace
+from server.supervisor import flower_server, gateway_daemon
+from server.workspace import Endpoint, Workspace
 
 HOST = "127.0.0.1"
 
@@ -33,24 +34,21 @@ class Federation:
     refusal: Refusal
 
 
-def write_server(workspace: Workspace, *, kit: Path) -> None:
-    """Choose loopback ports, make the CA and the certificate, and write the sites' kit."""
-    port, objects_port = free_ports(2, host=HOST)
-    workspace.save_endpoint(Endpoint(host=HOST, port=port, objects_port=objects_port))
-    identity = create_tls(workspace, names=[HOST, "localhost"])
-    endpoint = workspace.endpoint()
-    setup.write_kit(
-        workspace, kit, superlink=endpoint.superlink, objects_url=endpoint.objects_url, authority=identity.authority
-    )
+def write_server(workspace: Workspace) -> None:
+    """Choose loopback ports, make the CA and the certificates."""
+    port, internal_port = free_ports(2, host=HOST)
+    provision.set_up_server(workspace, Endpoint(host=HOST, port=port, internal_port=internal_port))
 
 
-def write_sites(root: Path, *, names: Sequence[str], data: Path, kit: Path) -> dict[str, Path]:
-    """One directory a hospital, made from the kit as a hospital would."""
+def write_sites(workspace: Workspace, root: Path, *, names: Sequence[str], data: Path) -> dict[str, Path]:
+    """One directory a hospital, made from its kit as a hospital would."""
     directories = {}
     for name in names:
         directory = root / name
         if not (directory / "site.toml").exists():
-            create_site(directory, name=name, pool=f"{name}/patients", data=data / name, kit=SiteKit.load(kit))
+            kit = root.with_name("kits") / name
+            provision.make_kit(workspace, name, kit)
+            create_site(directory, pool=f"{name}/patients", data=data / name, kit=SiteKit.load(kit))
         directories[name] = directory
     return directories
 
@@ -64,18 +62,23 @@ def running(
     prepare(server)
     with ProcessGroup() as group, tempfile.TemporaryDirectory(prefix="consilium-") as sockets:
         on_step("superlink")
-        group.start_all([superlink(server), objects_daemon(workspace, bind=HOST)])
-        on_step("registration")
-        known = {site.name for site in workspace.sites()} if (workspace.root / "sites.json").exists() else set()
+        group.start_all([superlink(server), gateway_daemon(workspace, bind=HOST)])
+        on_step("admission")
+        known = {site.name for site in workspace.registered()}
         for name, directory in sites.items():
             if name not in known:
-                node_id = register_node(server, _keys(directory).public, name=name)
-                setup.add_site(workspace, Site(name=name, pool=f"{name}/patients", node_id=node_id))
+                request = read_request(directory / "request.json")
+                provision.approve(
+                    workspace,
+                    request,
+                    fingerprint=request.fingerprint,
+                    register=lambda key, name: register_node(server, key, name=name),
+                )
         on_step("workers and nodes")
         ports = free_ports(len(sites) + 1, host=HOST)
         nodes = [
-            _node(workspace, name=name, directory=directory, socket=Path(sockets) / f"{number}.sock", port=port)
-            for number, ((name, directory), port) in enumerate(zip(sites.items(), ports, strict=False))
+            site_node(directory / "node", socket=Path(sockets) / f"{number}.sock", port=port)
+            for number, (directory, port) in enumerate(zip(sites.values(), ports, strict=False))
         ]
         group.start(superexec(server))
         group.start_all(
@@ -87,22 +90,6 @@ def running(
         yield Federation(group=group, daemons=daemons, refusal=_refuse_stranger(group, workspace, port=ports[-1]))
 
 
-def _node(workspace: Workspace, *, name: str, directory: Path, socket: Path, port: int) -> SiteNode:
-    return SiteNode(
-        site=name,
-        folder=directory / "node",
-        superlink=workspace.endpoint().superlink,
-        root_certificates=directory / "ca.crt",
-        keys=_keys(directory),
-        socket=socket,
-        port=port,
-    )
-
-
-def _keys(directory: Path) -> NodeKeys:
-    return NodeKeys(private=directory / "keys" / "node", public=directory / "keys" / "node.pub")
-
-
 def _refuse_stranger(group: ProcessGroup, workspace: Workspace, *, port: int) -> Refusal:
     folder = workspace.root / "stranger"
     folder.mkdir(exist_ok=True)
@@ -110,7 +97,7 @@ def _refuse_stranger(group: ProcessGroup, workspace: Workspace, *, port: int) ->
         site="stranger",
         folder=folder,
         superlink=workspace.endpoint().superlink,
-        root_certificates=workspace.tls_dir / "ca.crt",
+        root_certificates=workspace.gateway_dir / "ca.crt",
         keys=create_node_keys(folder),
         socket=folder / "none.sock",
         port=port,

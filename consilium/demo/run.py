@@ -73,10 +73,6 @@ class Places:
         return self.root / "data" / "split"
 
     @property
-    def kit(self) -> Path:
-        return self.root / "kit"
-
-    @property
     def sites(self) -> Path:
         return self.root / "sites"
 
@@ -109,7 +105,7 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, processes: int | 
     with seconds.stage("study"):
         study = _study(places, options, source)
     names = sorted(path.name for path in (places.split / "sites").iterdir() if path.is_dir())
-    sites = write_sites(places.sites, names=names, data=places.split / "sites", kit=places.kit)
+    sites = write_sites(places.workspace, places.sites, names=names, data=places.split / "sites")
     with seconds.stage("teachers", total=study.teacher.steps * study.privacy.voters_per_site * len(names)):
         train_all(
             sites,
@@ -201,7 +197,7 @@ def _study(places: Places, options: DemoOptions, source: Path) -> Study:
         private = private_label_hashes(places.split / "split.json")
         setup.fit_study_codec(workspace, maps, sites=options.hospitals, private_hashes=private)
     if not (workspace.root / "endpoint.json").exists():
-        write_server(workspace, kit=places.kit)
+        write_server(workspace)
     return workspace.study()
 
 

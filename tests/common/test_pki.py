@@ -149,7 +149,7 @@ def test_openssl_accepts_the_chain(identity: ServerIdentity) -> None:
 def test_ssh_keygen_reads_the_node_key(tmp_path: Path) -> None:
     keys = create_node_keys(tmp_path)
     assert say("ssh-keygen", "-y", "-f", keys.private).split()[:2] == read_node_public_key(keys.public).split()
-    assert node_fingerprint(keys.public) in say("ssh-keygen", "-l", "-f", keys.public)
+    assert node_fingerprint(read_node_public_key(keys.public)) in say("ssh-keygen", "-l", "-f", keys.public)
     assert say("ssh-keygen", "-l", "-f", keys.public).startswith("384 ")
 
 

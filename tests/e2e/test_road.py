@@ -85,8 +85,8 @@ def road(tmp_path_factory):
     setup.create_study(workspace, study)
     setup.publish_volumes(workspace, [case.image for case in rest[:QUERIES]])
     setup.fit_study_codec(workspace, [case.label for case in rest[QUERIES:]], sites=SITES)
-    write_server(workspace, kit=root / "kit")
-    sites = write_sites(root / "sites", names=names, data=root / "data", kit=root / "kit")
+    write_server(workspace)
+    sites = write_sites(workspace, root / "sites", names=names, data=root / "data")
     for name, directory in sites.items():
         train_site(
             read_dataset(root / "data" / name),
@@ -131,7 +131,7 @@ def test_a_stranger_with_an_unregistered_key_was_turned_away(road):
 
 def test_every_daemon_is_a_process_of_its_own(road):
     pids = [pid for _, pid in road.federation.daemons]
-    assert len(set(pids)) == len(pids) == 3 + 2 * SITES
+    assert len(set(pids)) == len(pids) == 3 + 3 * SITES
 
 
 def test_a_known_code_is_in_no_byte_of_superlinks_database_log_or_node_files(road):

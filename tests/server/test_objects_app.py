@@ -30,7 +30,9 @@ def test_an_object_is_served_by_its_hash_as_immutable(client):
     assert "immutable" in reply.headers["cache-control"]
 
 
-@pytest.mark.parametrize("path", ["/public/" + "0" * 64, "/public/..%2Fsecret", "/public/", "/", "/docs", "/objects"])
+@pytest.mark.parametrize(
+    "path", ["/public/" + "0" * 64, "/public/..%2Fsecret", "/public/", "/", "/docs", "/objects", "/health"]
+)
 def test_nothing_else_is_there(client, path):
     http, _ = client
     assert http("GET", path).status_code == 404

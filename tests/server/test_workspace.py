@@ -21,7 +21,7 @@ def test_records_read_back(workspace):
     workspace.save_sites(sites)
     workspace.save_codec(CodecRecord(sha256="a" * 64, dimension=4))
     workspace.save_volumes(("b" * 64, "c" * 64))
-    workspace.save_endpoint(Endpoint(host="localhost", port=8000, objects_port=8443))
+    workspace.save_endpoint(Endpoint(host="localhost", port=8443, internal_port=8000))
     workspace.save_run_id(2**64 - 1)
     assert workspace.sites() == sites
     assert workspace.codec() == CodecRecord(sha256="a" * 64, dimension=4)
@@ -40,10 +40,10 @@ def test_no_site_name_pool_or_node_stands_twice(workspace, field):
 
 def test_a_missing_part_says_which_command_makes_it(workspace):
     for read, command in (
-        (workspace.sites, "register-site"),
+        (workspace.sites, "provision approve"),
         (workspace.volumes, "publish"),
         (workspace.codec, "codec fit"),
-        (workspace.endpoint, "endpoint"),
+        (workspace.endpoint, "provision server"),
     ):
         with pytest.raises(InvalidInput, match=command):
             read()
@@ -63,17 +63,18 @@ def test_keys_are_readable_by_their_owner_only(workspace):
 
 
 def test_the_kit_holds_public_parts_only(workspace, tmp_path):
-    workspace.save_endpoint(Endpoint(host="localhost", port=8000, objects_port=8443))
+    workspace.save_endpoint(Endpoint(host="localhost", port=8443, internal_port=8000))
     (tmp_path / "ca.crt").write_text("certificate")
     setup.write_kit(
         workspace,
         tmp_path / "kit",
-        superlink="localhost:8000",
+        site="north",
+        superlink="localhost:8443",
         objects_url="https://localhost:8443",
         authority=tmp_path / "ca.crt",
     )
     kit = json.loads((tmp_path / "kit" / "kit.json").read_text())
-    assert kit.keys() == {"objects_url", "sealing_key", "signing_key", "superlink"}
+    assert kit.keys() == {"site", "objects_url", "sealing_key", "signing_key", "superlink"}
     assert sorted(p.name for p in (tmp_path / "kit").iterdir()) == ["ca.crt", "kit.json", "study.toml"]
     for path in (tmp_path / "kit").iterdir():
         assert "PRIVATE" not in path.read_text()

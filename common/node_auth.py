@@ -1,0 +1,137 @@
+"""Who is asking: requests signed with a site's node key, and the list of keys the consortium admitted.
+
+Flower's own SuperNodes sign a timestamp; a site's other requests (public objects) sign method, path and timestamp.
+Refuses a key that is not on the list, a signature that does not hold, a clock more than five minutes off, and a
+signature that was seen before: ECDSA signatures are randomised, so an honest sender never repeats one (what is
+remembered is r, which a forger who turns s into n - s cannot change).
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from common.canonical import checked_fields
+from common.errors import InvalidInput, Refused
+from common.objects import write_atomically
+from common.pki import node_key_line, parse_node_key
+
+KEY, TIME, SIGNATURE = "consilium-key", "consilium-timestamp", "consilium-signature"
+FLOWER_KEY, FLOWER_TIME, FLOWER_SIGNATURE = "flwr-public-key", "flwr-timestamp", "flwr-signature"
+
+MAX_AGE_S = 300.0
+MAX_LEAD_S = 60.0
+"""How far a site's clock may run behind and ahead. Flower itself allows 305 s and 5 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedNode:
+    """A site and the public node key (``ecdsa-sha2-nistp384 BASE64``) the consortium approved for it."""
+
+    site: str
+    key: str
+
+
+def read_admitted(path: Path) -> tuple[AdmittedNode, ...]:
+    """The list on disk; an absent file admits nobody."""
+    try:
+        records = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ()
+    except ValueError as error:
+        raise InvalidInput("list of admitted nodes", value=str(path), limit="JSON") from error
+    return tuple(AdmittedNode(**checked_fields(record, {"site": str, "key": str})) for record in records)
+
+
+def write_admitted(path: Path, nodes: tuple[AdmittedNode, ...]) -> None:
+    """Replace the list; no site and no key may stand twice."""
+    for field in ("site", "key"):
+        values = [getattr(node, field) for node in nodes]
+        if len(set(values)) != len(values):
+            raise InvalidInput(f"an admitted node's {field} stands twice", value=sorted(values))
+    records = [{"site": node.site, "key": node.key} for node in nodes]
+    write_atomically(path, (json.dumps(records, indent=1) + "\n").encode())
+
+
+def signed_headers(key: ec.EllipticCurvePrivateKey, *, method: str, path: str, now: datetime) -> dict[str, str]:
+    """Headers that prove to the gateway who asks for ``path`` (the path alone, without host or query)."""
+    stamp = now.astimezone(UTC).isoformat()
+    signature = key.sign(_statement(method, path, stamp), ec.ECDSA(hashes.SHA256()))
+    return {KEY: node_key_line(key.public_key()), TIME: stamp, SIGNATURE: b64encode(signature).decode()}
+
+
+class Gatekeeper:
+    """Decides whose request passes. Reads the list anew whenever its file changes, so a revocation holds at once."""
+
+    def __init__(self, nodes_file: Path) -> None:
+        self._file = nodes_file
+        self._version: tuple[int, int] | None = None
+        self._sites: dict[str, str] = {}
+        self._seen: dict[int, float] = {}
+
+    def admit(self, headers: Mapping[str, str], *, method: str, path: str, now: datetime) -> str:
+        """The site that signed this request; :class:`Refused` with a word for why not.
+
+        Words: ``unsigned``, ``unknown-key``, ``signature``, ``clock``, ``replayed``.
+        """
+        flower = FLOWER_KEY in headers
+        names = (FLOWER_KEY, FLOWER_TIME, FLOWER_SIGNATURE) if flower else (KEY, TIME, SIGNATURE)
+        try:
+            given, stamp, signature = (headers[name] for name in names)
+            key = _flower_key(given) if flower else given
+            raw = b64decode(signature, validate=True)
+        except (KeyError, ValueError) as error:
+            raise Refused("unsigned") from error
+        site = self._known().get(key)
+        if site is None:
+            raise Refused("unknown-key")
+        statement = stamp.encode() if flower else _statement(method, path, stamp)
+        try:
+            parse_node_key(key).verify(raw, statement, ec.ECDSA(hashes.SHA256()))
+            age_s = (now - datetime.fromisoformat(stamp)).total_seconds()
+        except (InvalidSignature, ValueError, TypeError) as error:
+            raise Refused("signature") from error
+        if not -MAX_LEAD_S <= age_s <= MAX_AGE_S:
+            raise Refused("clock")
+        self._once(decode_dss_signature(raw)[0], now.timestamp())
+        return site
+
+    def _known(self) -> dict[str, str]:
+        try:
+            status = self._file.stat()
+            version = (status.st_mtime_ns, status.st_ino)
+        except FileNotFoundError:
+            version = None
+        if version is None or version != self._version:
+            self._sites = {node.key: node.site for node in read_admitted(self._file)}
+            self._version = version
+        return self._sites
+
+    def _once(self, name: int, now_s: float) -> None:
+        if len(self._seen) > 4096:
+            self._seen = {seen: until for seen, until in self._seen.items() if until > now_s}
+        if self._seen.get(name, 0.0) > now_s:
+            raise Refused("replayed")
+        self._seen[name] = now_s + MAX_AGE_S + MAX_LEAD_S
+
+
+def _statement(method: str, path: str, stamp: str) -> bytes:
+    return "\n".join(("consilium/request/v1", method, path, stamp)).encode()
+
+
+def _flower_key(header: str) -> str:
+    """Flower sends its key as base64 of PEM; here it is written as the site's ``node.pub`` is."""
+    key = load_pem_public_key(b64decode(header, validate=True))
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("not an elliptic curve key")
+    return node_key_line(key)

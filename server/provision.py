@@ -1,0 +1,153 @@
+"""Who belongs to a study and how it is reached: certificates, startup kits, admitting and revoking sites.
+
+Admitting binds a site's name to its node key and to the Flower node id the key was given; revoking takes effect at the
+gateway at once. Refuses a request of another study, with another fingerprint than was read out, or for a name, pool or
+key that is taken, and to revoke a site that is not admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from common.admission import JoinRequest
+from common.errors import DaemonFailed, InvalidInput
+from common.node_auth import AdmittedNode, read_admitted, write_admitted
+from common.objects import write_atomically
+from common.pki import (
+    Authority,
+    certificate_names,
+    create_authority,
+    expires,
+    issue_server_certificate,
+    node_fingerprint,
+)
+from server import setup
+from server.workspace import Endpoint, Site, Workspace
+
+INTERNAL_DAYS = 3650
+"""The certificate between the consortium's own processes lives as long as its authority: it is on no public port."""
+
+Register = Callable[[Path, str], int]
+"""Registers the node key in a file under a site's name with SuperLink; the node id it was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteStanding:
+    """An entry of ``consilium provision list``."""
+
+    site: str
+    pool: str
+    node_id: int
+    admitted: bool
+    fingerprint: str
+
+
+def set_up_server(
+    workspace: Workspace, endpoint: Endpoint, *, more_names: Sequence[str] = (), now: datetime | None = None
+) -> datetime:
+    """The consortium's CA, the certificate of the one port and the internal one; when the public one expires.
+
+    Idempotent: what is valid is kept.
+    """
+    authority = create_authority(workspace.authority_dir, name="Consilium consortium CA", now=now)
+    issue_server_certificate(authority, workspace.gateway_dir, names=[endpoint.host, *more_names], now=now)
+    internal = dict.fromkeys([endpoint.internal_host, "127.0.0.1", "localhost"])
+    issue_server_certificate(authority, workspace.tls_dir, names=[*internal], valid_days=INTERNAL_DAYS, now=now)
+    if not workspace.nodes_file.exists():
+        write_admitted(workspace.nodes_file, ())
+    workspace.save_endpoint(endpoint)
+    return expires(workspace.gateway_dir / "server.crt")
+
+
+def renew(workspace: Workspace, *, valid_days: int = 365, now: datetime | None = None) -> datetime:
+    """A new certificate for the one port, by the same CA and with the same names; the gateway takes it up by itself."""
+    folder = workspace.gateway_dir
+    authority = Authority(certificate=workspace.authority_dir / "ca.crt", key=workspace.authority_dir / "ca.key")
+    issue_server_certificate(
+        authority,
+        folder,
+        names=certificate_names(folder / "server.crt"),
+        valid_days=valid_days,
+        renew_before_days=36500,
+        now=now,
+    )
+    return expires(folder / "server.crt")
+
+
+def make_kit(workspace: Workspace, site: str, out: Path) -> None:
+    """Write the startup kit of one site; nothing in it is secret."""
+    endpoint = workspace.endpoint()
+    setup.write_kit(
+        workspace,
+        out,
+        site=site,
+        superlink=endpoint.superlink,
+        objects_url=endpoint.objects_url,
+        authority=workspace.gateway_dir / "ca.crt",
+    )
+
+
+def approve(workspace: Workspace, request: JoinRequest, *, fingerprint: str, register: Register) -> Site:
+    """Admit a site: its key with SuperLink, its pool with the ledger, its name with the gateway."""
+    if request.study != workspace.study().id:
+        raise InvalidInput("study of the join request", value=request.study[:16], limit=workspace.study().id[:16])
+    if fingerprint != request.fingerprint:
+        raise InvalidInput(
+            "fingerprint of the site's key",
+            value=fingerprint,
+            limit=request.fingerprint,
+            remedy="have the site read its fingerprint out again; if they still differ, the request was exchanged",
+        )
+    known, admitted = workspace.registered(), read_admitted(workspace.nodes_file)
+    for what, value, taken in (
+        ("site", request.site, {site.name for site in known}),
+        ("patient pool", request.pool, {site.pool for site in known}),
+        ("node key", request.node_key, {node.key for node in admitted}),
+    ):
+        if value in taken:
+            raise InvalidInput(f"{what} is registered already", value=value[:64], remedy="`consilium provision list`")
+    key_file = workspace.node_keys_dir / f"{request.site}.pub"
+    write_atomically(key_file, f"{request.node_key} {request.site}\n".encode())
+    site = Site(name=request.site, pool=request.pool, node_id=register(key_file, request.site))
+    setup.add_site(workspace, site)
+    write_admitted(workspace.nodes_file, (*admitted, AdmittedNode(site=request.site, key=request.node_key)))
+    return site
+
+
+def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]) -> bool:
+    """Take a site's admission back: at the gateway at once, at SuperLink if it runs (returns whether it did).
+
+    What the site contributed stays released and charged. Its key is never admitted again.
+    """
+    admitted = read_admitted(workspace.nodes_file)
+    if name not in {node.site for node in admitted}:
+        raise InvalidInput("no such site is admitted", value=name, remedy="`consilium provision list`")
+    write_admitted(workspace.nodes_file, tuple(node for node in admitted if node.site != name))
+    node_id = next(site.node_id for site in workspace.registered() if site.name == name)
+    try:
+        unregister(node_id)
+    except DaemonFailed:
+        return False
+    return True
+
+
+def standings(workspace: Workspace) -> tuple[SiteStanding, ...]:
+    """Every site that was ever admitted, by name."""
+    admitted = {node.site for node in read_admitted(workspace.nodes_file)}
+    return tuple(
+        SiteStanding(
+            site=site.name,
+            pool=site.pool,
+            node_id=site.node_id,
+            admitted=site.name in admitted,
+            fingerprint=_fingerprint(workspace.node_keys_dir / f"{site.name}.pub"),
+        )
+        for site in workspace.registered()
+    )
+
+
+def _fingerprint(path: Path) -> str:
+    return node_fingerprint(path.read_text(encoding="ascii")) if path.exists() else ""

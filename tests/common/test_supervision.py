@@ -1,0 +1,183 @@
+"""What ends is started again, with patience; the processes are real and the clock is ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from common.process import DaemonSpec, ProcessGroup, base_env
+from common.supervision import LOG_MAX_BYTES, Kept, Supervisor, json_report
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ends processes by signals")
+
+
+class World:
+    """A supervisor whose clock stands still until told."""
+
+    def __init__(self, group: ProcessGroup, folder: Path) -> None:
+        self.group, self.folder, self.now = group, folder, 0.0
+        self.facts: list[tuple[str, dict]] = []
+
+    def spec(self, code: str, *, name: str = "one", ready: Callable[[], bool] | None = None) -> DaemonSpec:
+        return DaemonSpec(
+            role=name,
+            name=name,
+            argv=(sys.executable, "-S", "-c", code),
+            env=base_env(),
+            cwd=self.folder,
+            log=self.folder / f"{name}.log",
+            ready=ready,
+            ready_timeout_s=5.0,
+        )
+
+    def supervisor(self, *kept: Kept) -> Supervisor:
+        report = lambda event, **facts: self.facts.append((event, facts))  # noqa: E731
+        return Supervisor(self.group, kept, report=report, clock=lambda: self.now)
+
+    def of(self, event: str) -> list[dict]:
+        return [facts for name, facts in self.facts if name == event]
+
+    def until(self, supervisor: Supervisor, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not done():
+            assert time.monotonic() < deadline, self.facts
+            supervisor.step()
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def world(tmp_path: Path):
+    with ProcessGroup() as group:
+        yield World(group, tmp_path)
+
+
+SLEEP = "import time; time.sleep(600)"
+
+
+def test_a_killed_daemon_comes_back_after_its_wait_and_not_before(world: World) -> None:
+    supervisor = world.supervisor(Kept(spec=lambda: world.spec(SLEEP), after_kill_s=45.0))
+    supervisor.step()
+    world.now = 1.0
+    supervisor.step()
+    assert supervisor.ready
+    first = world.group.daemons[0].pid
+    os.kill(first, signal.SIGKILL)
+    world.until(supervisor, lambda: bool(world.of("daemon-ended")))
+    assert world.of("daemon-ended")[0]["why"] == "signal 9"
+    assert world.of("daemon-ended")[0]["again_in_s"] == 45.0
+    world.now = 45.9
+    supervisor.step()
+    assert len(world.of("daemon-started")) == 1
+    world.now = 46.1
+    supervisor.step()
+    assert len(world.of("daemon-started")) == 2
+    assert world.group.daemons[0].pid != first
+
+
+def test_waits_double_up_to_a_minute_and_start_over_after_a_steady_time(world: World) -> None:
+    code = "import os, sys, time\nif os.path.exists('steady'): time.sleep(600)\nsys.exit(3)"
+    supervisor = world.supervisor(Kept(spec=lambda: world.spec(code), first_s=5.0, longest_s=60.0))
+    for number in range(1, 7):
+        world.until(supervisor, lambda number=number: len(world.of("daemon-ended")) == number)
+        world.now += 60.0
+    assert [facts["again_in_s"] for facts in world.of("daemon-ended")] == [5, 10, 20, 40, 60, 60]
+    assert {facts["why"] for facts in world.of("daemon-ended")} == {"status 3"}
+    (world.folder / "steady").touch()
+    supervisor.step()
+    world.now += 1.0
+    supervisor.step()
+    assert supervisor.ready
+    world.now += 121.0
+    supervisor.step()
+    (world.folder / "steady").unlink()
+    world.group.daemons[0].kill()
+    world.until(supervisor, lambda: len(world.of("daemon-ended")) == 7)
+    assert world.of("daemon-ended")[-1]["again_in_s"] == 5
+
+
+def test_a_daemon_that_never_gets_ready_is_stopped_and_tried_again(world: World) -> None:
+    supervisor = world.supervisor(Kept(spec=lambda: world.spec(SLEEP, ready=lambda: False)))
+    supervisor.step()
+    pid = world.group.daemons[0].pid
+    world.now = 6.0
+    supervisor.step()
+    assert world.of("daemon-ended")[0]["why"] == "not ready after 5 s"
+    assert not Path(f"/proc/{pid}").exists()
+    assert not supervisor.ready
+
+
+def test_the_first_time_they_start_in_order_and_later_each_by_itself(world: World) -> None:
+    up = world.folder / "up"
+    supervisor = world.supervisor(
+        Kept(spec=lambda: world.spec(SLEEP, name="first", ready=up.exists)),
+        Kept(spec=lambda: world.spec(SLEEP, name="second")),
+    )
+    supervisor.step()
+    supervisor.step()
+    assert [facts["daemon"] for facts in world.of("daemon-started")] == ["first"]
+    up.touch()
+    supervisor.step()
+    world.now = 1.0
+    supervisor.step()
+    assert supervisor.ready
+    up.unlink()
+    for daemon in world.group.daemons:
+        os.kill(daemon.pid, signal.SIGKILL)
+    world.until(supervisor, lambda: len(world.of("daemon-ended")) == 2)
+    world.now = 100.0
+    supervisor.step()
+    assert [facts["daemon"] for facts in world.of("daemon-started")][2:] == ["first", "second"]
+
+
+def test_one_older_log_is_kept(world: World) -> None:
+    log = world.folder / "one.log"
+    log.write_bytes(b"x" * (LOG_MAX_BYTES + 1))
+    world.supervisor(Kept(spec=lambda: world.spec(SLEEP))).step()
+    assert log.stat().st_size == 0
+    assert log.with_name("one.log.1").stat().st_size == LOG_MAX_BYTES + 1
+
+
+def test_facts_are_lines_of_json_and_survive_a_file_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = json_report(tmp_path / "daemons.jsonl")
+    report("daemon-started", daemon="worker", pid=7)
+    (line,) = (tmp_path / "daemons.jsonl").read_text().splitlines()
+    assert json.loads(line) | {"time": ""} == {"time": "", "event": "daemon-started", "daemon": "worker", "pid": 7}
+    json_report(tmp_path / "daemons.jsonl" / "below-a-file")("stopped")
+    assert json.loads(capsys.readouterr().err.splitlines()[-1])["event"] == "stopped"
+
+
+def test_sigterm_ends_everything_and_is_no_failure(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from common.process import DaemonSpec, ProcessGroup, base_env
+from common.supervision import Kept, Supervisor, json_report
+root = Path({str(tmp_path)!r})
+argv = (sys.executable, "-S", "-c", {SLEEP!r})
+spec = DaemonSpec(role="one", name="one", argv=argv, env=base_env(), cwd=root, log=root / "log")
+with ProcessGroup() as group:
+    try:
+        report = json_report(root / "facts")
+        Supervisor(group, [Kept(spec=lambda: spec)], report=report).run(on_ready=(root / "up").touch)
+    except KeyboardInterrupt:
+        pass
+"""
+    with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2]) as process:
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "up").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    pid = json.loads((tmp_path / "facts").read_text().splitlines()[0])["pid"]
+    assert not Path(f"/proc/{pid}").exists()
