@@ -1,0 +1,269 @@
+"""Who may see the dashboard: a file of scrypt-hashed passwords, sessions that end, and a brake on guessing.
+
+Sessions live in memory only: a restart signs everybody out. Refuses short passwords, unknown roles, a user twice, and
+sign-ins that come too fast after wrong ones. Time is a parameter throughout; no password is kept or logged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from common.canonical import checked_fields
+from common.errors import InvalidInput
+from common.objects import write_atomically
+
+USERS_SCHEMA = 1
+MIN_PASSWORD_CHARACTERS = 12
+MAX_PASSWORD_CHARACTERS = 1024
+_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+_SCRYPT = {"n": 1 << 15, "r": 8, "p": 3}
+_SCRYPT_MEMORY = 1 << 26
+
+
+class Role(StrEnum):
+    """``operator`` may decide about labels; ``privacy-officer`` reads, verifies and takes certificates."""
+
+    OPERATOR = "operator"
+    PRIVACY_OFFICER = "privacy-officer"
+
+    @property
+    def may_decide(self) -> bool:
+        return self is Role.OPERATOR
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """One person; ``salt`` and ``digest`` (hex) are of scrypt with n = 2¹⁵, r = 8, p = 3."""
+
+    name: str
+    role: Role
+    salt: str
+    digest: str
+
+    def accepts(self, password: str) -> bool:
+        return hmac.compare_digest(_scrypt(password, bytes.fromhex(self.salt)).hex(), self.digest)
+
+
+_NOBODY = User(name="", role=Role.PRIVACY_OFFICER, salt="00" * 16, digest="00" * 32)
+
+
+class UserFile:
+    """``users.json`` in the dashboard's state directory, mode 0600, read again whenever it changes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp: tuple[int, int] | None = None
+        self._users: dict[str, User] = {}
+        self._lock = threading.Lock()
+
+    def users(self) -> dict[str, User]:
+        """Everybody by name; no file is nobody."""
+        with self._lock:
+            try:
+                stat = self._path.stat()
+            except FileNotFoundError:
+                return {}
+            stamp = (stat.st_mtime_ns, stat.st_ino)
+            if stamp != self._stamp:
+                self._users, self._stamp = _parse(self._path.read_text(encoding="utf-8")), stamp
+            return dict(self._users)
+
+    def check(self, name: str, password: str) -> User | None:
+        """The user of that name and password, or None; an unknown name takes as long as a wrong password."""
+        user = self.users().get(name, _NOBODY)
+        right = user.accepts(password[:MAX_PASSWORD_CHARACTERS])
+        return user if right and user is not _NOBODY else None
+
+    def add(self, name: str, role: Role, password: str, *, replace: bool = False) -> None:
+        """Enter a user, or give a known one another role and password if ``replace``."""
+        if not _NAME.fullmatch(name):
+            raise InvalidInput("user name", value=name, limit="1 to 64 letters, digits, '.', '_', '@', '-'")
+        if not MIN_PASSWORD_CHARACTERS <= len(password) <= MAX_PASSWORD_CHARACTERS:
+            raise InvalidInput(
+                "password",
+                value=f"{len(password)} characters",
+                limit=f"{MIN_PASSWORD_CHARACTERS} to {MAX_PASSWORD_CHARACTERS}",
+            )
+        users = self.users()
+        if (name in users) != replace:
+            remedy = (
+                "use `consilium dashboard user password`" if name in users else "use `consilium dashboard user add`"
+            )
+            raise InvalidInput("user", value=name, limit="a known one" if replace else "a new one", remedy=remedy)
+        salt = secrets.token_bytes(16)
+        self._save({**users, name: User(name, Role(role), salt.hex(), _scrypt(password, salt).hex())})
+
+    def remove(self, name: str) -> None:
+        """Strike a user out; running sessions of theirs end at their next request."""
+        users = self.users()
+        if users.pop(name, None) is None:
+            raise InvalidInput("user", value=name, limit="a known one", remedy="see `consilium dashboard user list`")
+        self._save(users)
+
+    def _save(self, users: dict[str, User]) -> None:
+        record = {
+            "schema": USERS_SCHEMA,
+            "users": [
+                {"name": user.name, "role": str(user.role), "salt": user.salt, "scrypt": user.digest}
+                for _, user in sorted(users.items())
+            ],
+        }
+        write_atomically(self._path, (json.dumps(record, indent=1) + "\n").encode(), mode=0o600)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One sign-in. ``csrf`` is what this session's forms must carry; ``ends`` is in seconds of the sessions' clock."""
+
+    user: str
+    role: Role
+    csrf: str
+    ends: float
+    credential: str
+
+
+class Sessions:
+    """Open sessions by the SHA-256 of their token; the token itself is only in the browser's cookie."""
+
+    def __init__(self, users: UserFile, *, clock: Callable[[], float], lifetime_s: float) -> None:
+        self._users, self._clock, self._lifetime_s = users, clock, lifetime_s
+        self._open: dict[str, Session] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def lifetime_s(self) -> float:
+        return self._lifetime_s
+
+    def begin(self, user: User) -> tuple[str, Session]:
+        """A new token and its session."""
+        token = secrets.token_urlsafe(32)
+        session = Session(
+            user=user.name,
+            role=user.role,
+            csrf=secrets.token_urlsafe(32),
+            ends=self._clock() + self._lifetime_s,
+            credential=user.digest,
+        )
+        with self._lock:
+            now = self._clock()
+            self._open = {key: kept for key, kept in self._open.items() if kept.ends > now}
+            self._open[_token_key(token)] = session
+        return token, session
+
+    def get(self, token: str | None) -> Session | None:
+        """The session of a token while it lasts and its user still has the same password and role."""
+        if not token:
+            return None
+        key = _token_key(token)
+        with self._lock:
+            session = self._open.get(key)
+        if session is None:
+            return None
+        user = self._users.users().get(session.user)
+        same = user is not None and user.digest == session.credential and user.role == session.role
+        if not same or session.ends <= self._clock():
+            with self._lock:
+                self._open.pop(key, None)
+            return None
+        return session
+
+    def end(self, token: str | None) -> None:
+        """Sign out."""
+        if token:
+            with self._lock:
+                self._open.pop(_token_key(token), None)
+
+
+@dataclass(slots=True)
+class _Failures:
+    count: int
+    last: float
+
+
+class Throttle:
+    """Growing pauses after wrong passwords: 1, 2, 4, … up to 900 s, by name at an address, by address, and by name.
+
+    The allowance differs (5, 20, 50), so that a stranger elsewhere needs many tries to slow a user down at all. An hour
+    without a wrong one forgets.
+    """
+
+    FREE = (5, 20, 50)
+    LONGEST_S = 900.0
+    FORGET_S = 3600.0
+    MOST = 20_000
+
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._failures: dict[tuple[str, ...], _Failures] = {}
+        self._lock = threading.Lock()
+
+    def wait_s(self, *, name: str, address: str) -> float:
+        """Seconds until another try is looked at; 0 for now."""
+        now = self._clock()
+        with self._lock:
+            return max(self._pause(key, free, now) for key, free in self._keys(name, address))
+
+    def failed(self, *, name: str, address: str) -> None:
+        """Count a wrong sign-in."""
+        now = self._clock()
+        with self._lock:
+            if len(self._failures) > self.MOST:
+                oldest = sorted(self._failures, key=lambda key: self._failures[key].last)[: self.MOST // 2]
+                for key in oldest:
+                    del self._failures[key]
+            for key, _ in self._keys(name, address):
+                known = self._failures.get(key)
+                fresh = known is None or now - known.last > self.FORGET_S
+                self._failures[key] = _Failures(1 if fresh or known is None else known.count + 1, now)
+
+    def succeeded(self, *, name: str, address: str) -> None:
+        """Forget this name at this address."""
+        with self._lock:
+            self._failures.pop((name, address), None)
+
+    def _keys(self, name: str, address: str) -> tuple[tuple[tuple[str, ...], int], ...]:
+        keys: tuple[tuple[str, ...], ...] = ((name, address), ("address", address, ""), ("name", name, ""))
+        return tuple(zip(keys, self.FREE, strict=True))
+
+    def _pause(self, key: tuple[str, ...], free: int, now: float) -> float:
+        known = self._failures.get(key)
+        if known is None or known.count < free or now - known.last > self.FORGET_S:
+            return 0.0
+        pause = min(self.LONGEST_S, 2.0 ** min(known.count - free, 20))
+        return max(0.0, known.last + pause - now)
+
+
+def _scrypt(password: str, salt: bytes) -> bytes:
+    return hashlib.scrypt(password.encode(), salt=salt, maxmem=_SCRYPT_MEMORY, dklen=32, **_SCRYPT)
+
+
+def _token_key(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _parse(text: str) -> dict[str, User]:
+    try:
+        document: Any = json.loads(text)
+        fields = checked_fields(document, {"schema": int, "users": list})
+        if fields["schema"] != USERS_SCHEMA:
+            raise InvalidInput("users file schema", value=fields["schema"], limit=str(USERS_SCHEMA))
+        users = {}
+        for item in fields["users"]:
+            user = checked_fields(item, {"name": str, "role": str, "salt": str, "scrypt": str})
+            bytes.fromhex(user["salt"]), bytes.fromhex(user["scrypt"])
+            users[user["name"]] = User(user["name"], Role(user["role"]), user["salt"], user["scrypt"])
+        return users
+    except ValueError as error:
+        raise InvalidInput(
+            "users file", value=str(error), limit="what `consilium dashboard user add` writes"
+        ) from error

@@ -1,0 +1,97 @@
+"""Work that is too heavy for a page: a process of its own, one at a time of a kind, at the lowest priority.
+
+Its output lands in the dashboard's state directory; a page shows whether it runs, how it ended and what it said.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from common.objects import write_atomically
+
+TIMEOUT_S = 3600.0
+NICE = 15
+WORDS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """``state`` is never, running, done or failed; ``words`` is what a failed one said last."""
+
+    state: str
+    started: str | None = None
+    ended: str | None = None
+    words: str = ""
+
+
+class Job:
+    """One kind of work. ``command`` gives the arguments of the process each time it is started."""
+
+    def __init__(self, out: Path, command: Callable[[], Sequence[str]], *, now: Callable[[], datetime]) -> None:
+        self._out, self._command, self._now = out, command, now
+        self._lock = threading.Lock()
+        self._state = JobState("never")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def state(self) -> JobState:
+        return self._state
+
+    @property
+    def out(self) -> Path:
+        """What the newest successful run printed on its standard output."""
+        return self._out
+
+    def start(self) -> JobState:
+        """Start it unless it runs already."""
+        with self._lock:
+            if self._state.state == "running":
+                return self._state
+            self._state = JobState("running", started=self._stamp())
+            threading.Thread(target=self._run, name=self._out.name, daemon=True).start()
+            return self._state
+
+    def stop(self) -> None:
+        """End the process if it runs."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.terminate()
+
+    def _run(self) -> None:
+        started = self._state.started
+        try:
+            self._out.parent.mkdir(parents=True, exist_ok=True)
+            self._process = subprocess.Popen(
+                list(self._command()),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            )
+            out, err = self._process.communicate(timeout=TIMEOUT_S)
+            if self._process.returncode == 0:
+                write_atomically(self._out, out, mode=0o600)
+                self._state = JobState("done", started, self._stamp())
+            else:
+                lines = err.decode("utf-8", "replace").strip().splitlines()
+                words = lines[-1][:WORDS] if lines else f"it ended with status {self._process.returncode}"
+                self._state = JobState("failed", started, self._stamp(), words.removeprefix("error: "))
+        except (OSError, subprocess.SubprocessError) as error:
+            if self._process is not None:
+                self._process.kill()
+            self._state = JobState("failed", started, self._stamp(), f"{type(error).__name__}: {error}"[:WORDS])
+
+    def _stamp(self) -> str:
+        return self._now().isoformat(timespec="seconds")
+
+
+def work(*arguments: str) -> list[str]:
+    """The command line of one of this package's own workers, at low priority."""
+    return [sys.executable, "-P", "-m", "server.dashboard.work", *arguments]

@@ -1,0 +1,98 @@
+"""Live pages: rendered once for everybody, only the blocks that changed are sent.
+
+A page's live part is a few named blocks of HTML. A task renders the blocks of pages that somebody has open whenever the
+read model changed, and every few seconds for what time alone changes; each open page is then sent the blocks that
+differ from the ones it has. That costs one rendering however many pages are open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+
+PERIOD_S = 1.0
+TICK_S = 5.0
+HEARTBEAT_S = 15.0
+
+Render = Callable[[str], dict[str, str]]
+
+
+@dataclass(slots=True)
+class _Page:
+    seq: int = 0
+    blocks: dict[str, str] = field(default_factory=dict)
+    full: bytes = b""
+    changed: bytes = b""
+    readers: int = 0
+
+
+class Live:
+    """Blocks of every open page. ``render`` gives a page's blocks and runs in a thread of its own."""
+
+    def __init__(self, render: Render, *, version: Callable[[], int]) -> None:
+        self._render, self._version = render, version
+        self._pages: dict[str, _Page] = {}
+        self._news = asyncio.Event()
+        self._wanted = asyncio.Event()
+
+    async def run(self) -> None:
+        """Keep open pages up to date until cancelled."""
+        seen, rendered_at = -1, 0.0
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wanted.wait()
+            version, now = self._version(), loop.time()
+            if version != seen or now - rendered_at >= TICK_S:
+                seen, rendered_at = version, now
+                await self._refresh()
+            await asyncio.sleep(PERIOD_S)
+
+    async def _refresh(self) -> None:
+        for name, page in list(self._pages.items()):
+            if page.readers:
+                self._update(page, await asyncio.to_thread(self._render, name))
+        if not any(page.readers for page in self._pages.values()):
+            self._wanted.clear()
+        self._news.set()
+        self._news = asyncio.Event()
+
+    @staticmethod
+    def _update(page: _Page, blocks: Mapping[str, str]) -> None:
+        changed = {name: html for name, html in blocks.items() if page.blocks.get(name) != html}
+        if changed or not page.seq:
+            page.seq += 1
+            page.blocks = dict(blocks)
+            page.changed = message(page.seq, changed)
+            page.full = message(page.seq, blocks)
+
+    async def stream(self, name: str, *, allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Server-sent events for one reader of a page; ends with ``signed-out`` once ``allowed`` says no."""
+        page = self._pages.setdefault(name, _Page())
+        page.readers += 1
+        try:
+            self._update(page, await asyncio.to_thread(self._render, name))
+            self._wanted.set()
+            yield b"retry: 3000\n\n" + page.full
+            sent = page.seq
+            while True:
+                news = self._news
+                try:
+                    await asyncio.wait_for(news.wait(), timeout=HEARTBEAT_S)
+                except TimeoutError:
+                    yield b": still here\n\n"
+                if not allowed():
+                    yield b"event: signed-out\ndata: {}\n\n"
+                    return
+                if page.seq != sent:
+                    yield page.changed if page.seq == sent + 1 else page.full
+                    sent = page.seq
+        finally:
+            page.readers -= 1
+
+
+def message(seq: int, blocks: Mapping[str, str]) -> bytes:
+    """One server-sent event with the blocks as JSON."""
+    data = json.dumps({"seq": seq, "blocks": dict(blocks)}, ensure_ascii=False)
+    return f"event: blocks\nid: {seq}\ndata: {data}\n\n".encode()

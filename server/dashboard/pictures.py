@@ -1,0 +1,249 @@
+"""What the slice viewer shows: public volumes on the study's grid, pseudo-labels, confidence, the student's view.
+
+``make_pictures`` runs in a process of its own, for it loads torch: one small file a volume, made again only when the
+label or the student changed. ``draw`` cuts a slice out of one and is cheap. Public volumes, decoded noisy answers and
+the student are all there is here: nothing of a hospital's.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, UInt8
+from PIL import Image
+
+from common.canonical import digest, sha256_file
+from common.errors import InvalidInput
+from common.objects import write_atomically
+from server.workspace import Workspace
+
+PictureLayer = Literal["none", "label", "student", "confidence", "disagreement"]
+PlaneName = Literal["axial", "coronal", "sagittal"]
+LAYERS: tuple[PictureLayer, ...] = ("label", "student", "confidence", "disagreement", "none")
+SIDE = 420
+COLOURS = ((86, 180, 233), (230, 159, 0), (204, 121, 167), (0, 158, 115), (213, 94, 0), (240, 228, 66))
+"""Structures 1, 2, … by Okabe and Ito's palette, which the colour-blind tell apart; after six it starts again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """How a plane of an RAS+ volume is shown: the patient's right on the left, anterior or superior on top."""
+
+    fixed: int
+    letters: tuple[str, str, str, str]  # left, right, top, bottom
+
+    def cut(self, volume: UInt8[np.ndarray, "x y z"], index: int) -> UInt8[np.ndarray, "v u"]:
+        """The slice as [row from the top, column from the left]."""
+        plane: np.ndarray[Any, Any] = np.take(volume, index, axis=self.fixed).T[::-1, ::-1]
+        return plane
+
+
+PLANES: dict[PlaneName, Plane] = {
+    "axial": Plane(2, ("R", "L", "A", "P")),
+    "coronal": Plane(1, ("R", "L", "S", "I")),
+    "sagittal": Plane(0, ("A", "P", "S", "I")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """One structure in one volume: how much of it the label shows, how sure, and how far the student agrees (Dice)."""
+
+    name: str
+    ml: float
+    confidence: float | None
+    student_ml: float | None
+    dice: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeFacts:
+    """A picture file's summary; ``label`` is the SHA-256 of the label's file, ``centre`` the voxel to show first."""
+
+    volume: str
+    label: str
+    grid: tuple[int, int, int]
+    spacing_mm: tuple[float, float, float]
+    centre: tuple[int, int, int]
+    has_student: bool
+    confidence: float | None
+    agreement: float | None
+    structures: tuple[Structure, ...]
+
+
+def make_pictures(workspace: Workspace, out: Path) -> int:
+    """Bring every labelled volume's picture file up to date; how many were made."""
+    from common.data.volume import volume_from_bytes
+    from common.models.fit import predict
+    from server.finish import as_stored, load_student
+
+    study = workspace.study()
+    weights = workspace.student_dir / "weights.pt"
+    student_hash = sha256_file(weights) if weights.exists() else ""
+    model: Any = None
+    made = 0
+    for volume in workspace.volumes():
+        label_file = workspace.labels_dir / f"{volume}.npz"
+        if not label_file.exists():
+            continue
+        label = sha256_file(label_file)
+        key = digest("picture", [label, student_hash])
+        if (known := read_facts(out, volume)) is not None and known[1] == key:
+            continue
+        image = volume_from_bytes(workspace.objects.get(volume), study.data).image
+        with np.load(label_file, allow_pickle=False) as stored:
+            probabilities = as_stored(stored["probabilities"])
+        arrays: dict[str, np.ndarray] = {
+            "image": grey(image[0]),
+            "label": probabilities.argmax(axis=0).astype(np.uint8),
+            "confidence": np.round(255 * probabilities.max(axis=0)).astype(np.uint8),
+        }
+        if student_hash:
+            model = model or load_student(workspace)
+            arrays["student"] = predict(model, image).argmax(axis=0).astype(np.uint8)
+        facts = summarise(volume, label, arrays, names=study.data.labels, spacing_mm=study.data.spacing_mm)
+        stream = io.BytesIO()
+        np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
+        write_atomically(out / f"{volume}.npz", stream.getvalue())
+        write_atomically(out / f"{volume}.json", json.dumps({"key": key, "facts": facts}).encode())
+        made += 1
+    return made
+
+
+def grey(image: Float[np.ndarray, "x y z"]) -> UInt8[np.ndarray, "x y z"]:
+    """Brightness from the 1st to the 99.5th percentile as 0 to 255."""
+    low, high = np.percentile(image, (1.0, 99.5))
+    scaled = (image - low) / max(float(high - low), 1e-9)
+    result: np.ndarray = np.round(255 * np.clip(scaled, 0, 1)).astype(np.uint8)
+    return result
+
+
+def summarise(
+    volume: str,
+    label: str,
+    arrays: dict[str, np.ndarray],
+    *,
+    names: tuple[str, ...],
+    spacing_mm: tuple[float, float, float],
+) -> dict[str, Any]:
+    """The JSON of :class:`VolumeFacts`: volumes in ml, mean confidence where a structure is labelled, Dice against the
+    student; None where there is nothing to average."""
+    hard, sure, student = arrays["label"], arrays["confidence"], arrays.get("student")
+    voxel_ml = float(np.prod(spacing_mm)) / 1000
+    structures: list[dict[str, Any]] = []
+    for value, name in enumerate(names[1:], start=1):
+        inside = hard == value
+        theirs = None if student is None else student == value
+        together = 0 if theirs is None else int(inside.sum() + theirs.sum())
+        structures.append(
+            {
+                "name": name,
+                "ml": float(inside.sum() * voxel_ml),
+                "confidence": float(sure[inside].mean() / 255) if inside.any() else None,
+                "student_ml": None if theirs is None else float(theirs.sum() * voxel_ml),
+                "dice": None if theirs is None or not together else float(2 * (inside & theirs).sum() / together),
+            }
+        )
+    found = np.argwhere(hard > 0)
+    centre = np.median(found, axis=0).astype(int) if len(found) else np.array(hard.shape) // 2
+    dices = [one["dice"] for one in structures if one["dice"] is not None]
+    return {
+        "volume": volume,
+        "label": label,
+        "grid": list(hard.shape),
+        "spacing_mm": list(spacing_mm),
+        "centre": [int(index) for index in centre],
+        "has_student": student is not None,
+        "confidence": float(sure[hard > 0].mean() / 255) if len(found) else None,
+        "agreement": sum(dices) / len(dices) if dices else None,
+        "structures": structures,
+    }
+
+
+def read_facts(folder: Path, volume: str) -> tuple[VolumeFacts, str] | None:
+    """A picture's facts and the key of what it was made from; None before it is made."""
+    try:
+        record = json.loads((folder / f"{volume}.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    facts = record["facts"]
+    structures = tuple(Structure(**one) for one in facts.pop("structures"))
+    facts |= {name: tuple(facts[name]) for name in ("grid", "spacing_mm", "centre")}
+    return VolumeFacts(**facts, structures=structures), record["key"]
+
+
+def load_picture(folder: Path, volume: str) -> dict[str, UInt8[np.ndarray, "x y z"]]:
+    """The arrays of one picture file; InvalidInput before it is made."""
+    path = folder / f"{volume}.npz"
+    if not path.exists():
+        raise InvalidInput("picture of this volume", limit="one that has been prepared", remedy="open Labels and wait")
+    with np.load(path, allow_pickle=False) as stored:
+        return {name: stored[name] for name in stored.files}
+
+
+def draw(
+    arrays: dict[str, UInt8[np.ndarray, "x y z"]],
+    *,
+    plane: PlaneName,
+    index: int,
+    layer: PictureLayer,
+    spacing_mm: tuple[float, float, float],
+    side: int = SIDE,
+) -> bytes:
+    """One slice as PNG, its longer side ``side`` pixels, voxels in their true proportions.
+
+    ``label`` and ``student`` tint and outline structures; ``confidence`` shades where the label is unsure (from blue at
+    one half or less to nothing at 1); ``disagreement`` marks voxels where label and student differ.
+    InvalidInput for an index off the grid and for a layer that needs a student where there is none.
+    """
+    view = PLANES[plane]
+    size = arrays["image"].shape[view.fixed]
+    if not 0 <= index < size:
+        raise InvalidInput("slice", value=index, limit=f"0 to {size - 1}")
+    if layer in ("student", "disagreement") and "student" not in arrays:
+        raise InvalidInput("layer", value=layer, limit="label, confidence, none: there is no student yet")
+    across, up = (axis for axis in range(3) if axis != view.fixed)
+    width, height = arrays["image"].shape[across] * spacing_mm[across], arrays["image"].shape[up] * spacing_mm[up]
+    scale = side / max(width, height)
+    shape = max(1, round(width * scale)), max(1, round(height * scale))
+
+    def scaled(name: str, how: Image.Resampling) -> np.ndarray:
+        cut = np.ascontiguousarray(view.cut(arrays[name], index))
+        return np.asarray(Image.fromarray(cut).resize(shape, how))
+
+    base = scaled("image", Image.Resampling.BICUBIC)
+    picture: np.ndarray = np.repeat(base[..., None], 3, axis=2).astype(np.float32)
+    if layer in ("label", "student"):
+        values = scaled(layer, Image.Resampling.NEAREST)
+        for value in range(1, int(values.max()) + 1):
+            mask = values == value
+            colour = np.array(COLOURS[(value - 1) % len(COLOURS)], dtype=np.float32)
+            picture[mask] = 0.74 * picture[mask] + 0.26 * colour
+            picture[edge(mask)] = colour
+    elif layer == "confidence":
+        unsure = np.clip(2 * (1 - scaled("confidence", Image.Resampling.BILINEAR) / 255.0), 0, 1)[..., None]
+        picture = (1 - 0.85 * unsure) * picture + 0.85 * unsure * np.array((64, 132, 255), dtype=np.float32)
+    elif layer == "disagreement":
+        ours = scaled("label", Image.Resampling.NEAREST)
+        theirs = scaled("student", Image.Resampling.NEAREST)
+        marks = (((ours > 0) & (ours != theirs), (86, 180, 233)), ((ours == 0) & (theirs > 0), (255, 122, 47)))
+        for mask, tint in marks:
+            picture[mask] = 0.35 * picture[mask] + 0.65 * np.array(tint, dtype=np.float32)
+    stream = io.BytesIO()
+    Image.fromarray(np.round(np.clip(picture, 0, 255)).astype(np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def edge(mask: Bool[np.ndarray, "v u"], width: int = 2) -> Bool[np.ndarray, "v u"]:
+    """Pixels of a mask within ``width`` of its outside."""
+    inner = mask.copy()
+    for _ in range(width):
+        padded = np.pad(inner, 1)
+        inner = inner & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
+    result: np.ndarray = mask & ~inner
+    return result

@@ -1,0 +1,154 @@
+"""What every answer carries and every request is checked for: headers, sessions, roles, forgery.
+
+Refuses a request without a session (pages go to the sign-in, the API answers 401), a change by a role that may not make
+it, a form without its session's token, and a form sent from another site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from fastapi import HTTPException, Request
+
+from server.dashboard.auth import Session
+
+MAX_FORM_BYTES = 1 << 16
+
+POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "object-src 'none'",
+        "base-uri 'none'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class SecureHeaders:
+    """ASGI middleware: the headers above on every answer; nothing but static files may be cached by the browser."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], *, secure: bool) -> None:
+        self._app = app
+        self._headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+        if secure:
+            self._headers.append((b"strict-transport-security", b"max-age=31536000"))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers", []))
+                headers += self._headers
+                if not any(name == b"cache-control" for name, _ in headers):
+                    headers.append((b"cache-control", b"no-store"))
+                message["headers"] = headers
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Reads a request's session from its cookie."""
+
+    cookie: str
+    lookup: Callable[[str | None], Session | None]
+
+    def session(self, request: Request) -> Session | None:
+        return self.lookup(request.cookies.get(self.cookie))
+
+    def for_page(self, request: Request) -> Session:
+        """The session, or a redirect to the sign-in that leads back here."""
+        found = self.session(request)
+        if found is None:
+            path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            why = "&ended=1" if request.cookies.get(self.cookie) else ""
+            target = f"/login?next={quote(path, safe='')}{why}"
+            raise HTTPException(303, headers={"location": target})
+        return found
+
+    def for_api(self, request: Request) -> Session:
+        """The session, or 401."""
+        found = self.session(request)
+        if found is None:
+            raise HTTPException(401, "sign in at /login; the session's cookie is what the API asks for")
+        return found
+
+    def for_change(self, request: Request) -> Session:
+        """The session of an API request that changes something: its token must be in ``X-CSRF-Token``."""
+        found = self.for_api(request)
+        check_origin(request)
+        check_token(found, request.headers.get("x-csrf-token"))
+        return found
+
+
+def check_origin(request: Request) -> None:
+    """403 for a request that a browser says comes from another site; a client that is no browser says nothing."""
+    site = request.headers.get("sec-fetch-site")
+    origin = request.headers.get("origin")
+    foreign = site not in (None, "same-origin", "none")
+    if origin is not None:
+        foreign = foreign or urlsplit(origin).netloc != request.headers.get("host")
+    if foreign:
+        raise HTTPException(403, "the request comes from another site")
+
+
+def check_token(session: Session, token: str | None) -> None:
+    """403 unless ``token`` is the session's own."""
+    import hmac
+
+    if token is None or not hmac.compare_digest(token.encode(), session.csrf.encode()):
+        raise HTTPException(403, "the form's token is not this session's; reload the page and try again")
+
+
+def check_may_decide(session: Session) -> None:
+    """403 unless the role may decide about labels."""
+    if not session.role.may_decide:
+        raise HTTPException(403, "a privacy officer reads; decisions about labels are an operator's")
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of an urlencoded form; 413 above 64 KiB, 415 for anything else."""
+    if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+        raise HTTPException(415, "expected an urlencoded form")
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_FORM_BYTES:
+            raise HTTPException(413, "the form is too large")
+    try:
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=64))
+    except ValueError as error:
+        raise HTTPException(400, "the form cannot be read") from error
+
+
+def local_path(target: str | None) -> str:
+    """``target`` if it is a path of this dashboard, else the first page."""
+    if not target or not target.startswith("/") or target.startswith(("//", "/\\")) or not target.isprintable():
+        return "/"
+    parts = urlsplit(target)
+    return "/" if parts.scheme or parts.netloc or parts.path == "/login" else target

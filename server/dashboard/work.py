@@ -1,0 +1,40 @@
+"""``python -m server.dashboard.work``: the dashboard's heavy work, each in a process of its own.
+
+``verify LEDGER`` prints the report of a whole verification; ``pictures STUDY OUT`` brings volumes, labels and the
+student's predictions into small arrays for the slice viewer. Reads the study, writes below OUT only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from common.errors import ConsiliumError, InvalidInput
+from server.dashboard.jobs import NICE
+
+
+def main(arguments: list[str]) -> None:
+    """Do what the first argument says; the result is JSON on standard output."""
+    os.nice(NICE)
+    match arguments:
+        case ["verify", ledger]:
+            from common.ledger.verify import verify
+
+            print(json.dumps(verify(Path(ledger)).to_json()))
+        case ["pictures", study, out]:
+            from server.dashboard.pictures import make_pictures
+            from server.workspace import Workspace
+
+            print(json.dumps({"made": make_pictures(Workspace(Path(study)), Path(out))}))
+        case _:
+            raise InvalidInput("work", value=arguments, limit="verify LEDGER, or pictures STUDY OUT")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ConsiliumError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

@@ -1,0 +1,143 @@
+"""Decisions about labels: an append-only file of the dashboard's own, each line holding the hash of the one before.
+
+A decision is about one volume's label as it is (its file's SHA-256): a label decoded anew is open again. The newest
+decision counts, every earlier one stays readable. Refuses a file whose chain is broken, unknown fields and decisions.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+from common.canonical import canonical_bytes, check_hash, checked_fields
+from common.errors import InvalidInput
+
+DECISION_SCHEMA = 1
+MAX_NOTE_CHARACTERS = 500
+NO_HASH = "0" * 64
+
+
+class Verdict(StrEnum):
+    """What is to become of a label: used in training (as without any decision), or left out."""
+
+    ACCEPT = "accept"
+    REJECT = "reject"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One line: who decided what about which label (``label`` is its file's SHA-256), and when (UTC, ISO 8601)."""
+
+    seq: int
+    time: str
+    user: str
+    study: str
+    volume: str
+    label: str
+    verdict: Verdict
+    note: str
+
+
+def read_decisions(path: Path) -> tuple[Decision, ...]:
+    """Every decision in order; a missing file is empty. InvalidInput names the first line that does not hold."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return ()
+    found: list[Decision] = []
+    previous = NO_HASH
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was torn by a crash
+        try:
+            fields = checked_fields(json.loads(line), _FIELDS)
+            stated = fields.pop("previous")
+            if fields.pop("schema") != DECISION_SCHEMA or stated != previous or fields["seq"] != number:
+                raise InvalidInput("decision", limit="one that follows from the line before")
+            decision = Decision(**{**fields, "verdict": Verdict(fields["verdict"])})
+        except (ValueError, InvalidInput) as error:
+            raise InvalidInput(
+                f"decisions file, line {number}",
+                value=path.name,
+                remedy="restore it from a backup; nothing was changed",
+            ) from error
+        found.append(decision)
+        previous = hashlib.sha256(line).hexdigest()
+    return tuple(found)
+
+
+def standing(decisions: tuple[Decision, ...], study: str) -> dict[str, Decision]:
+    """The newest decision on each volume of a study."""
+    return {decision.volume: decision for decision in decisions if decision.study == study}
+
+
+def rejected_labels(path: Path, study: str) -> frozenset[tuple[str, str]]:
+    """(volume, SHA-256 of the label's file) of every label of this study that stands rejected."""
+    newest = standing(read_decisions(path), study).values()
+    return frozenset((one.volume, one.label) for one in newest if one.verdict is Verdict.REJECT)
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class DecisionStore:
+    """Appends to one file; several writers take turns by its lock."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], datetime] = utc_now) -> None:
+        self._path, self._clock = path, clock
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def decisions(self) -> tuple[Decision, ...]:
+        return read_decisions(self._path)
+
+    def decide(self, *, user: str, study: str, volume: str, label: str, verdict: Verdict, note: str = "") -> Decision:
+        """Append a decision and return it; the same verdict on the same label again returns the one that stands."""
+        check_hash(volume), check_hash(label)
+        if len(note) > MAX_NOTE_CHARACTERS or not note.isprintable():
+            raise InvalidInput("note", value=len(note), limit=f"one line of at most {MAX_NOTE_CHARACTERS} characters")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(handle, "r+b") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            known = read_decisions(self._path)
+            last = standing(known, study).get(volume)
+            if last is not None and (last.label, last.verdict) == (label, verdict):
+                return last
+            content = stream.read()
+            stream.truncate(content.rfind(b"\n") + 1)  # a line torn by a crash was never a decision
+            lines = content[: content.rfind(b"\n") + 1].splitlines()
+            decision = Decision(
+                seq=len(known) + 1,
+                time=self._clock().isoformat(timespec="seconds"),
+                user=user,
+                study=study,
+                volume=volume,
+                label=label,
+                verdict=verdict,
+                note=note,
+            )
+            record = {name: getattr(decision, name) for name in Decision.__dataclass_fields__} | {
+                "verdict": str(verdict),
+                "schema": DECISION_SCHEMA,
+                "previous": hashlib.sha256(lines[-1]).hexdigest() if lines else NO_HASH,
+            }
+            stream.write(canonical_bytes(record) + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        return decision
+
+
+_FIELDS: dict[str, type] = {
+    **dict.fromkeys(("time", "user", "study", "volume", "label", "verdict", "note", "previous"), str),
+    "seq": int,
+    "schema": int,
+}

@@ -1,0 +1,201 @@
+"""What the dashboard says is what the ledger and the log say, read as they grow and without disturbing anyone."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from common.events import EventLog, read_events
+from common.ledger.store import Ledger
+from common.privacy.mechanism import AccountantName
+from server.dashboard import views
+from server.dashboard.follow import Follower, open_ledger
+from server.workspace import Workspace
+from tests.dashboard_study import QUERIES, SITES, make_study_directory
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return make_study_directory(tmp_path_factory.mktemp("read-model"))
+
+
+def copy(collected, to: Path) -> Workspace:
+    """A copy of the study's directory that a test may change."""
+    shutil.copytree(collected.workspace.root, to)
+    return Workspace(to)
+
+
+def followed(workspace: Workspace) -> Follower:
+    follower = Follower(workspace)
+    follower.poll()
+    return follower
+
+
+def test_an_empty_study_is_shown_as_one_that_has_spent_nothing(study):
+    view = views.overview(followed(study.workspace), now=now())
+    assert (view.answers, view.budget.epsilon, view.budget.share) == (0, 0, 0)
+    assert view.budget.answers_left == QUERIES
+    assert view.run.state == "none"
+    assert [site.state for site in view.sites] == ["unseen"] * len(SITES)
+    assert view.alarms == ()
+
+
+def test_spending_is_the_ledgers_own_for_the_study_and_for_every_site(collected):
+    view = views.overview(followed(collected.workspace), now=now())
+    with Ledger.open(collected.workspace.ledger_file) as ledger:
+        study = ledger.study_guarantees(collected.workspace.study().id)
+        pools = {pool.site: ledger.pool_guarantees(pool.pool) for pool in ledger.pools()}
+        head = ledger.head()
+    assert view.answers == QUERIES
+    assert view.budget.epsilon == study[AccountantName.EXACT].epsilon
+    assert {reading.accountant: reading.epsilon for reading in view.budget.readings} == {
+        str(name): one.epsilon for name, one in study.items()
+    }
+    assert {site.name: site.budget.epsilon for site in view.sites} == {
+        name: found[AccountantName.EXACT].epsilon for name, found in pools.items()
+    }
+    assert view.budget.answers_left == 0
+    assert (view.ledger.head, view.ledger.rows) == (head.hash, head.seq)
+
+
+def test_the_curve_ends_at_the_ledgers_figures_and_accountants_keep_their_order(collected):
+    curve = views.study_page(followed(collected.workspace)).curve
+    with Ledger.open(collected.workspace.ledger_file) as ledger:
+        spent = ledger.study_guarantees(collected.workspace.study().id)
+    assert [point.answers for point in curve] == list(range(1, QUERIES + 1))
+    assert curve[-1].exact == spent[AccountantName.EXACT].epsilon
+    assert curve[-1].rdp == spent[AccountantName.RDP].epsilon
+    assert all(point.exact < point.rdp < point.paper for point in curve)
+    assert [point.exact for point in curve] == sorted(point.exact for point in curve)
+
+
+def test_rows_and_events_count_as_they_appear_and_none_twice(study, tmp_path):
+    """Folding in two looks gives what one look at the end gives."""
+    follower = followed(study.workspace)
+    assert follower.poll() is False
+    before = follower.version
+    study.collect()
+    assert follower.poll() is True
+    assert follower.version > before
+    fresh = followed(study.workspace)
+    moment = now()
+    assert views.overview(follower, now=moment) == views.overview(fresh, now=moment)
+    assert follower.events.count == sum(1 for _ in read_events(study.workspace.events_file))
+    assert {name: follower.events.sites[name].codes for name in SITES} == dict.fromkeys(SITES, QUERIES)
+
+
+def test_sites_are_up_while_they_answer_and_late_when_they_are_quiet(collected, tmp_path):
+    workspace = copy(collected, tmp_path / "study")
+    follower = followed(workspace)
+    assert {site.state for site in views.overview(follower, now=now()).sites} <= {"up", "idle"}
+    events = EventLog(workspace.events_file, study=workspace.study().id)
+    events.emit("reply-missing", batch="b", attempt=1, site="north", reason="deadline")
+    events.emit("offer-answered", batch="b", site="east", accepted=False, reason="offline")
+    events.emit("offer-answered", batch="b", site="south", accepted=False, reason="paused")
+    follower.poll()
+    view = views.overview(follower, now=now())
+    states = {site.name: site.state for site in view.sites}
+    assert (states["north"], states["east"], states["south"]) == ("late", "offline", "declined")
+    assert any("east" in alarm.title for alarm in view.alarms)
+    for _ in range(2):
+        events.emit("reply-missing", batch="b", attempt=2, site="north", reason="deadline")
+    follower.poll()
+    assert views.overview(follower, now=now()).sites[1].state == "offline"
+
+
+def test_what_went_wrong_is_an_alarm_with_a_remedy(collected, tmp_path):
+    workspace = copy(collected, tmp_path / "study")
+    events = EventLog(workspace.events_file, study=workspace.study().id)
+    events.emit("quorum-missed", batch="b", accepted=1, needed=3)
+    events.emit("code-refused", batch="b", site="west", query="q", reason="code-norm")
+    events.emit("receipts-missing", site="north", reason="no-reply-or-refused")
+    events.emit("run-failed", run="1", reason="quorum")
+    view = views.overview(followed(workspace), now=now())
+    said = " ".join(alarm.title for alarm in view.alarms)
+    for words in ("Quorum missed: 1 of 3", "west: 1 codes refused", "north holds no receipts", "failed: quorum"):
+        assert words in said
+    assert all(alarm.remedy for alarm in view.alarms)
+    assert [alarm.level for alarm in view.alarms] == sorted(
+        (alarm.level for alarm in view.alarms), key=["critical", "warning", "info"].index
+    )
+
+
+def test_a_silent_run_is_told_and_a_live_one_is_not(collected):
+    follower = followed(collected.workspace)
+    quiet = [alarm.title for alarm in views.overview(follower, now=now()).alarms]
+    assert not any("said nothing" in title for title in quiet)
+    late = views.overview(follower, now=now() + timedelta(hours=2))
+    assert any("said nothing for 2 h" in alarm.title for alarm in late.alarms)
+
+
+def test_a_stage_says_how_far_it_is_and_about_how_long_it_takes(collected, tmp_path):
+    workspace = copy(collected, tmp_path / "study")
+    start = datetime(2030, 1, 1, tzinfo=UTC)
+    times = iter([start, start + timedelta(seconds=30)])
+    events = EventLog(workspace.events_file, study=workspace.study().id, clock=lambda: next(times))
+    events.emit("stage-started", stage="student", total=100)
+    events.emit("student-step", step=25, total=100, loss=0.5)
+    view = views.overview(followed(workspace), now=start + timedelta(seconds=30))
+    stage = next(stage for stage in view.run.stages if stage.name == "student")
+    assert (stage.state, stage.done, stage.total) == ("active", 25, 100)
+    assert stage.eta_s == pytest.approx(90)
+
+
+def test_a_changed_row_is_an_alarm_and_what_came_before_it_stands(collected, tmp_path):
+    workspace = copy(collected, tmp_path / "study")
+    with sqlite3.connect(workspace.ledger_file) as connection:
+        for name in ("rows", "heads"):
+            for (trigger,) in connection.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ?", (name,)
+            ).fetchall():
+                connection.execute(f"DROP TRIGGER {trigger}")
+        connection.execute("UPDATE rows SET body = replace(body, 'batch', 'botch') WHERE seq = 9")
+    connection.close()
+    view = views.overview(followed(workspace), now=now())
+    assert "row 9" in view.ledger.problem
+    assert view.ledger.rows == 8
+    assert view.alarms[0].level == "critical"
+    assert "row 9" in view.alarms[0].title
+
+
+def test_the_ledger_is_open_for_reading_only_and_only_while_it_is_looked_at(collected):
+    connection = open_ledger(collected.workspace.ledger_file)
+    try:
+        for pragma in ("ON", "OFF"):
+            connection.execute(f"PRAGMA query_only = {pragma}")
+            with pytest.raises(sqlite3.OperationalError, match="readonly database"):
+                connection.execute("INSERT INTO heads VALUES (999, 'x', 'x', 'x')")
+    finally:
+        connection.close()
+
+
+def test_looking_leaves_no_file_beside_a_ledger_that_nobody_has_open(collected, tmp_path):
+    workspace = copy(collected, tmp_path / "study")
+    sqlite3.connect(workspace.ledger_file).execute("PRAGMA wal_checkpoint(TRUNCATE)").connection.close()
+    for suffix in ("-wal", "-shm"):
+        Path(f"{workspace.ledger_file}{suffix}").unlink(missing_ok=True)
+    before = {path.name: (path.stat().st_mtime_ns, path.stat().st_size) for path in workspace.root.iterdir()}
+    assert followed(workspace).ledger.rows > QUERIES
+    after = {path.name: (path.stat().st_mtime_ns, path.stat().st_size) for path in workspace.root.iterdir()}
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.42, "0.4 s"), (12.4, "12 s"), (185, "3 min 5 s"), (7800, "2 h 10 min"), (360000, "4 d 4 h")],
+)
+def test_durations_read_as_a_person_says_them(seconds, words):
+    assert views.duration(seconds) == words
+
+
+@pytest.mark.parametrize("value", [0.12345, 3.141, 7.9999, 8.0, 123.4, 8.92])
+def test_an_epsilon_is_never_rounded_down(value):
+    assert value <= float(views.up(value)) <= value * 1.01

@@ -1,0 +1,165 @@
+"""Nobody sees a figure without signing in, guessing is slow, sessions end, and forms cannot be forged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+
+import pytest
+
+from common.errors import InvalidInput
+from server.dashboard.auth import Role, Sessions, Throttle, UserFile
+from server.dashboard.security import local_path
+from tests.server.dashboard.conftest import PASSWORD, Clock, TestClient
+
+PAGES = ("/",)
+
+
+def test_without_a_session_pages_lead_to_the_sign_in_and_the_api_says_401(client):
+    for path in PAGES:
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["location"].split("?")[0]) == (303, "/login"), path
+    for path in ("/api/overview", "/api/openapi.json", "/api/live/overview", "/api/blocks/overview", "/metrics"):
+        assert client.get(path).status_code == 401, path
+
+
+def test_signing_in_leads_back_and_its_cookie_is_strict_and_closed_to_scripts(client):
+    answer = client.post("/login", data={"name": "ada", "password": PASSWORD, "next": "/ledger?kind=release"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/ledger?kind=release")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert client.get("/").status_code == 200
+
+
+def test_over_tls_the_cookie_travels_over_tls_only(collected, state):
+    from server.dashboard.app import Options, create_app
+
+    app = create_app(Options(study=collected.workspace.root, state=state, secure=True))
+    with TestClient(app, base_url="https://localhost", follow_redirects=False) as client:
+        answer = client.post("/login", data={"name": "ada", "password": PASSWORD})
+        assert "secure" in answer.headers["set-cookie"].lower()
+        assert "strict-transport-security" in answer.headers
+
+
+@pytest.mark.parametrize(("name", "password"), [("ada", "wrong" * 4), ("nobody", PASSWORD), ("", "")])
+def test_a_wrong_name_or_password_opens_nothing_and_both_read_the_same(client, name, password):
+    answer = client.post("/login", data={"name": name, "password": password})
+    assert answer.status_code == 401
+    assert "Name or password is wrong." in answer.text
+    assert "set-cookie" not in answer.headers
+    assert password not in answer.text or not password
+
+
+def test_guessing_is_slowed_down_and_the_right_password_waits_too(client, clock):
+    for _ in range(Throttle.FREE[0]):
+        assert client.post("/login", data={"name": "ada", "password": "x" * 12}).status_code == 401
+    answer = client.post("/login", data={"name": "ada", "password": PASSWORD})
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) >= 1
+    clock.now += 2
+    assert client.post("/login", data={"name": "ada", "password": PASSWORD}).status_code == 303
+
+
+def test_pauses_double_up_to_their_limit_and_another_address_is_not_slowed():
+    clock = Clock()
+    throttle = Throttle(clock=clock)
+    pauses = []
+    for _ in range(Throttle.FREE[0] + 12):
+        throttle.failed(name="ada", address="10.0.0.1")
+        pauses.append(throttle.wait_s(name="ada", address="10.0.0.1"))
+    assert pauses[:4] == [0, 0, 0, 0]
+    assert pauses[4:8] == [1, 2, 4, 8]
+    assert max(pauses) == Throttle.LONGEST_S
+    assert throttle.wait_s(name="ada", address="10.0.0.2") == 0
+    clock.now += Throttle.FORGET_S + 1
+    assert throttle.wait_s(name="ada", address="10.0.0.1") == 0
+
+
+def test_a_session_ends_after_its_time_and_the_sign_in_says_so(signed_in, clock):
+    client = signed_in()
+    assert client.get("/api/overview").status_code == 200
+    clock.now += 12 * 3600 + 1
+    assert client.get("/api/overview").status_code == 401
+    answer = client.get("/")
+    assert answer.status_code == 303
+    assert "ended=1" in answer.headers["location"]
+    assert "Your session has ended" in client.get(answer.headers["location"]).text
+
+
+def test_a_new_password_another_role_or_a_removal_ends_open_sessions(tmp_path):
+    users = UserFile(tmp_path / "users.json")
+    for change in ("password", "role", "removal"):
+        users.add("eve", Role.OPERATOR, PASSWORD)
+        sessions = Sessions(users, clock=Clock(), lifetime_s=100)
+        token, session = sessions.begin(users.users()["eve"])
+        assert sessions.get(token) == session
+        if change == "removal":
+            users.remove("eve")
+        else:
+            role = Role.PRIVACY_OFFICER if change == "role" else Role.OPERATOR
+            users.add("eve", role, PASSWORD + "!", replace=True)
+        assert sessions.get(token) is None
+        users._path.unlink()
+        users._stamp = None
+
+
+def test_signing_out_needs_the_sessions_token_and_ends_it(signed_in):
+    client = signed_in()
+    assert client.post("/logout", data={"csrf": "guess"}).status_code == 403
+    token = re.search(r'name="csrf" value="([^"]+)"', client.get("/").text)[1]
+    assert client.post("/logout", data={"csrf": token}).status_code == 303
+    assert client.get("/").status_code == 303
+
+
+@pytest.mark.parametrize(
+    "headers", [{"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}, {"origin": "null"}]
+)
+def test_a_form_sent_from_another_site_is_refused(client, headers):
+    answer = client.post("/login", data={"name": "ada", "password": PASSWORD}, headers=headers)
+    assert answer.status_code == 403
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("target", ["//evil.example", "https://evil.example/", "/\\evil.example", "", "/login", "x"])
+def test_a_sign_in_never_leads_off_this_site(target):
+    assert local_path(target) == "/"
+
+
+def test_passwords_are_kept_as_scrypt_and_the_file_is_private(tmp_path):
+    users = UserFile(tmp_path / "users.json")
+    users.add("ada", Role.OPERATOR, PASSWORD)
+    assert (tmp_path / "users.json").stat().st_mode & 0o777 == 0o600
+    text = (tmp_path / "users.json").read_text()
+    assert PASSWORD not in text
+    record = json.loads(text)["users"][0]
+    expected = hashlib.scrypt(
+        PASSWORD.encode(), salt=bytes.fromhex(record["salt"]), n=2**15, r=8, p=3, maxmem=2**26, dklen=32
+    )
+    assert record["scrypt"] == expected.hex()
+
+
+@pytest.mark.parametrize(
+    ("name", "password"), [("ada", "short"), ("", PASSWORD), ("a b", PASSWORD), ("x" * 65, PASSWORD)]
+)
+def test_short_passwords_and_odd_names_are_refused(tmp_path, name, password):
+    with pytest.raises(InvalidInput) as refused:
+        UserFile(tmp_path / "users.json").add(name, Role.OPERATOR, password)
+    assert password not in str(refused.value) or password == ""
+    assert not (tmp_path / "users.json").exists()
+
+
+def test_every_answer_carries_a_policy_that_allows_nothing_from_outside(client):
+    for path in ("/login", "/", "/healthz", "/static/dashboard.css", "/nowhere"):
+        headers = client.get(path).headers
+        policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == policy["script-src"] == policy["style-src"] == "'self'"
+        assert policy["frame-ancestors"] == "'none'"
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_metrics_open_to_their_token_or_a_session_and_to_nothing_else(client, signed_in):
+    assert client.get("/metrics", headers={"authorization": "Bearer guess"}).status_code == 401
+    assert client.get("/metrics", headers={"authorization": "Bearer " + "m" * 20}).status_code == 200
+    assert signed_in("paul").get("/metrics").status_code == 200
