@@ -34,7 +34,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from common.errors import ConsiliumError, InvalidInput
-from common.messages import CodesRequest, decode
+from common.messages import CodesRequest, Several, decode
 from common.wire import pack, unpack
 from common.worker_api import HANDLE, channel_options
 
@@ -71,7 +71,9 @@ def _timeout_s(body: bytes) -> float:
         message = decode(body)
     except InvalidInput:
         return OFFER_TIMEOUT_S
-    return message.deadline_s + 10.0 if isinstance(message, CodesRequest) else OFFER_TIMEOUT_S
+    parts = message.parts if isinstance(message, Several) else (message,)
+    asked = [part.deadline_s for part in parts if isinstance(part, CodesRequest)]
+    return max(asked) + 10.0 if asked else OFFER_TIMEOUT_S
 
 
 def run(*, runtime: str, secret: Path, socket: Path, stop: threading.Event) -> None:

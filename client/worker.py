@@ -36,8 +36,10 @@ from common.messages import (
     CodesRequest,
     Offer,
     OfferReply,
+    Part,
     Receipts,
     ReceiptsReply,
+    Several,
     decode,
     encode,
 )
@@ -92,18 +94,32 @@ class Worker:
         """The reply to one message. Raises :class:`Refused` or :class:`InvalidInput` for what deserves none."""
         message = decode(body)
         with self._lock:
-            match message:
-                case Offer():
-                    reason, held = self._decide(message), self._ledger.held(message.ledger)
-                    return encode(OfferReply(message.batch, reason, ledger_row=held.seq, ledger_head=held.hash))
-                case CodesRequest():
-                    return encode(self._codes(message))
-                case Receipts():
-                    self._file(message)
-                    held = self._ledger.held(message.ledger)
-                    return encode(ReceiptsReply(ledger_row=held.seq, ledger_head=held.hash))
-                case _:
-                    raise Refused("malformed", "a worker answers offers, codes requests and receipts")
+            if not isinstance(message, Several):
+                return encode(self._reply(message))
+            replies = (self._reply_or_none(part) for part in message.parts)
+            return encode(Several(tuple(reply for reply in replies if reply is not None)))
+
+    def _reply(self, message: Part) -> Part:
+        match message:
+            case Offer():
+                reason, held = self._decide(message), self._ledger.held(message.ledger)
+                return OfferReply(message.batch, reason, ledger_row=held.seq, ledger_head=held.hash)
+            case CodesRequest():
+                return self._codes(message)
+            case Receipts():
+                self._file(message)
+                held = self._ledger.held(message.ledger)
+                return ReceiptsReply(ledger_row=held.seq, ledger_head=held.hash)
+            case _:
+                raise Refused("malformed", "a worker answers offers, codes requests and receipts")
+
+    def _reply_or_none(self, message: Part) -> Part | None:
+        """One part's reply; a part that is refused keeps no other from its own."""
+        try:
+            return self._reply(message)
+        except ConsiliumError as error:
+            log.warning("event=refused part=%s cause=%s", type(message).__name__, type(error).__name__)
+            return None
 
     def _decide(self, offer: Offer) -> str:
         reason = review(offer, self._consent)

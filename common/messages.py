@@ -3,7 +3,8 @@
 An :class:`Offer` names the queries of a batch in full, so that a site decides from public facts alone; an
 :class:`OfferReply` accepts or declines with an allow-listed word; a :class:`CodesRequest` asks for the accepted
 queries' codes; a :class:`CodesReply` carries sealed codes; :class:`Receipts` bring a site its signed receipts.
-Refuses anything that is not canonical, misses a field or has an unknown one.
+:class:`Several` carries some of these, or the replies to them, in one message, because each takes a way through queues
+that are polled. Refuses anything that is not canonical, misses a field or has an unknown one.
 """
 
 from __future__ import annotations
@@ -101,6 +102,16 @@ class ReceiptsReply:
     ledger_head: str
 
 
+Part = Offer | OfferReply | CodesRequest | CodesReply | Receipts | ReceiptsReply
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Messages that travel as one and are handled in order, or the replies to them; what deserves no reply has none."""
+
+    parts: tuple[Part, ...]
+
+
 _KINDS = {
     Offer: "offer",
     OfferReply: "offer-reply",
@@ -109,11 +120,18 @@ _KINDS = {
     Receipts: "receipts",
     ReceiptsReply: "receipts-reply",
 }
-AnyMessage = Offer | OfferReply | CodesRequest | CodesReply | Receipts | ReceiptsReply
+AnyMessage = Part | Several
 
 
 def encode(message: AnyMessage) -> bytes:
     """The canonical bytes of a message."""
+    if isinstance(message, Several):
+        parts = [_document(part) for part in message.parts]
+        return canonical_bytes({"kind": "several", "schema": MESSAGE_SCHEMA, "parts": parts})
+    return canonical_bytes({**_document(message), "schema": MESSAGE_SCHEMA})
+
+
+def _document(message: Part) -> dict[str, Any]:
     body: dict[str, Any]
     match message:
         case Offer():
@@ -136,7 +154,7 @@ def encode(message: AnyMessage) -> bytes:
             body = {"ledger": message.ledger, "receipts": list(message.receipts)}
         case ReceiptsReply():
             body = _head(message)
-    return canonical_bytes({"kind": _KINDS[type(message)], "schema": MESSAGE_SCHEMA, **body})
+    return {"kind": _KINDS[type(message)], **body}
 
 
 def decode(data: bytes) -> AnyMessage:
@@ -144,6 +162,15 @@ def decode(data: bytes) -> AnyMessage:
     document = parse_canonical(data)
     if not isinstance(document, dict) or document.pop("schema", None) != MESSAGE_SCHEMA:
         raise InvalidInput("message schema", limit=str(MESSAGE_SCHEMA))
+    if document.get("kind") != "several":
+        return _part(document)
+    parts = checked_fields(document, {"kind": str, "parts": list})["parts"]
+    if not all(isinstance(part, dict) for part in parts):
+        raise InvalidInput("parts of a message", limit="a list of messages")
+    return Several(tuple(map(_part, parts)))
+
+
+def _part(document: dict[str, Any]) -> Part:
     match document.pop("kind", None):
         case "offer":
             body = checked_fields(document, {"study": str, "ledger": str, "batch": str, "queries": list})

@@ -54,7 +54,7 @@ def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> 
         core = Aggregator(
             study=study,
             queries=queries,
-            sites=workspace.sites(),
+            sites=workspace.sites,
             ledger=ledger,
             sealing_key=load_sealing_key(workspace.sealing_key_file),
             events=events,

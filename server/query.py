@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import floor
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -32,8 +33,10 @@ from common.messages import (
     CodesRequest,
     Offer,
     OfferReply,
+    Part,
     Receipts,
     ReceiptsReply,
+    Several,
     decode,
     encode,
 )
@@ -46,7 +49,7 @@ from common.sealing import SealContext, unseal
 from server.workspace import CodecRecord, Site
 
 REPLY_MARGIN_S = 30.0
-"""What a reply may take beyond the site's own deadline: starting its process and the way back."""
+"""What a reply may take beyond the site's own deadline: the queues on both ways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +88,35 @@ def plan_queries(study: Study, *, codec: CodecRecord, volumes: Sequence[str]) ->
     )
 
 
+@dataclass(slots=True)
+class _Batch:
+    """A batch to be offered to the sites ``able`` to pay for it, and what sites have said to it so far, by name."""
+
+    offer: Offer
+    able: frozenset[str]
+    answers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return self.offer.batch
+
+    @property
+    def queries(self) -> tuple[QuerySpec, ...]:
+        return self.offer.queries
+
+
 class Aggregator:
-    """The core of one study. Holds no state a crash could lose: what counts is in the ledger."""
+    """The core of one study. Holds no state a crash could lose: what counts is in the ledger.
+
+    ``sites`` tells who is registered now; it is asked before every batch, so a site may join in the middle of a run.
+    """
 
     def __init__(
         self,
         *,
         study: Study,
         queries: Sequence[QuerySpec],
-        sites: Sequence[Site],
+        sites: Callable[[], Sequence[Site]],
         ledger: Ledger,
         sealing_key: X25519PrivateKey,
         events: EventLog,
@@ -101,17 +124,18 @@ class Aggregator:
         clock: Callable[[], float] = time.monotonic,
         retry_pause_s: float = 5.0,
     ) -> None:
-        if len(sites) < study.privacy.quorum:
+        if (registered := len(sites())) < study.privacy.quorum:
             raise QuorumNotReached(
-                f"{len(sites)} sites are registered and the study's quorum is {study.privacy.quorum}; "
+                f"{registered} sites are registered and the study's quorum is {study.privacy.quorum}; "
                 "to fix: register more sites"
             )
-        self._study, self._queries, self._sites = study, tuple(queries), tuple(sites)
+        self._study, self._queries, self._sites = study, tuple(queries), sites
         self._ledger, self._sealing_key, self._events = ledger, sealing_key, events
         self._sampler, self._clock = sampler, clock
         self._retry_pause_s = retry_pause_s
         self._held: dict[str, int] = {}
         self._contradicted: dict[str, int] = {}
+        self._away: frozenset[int] = frozenset()
 
     def open_queries(self) -> tuple[QuerySpec, ...]:
         """Planned queries that have no stored answer yet."""
@@ -123,98 +147,136 @@ class Aggregator:
         return tuple(answer for answer in found if answer is not None)
 
     def run(self, transport: Transport, *, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Answer all open queries batch by batch, until done, stopped, out of budget or below quorum."""
+        """Answer all open queries batch by batch, until done, stopped, out of budget or below quorum.
+
+        A batch is offered in the message that asks for the codes of the batch before, and its receipts travel in the
+        one that asks for the next, because every message takes a way through queues that are polled.
+        """
         queries = self.open_queries()
         self._progress(len(queries))
-        while queries:
-            if should_stop():
-                return
-            sites, room = self._with_budget(queries[0])
-            if len(sites) < self._study.privacy.quorum:
+        ahead: _Batch | None = None
+        while queries and not should_stop():
+            batch = ahead or self._plan(queries)
+            if batch is None:
                 self._events.emit("budget-refused", batch="", queries=[query.id for query in queries])
                 break
-            batch = queries[: min(self._study.collection.batch_size, room)]
-            answered = self._run_batch(batch, sites, transport)
+            roster = self._settle(batch, transport)
+            ahead = self._plan(queries[len(batch.queries) :], before=batch, roster=roster)
+            codes = self._collect(batch, roster, ahead, transport)
+            answered = self._release(batch, roster, codes)
             queries = queries[answered:]
             self._progress(len(queries))
-            if answered < len(batch):
+            if answered < len(batch.queries):
                 break
-        self._send_receipts(self._sites, transport)
+        self._send_receipts(self._sites(), transport)
 
     def _progress(self, left: int) -> None:
         total = len(self._queries)
         self._events.emit("stage-progress", stage="collect", done=total - left, total=total)
 
-    def _with_budget(self, query: QuerySpec) -> tuple[tuple[Site, ...], int]:
-        """Sites whose pool has room for one more such query, and how many all of them have room for.
+    def _plan(
+        self, queries: Sequence[QuerySpec], *, before: _Batch | None = None, roster: Sequence[Site] = ()
+    ) -> _Batch | None:
+        """The next batch: as many of ``queries`` as every site with any room has room for; None where too few have.
+
+        The batch ``before``, which is not charged yet, counts as if it were, for the sites of its ``roster``.
+        """
+        in_flight = {site.name: len(before.queries) for site in roster} if before else {}
+        room = self._room(queries[0], in_flight) if queries else {}
+        if len(room) < self._study.privacy.quorum:
+            return None
+        chosen = tuple(queries[: min(self._study.collection.batch_size, *room.values())])
+        batch = digest("batch", {"study": self._study.id, "queries": [query.id for query in chosen]})
+        offer = Offer(study=self._study.id, ledger=self._ledger.ledger_id, batch=batch, queries=chosen)
+        return _Batch(offer, able=frozenset(site.name for site in room))
+
+    def _room(self, query: QuerySpec, in_flight: Mapping[str, int] = MappingProxyType({})) -> dict[Site, int]:
+        """For how many more such queries each site's pool has room; sites without any are left out.
 
         Public state: an exhausted pool is left out before anything is offered. The ledger decides at the release.
         """
         protections = {pool.pool: pool.protection for pool in self._ledger.pools()}
         room: dict[Site, int] = {}
-        for site in self._sites:
+        for site in self._sites():
+            if site.pool not in protections:  # it is being registered just now
+                continue
             in_all = self._ledger.remaining(site.pool) / query.mechanism.mu_squared(protections[site.pool])
             in_study = self._ledger.remaining(site.pool, self._study.id)
             in_study /= query.mechanism.mu_squared(self._study.privacy.protection)
-            if (queries := min(floor(in_all), floor(in_study))) > 0:
+            if (queries := min(floor(in_all), floor(in_study)) - in_flight.get(site.name, 0)) > 0:
                 room[site] = queries
-        return tuple(room), min(room.values(), default=0)
+        return room
 
-    def _run_batch(self, queries: Sequence[QuerySpec], sites: Sequence[Site], transport: Transport) -> int:
-        batch = digest("batch", {"study": self._study.id, "queries": [query.id for query in queries]})
-        roster = self._offer(batch, queries, sites, transport)
-        quorum = self._study.privacy.quorum
-        if len(roster) < quorum:
-            self._events.emit("quorum-missed", batch=batch, accepted=len(roster), needed=quorum)
-            self._send_receipts([site for site in sites if site.name in self._contradicted], transport)
+    # --- offering
+
+    def _settle(self, batch: _Batch, transport: Transport) -> tuple[Site, ...]:
+        """The batch's roster: sites that accept it, have room for it and are there. Decided before any inference.
+
+        Sites that have not answered the offer yet are asked now. Raises when fewer than the quorum are left.
+        """
+        room = self._room(batch.queries[0])
+        able = [site for site, queries in room.items() if queries >= len(batch.queries)]
+        by_node = {site.node_id: site for site in able}
+        online = self._await_sites(able, transport)
+        undecided = [node for node in sorted(online) if by_node[node].name not in batch.answers]
+        if undecided:
+            timeout_s = self._study.collection.offer_deadline_s
+            for reply in transport.exchange(dict.fromkeys(undecided, encode(batch.offer)), timeout_s=timeout_s):
+                self._hear(by_node[reply.node_id], _decoded(reply), batch, problem=reply.problem or "malformed")
+        for site in self._sites():
+            if site.node_id not in online:
+                self._note_answer(site, batch, "offline" if site in able else "budget")
+        roster = [site for site in able if batch.answers.get(site.name) == "accepted"]
+        if len(roster) < self._study.privacy.quorum:
+            self._below_quorum(batch, len(roster), transport)
             if self._contradicted:
                 raise LedgerCorrupt(_contradiction(self._contradicted))
             raise QuorumNotReached(
-                f"{len(roster)} of {len(self._sites)} sites accepted the batch and the quorum is {quorum}; nothing was "
-                "dispatched or charged; to fix: see the sites' reasons in `consilium study status`, then resume"
+                f"{len(roster)} of {len(self._sites())} sites accepted the batch and the quorum is "
+                f"{self._study.privacy.quorum}; nothing was dispatched or charged; to fix: see the sites' reasons in "
+                "`consilium study status`, then resume"
             )
-        codes = self._collect(batch, queries, roster, transport)
-        released = self._release(batch, queries, roster, codes)
-        self._send_receipts(roster, transport)
-        return released
+        return tuple(sorted(roster, key=lambda site: site.name))
 
-    def _offer(
-        self, batch: str, queries: Sequence[QuerySpec], sites: Sequence[Site], transport: Transport
-    ) -> tuple[Site, ...]:
-        by_node = {site.node_id: site for site in sites}
-        timeout_s = self._study.collection.offer_deadline_s
-        offer = Offer(study=self._study.id, ledger=self._ledger.ledger_id, batch=batch, queries=tuple(queries))
-        body = encode(offer)
-        accepted: list[Site] = []
-        online = self._await_sites(sites, transport, timeout_s=timeout_s)
-        for site in self._sites:
-            if site.node_id not in online:
-                reason = "offline" if site in sites else "budget"
-                self._events.emit("offer-answered", batch=batch, site=site.name, accepted=False, reason=reason)
-        for reply in transport.exchange(dict.fromkeys(sorted(online), body), timeout_s=timeout_s):
-            site, message = by_node[reply.node_id], _decoded(reply)
-            reason = reply.problem or "malformed"
-            if isinstance(message, OfferReply) and message.batch == batch:
-                reason = message.reason if self._note_held(site, message) else "ledger-contradicted"
-            self._events.emit(
-                "offer-answered", batch=batch, site=site.name, accepted=reason == "accepted", reason=reason
-            )
-            if reason == "accepted":
-                accepted.append(site)
-        return tuple(sorted(accepted, key=lambda site: site.name))
+    def _await_sites(self, sites: Sequence[Site], transport: Transport) -> frozenset[int]:
+        """Nodes of these sites that are online, once all are or the time is up.
 
-    def _await_sites(self, sites: Sequence[Site], transport: Transport, *, timeout_s: float) -> frozenset[int]:
-        """Nodes of these sites that are online, once all are or the time is up."""
+        Where a quorum is there, a node that was waited for in vain is not waited for again until it has been back.
+        """
         expected = frozenset(site.node_id for site in sites)
-        until = self._clock() + timeout_s
-        online = transport.online() & expected
-        while online != expected and self._clock() < until:
-            time.sleep(0.5)
+        until = self._clock() + self._study.collection.offer_deadline_s
+        while True:
             online = transport.online() & expected
-        return online
+            self._away -= online
+            enough = len(online) >= self._study.privacy.quorum and online | self._away >= expected
+            if enough or online == expected:
+                return online
+            if self._clock() >= until:
+                self._away |= expected - online
+                return online
+            time.sleep(0.5)
+
+    def _hear(self, site: Site, message: AnyMessage | None, batch: _Batch, *, problem: str = "") -> None:
+        """Note what a site says to an offer; ``problem``, if given, stands for an answer that cannot be used."""
+        if isinstance(message, OfferReply) and message.batch == batch.id:
+            self._note_answer(site, batch, message.reason if self._note_held(site, message) else "ledger-contradicted")
+        elif problem:
+            self._note_answer(site, batch, problem)
+
+    def _note_answer(self, site: Site, batch: _Batch, reason: str) -> None:
+        batch.answers[site.name] = reason
+        accepted = reason == "accepted"
+        self._events.emit("offer-answered", batch=batch.id, site=site.name, accepted=accepted, reason=reason)
+
+    def _below_quorum(self, batch: _Batch, accepted: int, transport: Transport) -> None:
+        """Put it on record, and send the receipts that are owed for earlier batches: the run ends here."""
+        self._events.emit("quorum-missed", batch=batch.id, accepted=accepted, needed=self._study.privacy.quorum)
+        self._send_receipts(self._sites(), transport)
+
+    # --- asking
 
     def _collect(
-        self, batch: str, queries: Sequence[QuerySpec], roster: Sequence[Site], transport: Transport
+        self, batch: _Batch, roster: Sequence[Site], ahead: _Batch | None, transport: Transport
     ) -> dict[tuple[str, str], NDArray[np.int64]]:
         """Opened and checked codes by (site, query id), asked for until all are in or patience is over.
 
@@ -222,24 +284,23 @@ class Aggregator:
         nothing is released or charged: a worker answers even a failure, so silence means an outage. # sensitive
         """
         codes: dict[tuple[str, str], NDArray[np.int64]] = {}
-        collection = self._study.collection
-        until = self._clock() + collection.patience_s
+        until = self._clock() + self._study.collection.patience_s
         for attempt in count(1):
             waiting = {
                 site.node_id: missing
                 for site in roster
-                if (missing := tuple(query.id for query in queries if (site.name, query.id) not in codes))
+                if (missing := tuple(query.id for query in batch.queries if (site.name, query.id) not in codes))
             }
             if not waiting or self._clock() >= until:
                 break
             reachable = {node: waiting[node] for node in sorted(transport.online() & waiting.keys())}
             if reachable:
-                codes |= self._ask(batch, attempt, reachable, queries, roster, transport, until=until)
-            if len(codes) < len(roster) * len(queries):
+                codes |= self._ask(batch, attempt, reachable, roster, ahead, transport, until=until)
+            if len(codes) < len(roster) * len(batch.queries):
                 time.sleep(max(0.0, min(self._retry_pause_s, until - self._clock())))
         answered, quorum = len({site for site, _ in codes}), self._study.privacy.quorum
         if answered < quorum:
-            self._events.emit("quorum-missed", batch=batch, accepted=answered, needed=quorum)
+            self._below_quorum(batch, answered, transport)
             raise QuorumNotReached(
                 f"{answered} of the {len(roster)} sites that accepted the batch sent codes and the quorum is {quorum}; "
                 "nothing was released or charged; to fix: bring the sites back, then `consilium study resume`"
@@ -248,60 +309,79 @@ class Aggregator:
 
     def _ask(
         self,
-        batch: str,
+        batch: _Batch,
         attempt: int,
         missing: Mapping[int, tuple[str, ...]],
-        queries: Sequence[QuerySpec],
         roster: Sequence[Site],
+        ahead: _Batch | None,
         transport: Transport,
         *,
         until: float,
     ) -> dict[tuple[str, str], NDArray[np.int64]]:
-        """One attempt: ask each node for its missing codes. # sensitive until noised"""
-        by_node = {site.node_id: site for site in roster}
+        """One attempt: ask each node for its missing codes, and every site for its word on the batch ``ahead``.
+
+        Nobody is waited for but the nodes that owe codes. # sensitive until noised
+        """
         deadline_s = self._study.collection.deadline_s
         started = self._clock()
-        bodies = {
-            node: encode(
+        by_node = {site.node_id: site for site in (*self._sites(), *roster)}
+        asked: dict[int, list[Part]] = {
+            node: [
+                *self._owed_receipts(by_node[node]),
                 CodesRequest(
                     study=self._study.id,
-                    batch=batch,
+                    batch=batch.id,
                     attempt=attempt,
                     deadline_s=max(1, int(deadline_s)),
                     queries=wanted,
-                )
-            )
+                ),
+            ]
             for node, wanted in missing.items()
         }
-        self._events.emit("batch-dispatched", batch=batch, attempt=attempt, sites=len(bodies), queries=len(queries))
+        if ahead is not None:
+            for node in sorted(transport.online() & by_node.keys()):
+                if by_node[node].name in ahead.able - ahead.answers.keys():
+                    asked.setdefault(node, self._owed_receipts(by_node[node])).append(ahead.offer)
+        bodies = {node: encode(Several(tuple(parts))) for node, parts in asked.items()}
+        self._events.emit(
+            "batch-dispatched", batch=batch.id, attempt=attempt, sites=len(missing), queries=len(batch.queries)
+        )
         codes: dict[tuple[str, str], NDArray[np.int64]] = {}
-        timeout_s = max(1.0, min(deadline_s + REPLY_MARGIN_S, until - started))
+        timeout_s, owing = max(1.0, min(deadline_s + REPLY_MARGIN_S, until - started)), set(missing)
         for reply in transport.exchange(bodies, timeout_s=timeout_s):
-            site = by_node[reply.node_id]
-            received = self._open_reply(reply, batch=batch, attempt=attempt, site=site, queries=queries)
-            if received is None:
+            site, parts = by_node[reply.node_id], _parts(reply)
+            for part in parts:
+                if ahead is not None:
+                    self._hear(site, part, ahead)
+                if isinstance(part, ReceiptsReply) and self._note_held(site, part):
+                    self._events.emit("receipts-held", site=site.name, ledger_row=part.ledger_row)
+            if reply.node_id not in missing:
                 continue
-            codes |= {(site.name, query): code for query, code in received.items()}
-            self._events.emit(
-                "reply-received",
-                batch=batch,
-                attempt=attempt,
-                site=site.name,
-                codes=len(received),
-                seconds=round(self._clock() - started, 3),
-            )
+            answer = next((part for part in parts if isinstance(part, CodesReply)), None)
+            problem = reply.problem or "malformed"
+            received = self._open_reply(answer, problem, batch=batch, attempt=attempt, site=site)
+            if received is not None:
+                codes |= {(site.name, query): code for query, code in received.items()}
+                self._events.emit(
+                    "reply-received",
+                    batch=batch.id,
+                    attempt=attempt,
+                    site=site.name,
+                    codes=len(received),
+                    seconds=round(self._clock() - started, 3),
+                )
+            owing.discard(reply.node_id)
+            if not owing:
+                break
         return codes
 
     def _open_reply(
-        self, reply: Reply, *, batch: str, attempt: int, site: Site, queries: Sequence[QuerySpec]
+        self, message: CodesReply | None, problem: str, *, batch: _Batch, attempt: int, site: Site
     ) -> dict[str, NDArray[np.int64]] | None:
-        message = _decoded(reply)
-        if not isinstance(message, CodesReply) or message.batch != batch or message.attempt != attempt:
-            self._events.emit(
-                "reply-missing", batch=batch, attempt=attempt, site=site.name, reason=reply.problem or "malformed"
-            )
+        if message is None or message.batch != batch.id or message.attempt != attempt:
+            self._events.emit("reply-missing", batch=batch.id, attempt=attempt, site=site.name, reason=problem)
             return None
-        by_id = {query.id: query for query in queries}
+        by_id = {query.id: query for query in batch.queries}
         opened = {}
         for query_id, sealed in message.codes:
             query = by_id.get(query_id)
@@ -315,20 +395,18 @@ class Aggregator:
                 if not within(code, bound_int=query.mechanism.site_radius_int):
                     raise Refused("code-norm")
             except Refused as error:
-                self._events.emit("code-refused", batch=batch, site=site.name, query=query_id, reason=error.reason)
+                self._events.emit("code-refused", batch=batch.id, site=site.name, query=query_id, reason=error.reason)
                 continue
             opened[query_id] = code
         return opened
 
+    # --- releasing
+
     def _release(
-        self,
-        batch: str,
-        queries: Sequence[QuerySpec],
-        roster: Sequence[Site],
-        codes: Mapping[tuple[str, str], NDArray[np.int64]],
+        self, batch: _Batch, roster: Sequence[Site], codes: Mapping[tuple[str, str], NDArray[np.int64]]
     ) -> int:
         candidates = []
-        for query in queries:
+        for query in batch.queries:
             zero = np.zeros(query.mechanism.dimension, dtype=np.int64)
             summands = [codes.get((site.name, query.id), zero) for site in roster]
             candidates.append(
@@ -336,7 +414,7 @@ class Aggregator:
             )
         result = self._ledger.release_batch(
             study_id=self._study.id,
-            batch_id=batch,
+            batch_id=batch.id,
             roster=tuple(RosterEntry(site=site.name, pool=site.pool) for site in roster),
             candidates=candidates,
         )
@@ -344,7 +422,7 @@ class Aggregator:
             guarantees = self._ledger.study_guarantees(self._study.id)
             self._events.emit(
                 "released",
-                batch=batch,
+                batch=batch.id,
                 queries=[answer.query.id for answer in result.answers],
                 roster=[site.name for site in roster],
                 voters=len(roster) * self._study.privacy.voters_per_site,
@@ -355,7 +433,7 @@ class Aggregator:
                 relation=str(self._study.privacy.relation),
             )
         if result.refused:
-            self._events.emit("budget-refused", batch=batch, queries=list(result.refused))
+            self._events.emit("budget-refused", batch=batch.id, queries=list(result.refused))
         return len(result.answers)
 
     def _send_receipts(self, sites: Sequence[Site], transport: Transport) -> None:
@@ -378,6 +456,11 @@ class Aggregator:
                     del waiting[reply.node_id]
         for site in waiting.values():
             self._events.emit("receipts-missing", site=site.name, reason="no-reply-or-refused")
+
+    def _owed_receipts(self, site: Site) -> list[Part]:
+        """What travels along with another message: the receipts a site is known to miss, unless it disputes them."""
+        receipts = None if site.name in self._contradicted else self._missing_receipts(site)
+        return [Receipts(self._ledger.ledger_id, receipts)] if receipts else []
 
     def _missing_receipts(self, site: Site) -> tuple[str, ...] | None:
         """Receipts past what the site holds; None where that is not known and there are some."""
@@ -407,6 +490,11 @@ def _contradiction(rows: Mapping[str, int]) -> str:
         "enter the lost charges with `consilium ledger recover`, let each end its alarm (`consilium site recover`), "
         "then resume"
     )
+
+
+def _parts(reply: Reply) -> tuple[Part, ...]:
+    message = _decoded(reply)
+    return message.parts if isinstance(message, Several) else ()
 
 
 def _decoded(reply: Reply) -> AnyMessage | None:

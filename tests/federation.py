@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -23,12 +24,14 @@ from common.events import EventLog, read_events
 from common.ledger.keys import public_hex
 from common.ledger.site import SiteLedger
 from common.ledger.store import Ledger, PoolDeclaration
+from common.messages import Part, Several, decode
 from common.objects import ObjectStore
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from server.query import Aggregator, Reply, plan_queries
 from server.workspace import CodecRecord, Site
 
 GRID = (8, 8, 8)
+P = TypeVar("P", bound=Part)
 
 
 def make_study(**privacy) -> Study:
@@ -87,16 +90,25 @@ class LoopTransport:
         return frozenset(self.workers) - self.offline
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
-        for node, body in bodies.items():
-            try:
-                reply = self.intercept(node, body, self.workers[node].handle(body))
-            except ConsiliumError:
-                reply = None
-            if reply is None:
-                yield Reply(node_id=node, body=None, problem="deadline")
-            else:
-                self.replies.append((node, reply))
-                yield Reply(node_id=node, body=reply)
+        """Every message is handled, also where the core stops listening before the last reply."""
+        return iter([self._handled(node, body) for node, body in bodies.items()])
+
+    def _handled(self, node: int, body: bytes) -> Reply:
+        try:
+            reply = self.intercept(node, body, self.workers[node].handle(body))
+        except ConsiliumError:
+            reply = None
+        if reply is None:
+            return Reply(node_id=node, body=None, problem="deadline")
+        self.replies.append((node, reply))
+        return Reply(node_id=node, body=reply)
+
+
+def part(body: bytes, kind: type[P]) -> P | None:
+    """The part of a message that is of this kind, if there is one."""
+    message = decode(body)
+    parts = message.parts if isinstance(message, Several) else (message,)
+    return next((found for found in parts if isinstance(found, kind)), None)
 
 
 class Federation:
@@ -166,7 +178,7 @@ class Federation:
         return Aggregator(
             study=self.study,
             queries=plan_queries(self.study, codec=record, volumes=self.volumes),
-            sites=self.sites,
+            sites=lambda: self.sites,
             ledger=self.ledger,
             sealing_key=self.sealing_key,
             events=EventLog(self.events_file, study=self.study.id),

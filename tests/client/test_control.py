@@ -19,8 +19,8 @@ from client.worker import _VolumeVoters
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, Refused
 from common.ledger.keys import public_hex
 from common.ledger.verify import verify
-from common.messages import CodesRequest, decode, encode
-from tests.federation import Federation
+from common.messages import CodesRequest, encode
+from tests.federation import Federation, part
 
 RUN = CliRunner()
 
@@ -77,7 +77,7 @@ def test_a_pause_given_by_another_process_stops_a_running_worker_and_a_resume_le
 
 def test_a_veto_between_acceptance_and_answer_keeps_the_codes_in_with_the_roster_unchanged(fed) -> None:
     def veto(node, body, reply):
-        if node == 100 and isinstance(decode(body), CodesRequest):
+        if node == 100 and part(body, CodesRequest):
             fed.site_ledgers["site-1"].decide(fed.study.id, "pause")
         return reply
 

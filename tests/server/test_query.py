@@ -1,16 +1,17 @@
 from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 import pytest
 
 from common.errors import QuorumNotReached
 from common.ledger.store import PoolDeclaration
-from common.messages import CodesReply, CodesRequest, Receipts, decode, encode
+from common.messages import CodesReply, CodesRequest, Receipts, Several, encode
 from common.privacy.mechanism import AccountantName, Budget
 from common.privacy.quantise import quantise
 from common.sealing import SealContext, seal
 from server.query import Aggregator
-from tests.federation import Federation, make_study
+from tests.federation import Federation, make_study, part
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_a_site_that_falls_silent_after_accepting_counts_as_zero_once_patience_i
     fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
 
     def drop(node, body, reply):
-        return None if node == 101 and isinstance(decode(body), CodesRequest) else reply
+        return None if node == 101 and part(body, CodesRequest) else reply
 
     fed.transport.intercept = drop
     fed.core().run(fed.transport)
@@ -130,7 +131,7 @@ def test_when_the_sites_vanish_after_accepting_nothing_is_released_or_charged(fe
     fed = federation()
     fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
     rows = fed.ledger.row_count
-    fed.transport.intercept = lambda node, body, reply: None if isinstance(decode(body), CodesRequest) else reply
+    fed.transport.intercept = lambda node, body, reply: None if part(body, CodesRequest) else reply
     with pytest.raises(QuorumNotReached, match="0 of the 3"):
         fed.core().run(fed.transport)
     assert fed.ledger.row_count == rows
@@ -146,7 +147,7 @@ def test_an_outage_of_every_node_costs_time_and_no_answer(federation):
     silent_rounds = iter(range(9))
 
     def outage(node, body, reply):
-        return None if isinstance(decode(body), CodesRequest) and next(silent_rounds, None) is not None else reply
+        return None if part(body, CodesRequest) and next(silent_rounds, None) is not None else reply
 
     fed.transport.intercept = outage
     fed.core().run(fed.transport)
@@ -159,8 +160,8 @@ def test_a_retry_gets_the_stored_code_and_computes_nothing_twice(federation):
     seen = []
 
     def drop_first(node, body, reply):
-        message = decode(body)
-        if node == 101 and isinstance(message, CodesRequest):
+        message = part(body, CodesRequest)
+        if node == 101 and message:
             seen.append(message.attempt)
             return None if message.attempt == 1 else reply
         return reply
@@ -178,8 +179,8 @@ def test_a_reply_the_server_cannot_trust_counts_as_zero(federation, lie):
     fed = federation(sampler=silent)
 
     def forge(node, body, reply):
-        message = decode(body)
-        if node != 101 or not isinstance(message, CodesRequest):
+        message = part(body, CodesRequest)
+        if node != 101 or not message:
             return reply
         if lie == "garbage":
             return b"\x00garbage"
@@ -193,7 +194,7 @@ def test_a_reply_the_server_cannot_trust_counts_as_zero(federation, lie):
         )
         sealed = seal(code, public_key=fed.sealing_key.public_key(), context=context)
         name = "f" * 64 if lie == "unknown" else query
-        return encode(CodesReply(batch=message.batch, attempt=attempt, codes=((name, sealed),)))
+        return encode(Several((CodesReply(batch=message.batch, attempt=attempt, codes=((name, sealed),)),)))
 
     fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
     fed.transport.intercept = forge
@@ -209,7 +210,7 @@ def test_a_code_cannot_be_passed_off_as_another_sites(federation):
     stolen = {}
 
     def replay(node, body, reply):
-        if not isinstance(decode(body), CodesRequest):
+        if not part(body, CodesRequest):
             return reply
         if node == 100:
             stolen["reply"] = reply
@@ -270,8 +271,8 @@ def test_a_receipt_lost_on_the_way_is_sent_again_with_the_next(federation):
 
     class Deaf:
         def handle(self, body):
-            message = decode(body)
-            if isinstance(message, Receipts) and message.receipts and not lost:
+            message = part(body, Receipts)
+            if message and message.receipts and not lost:
                 lost.append(101)
                 return b""
             return handle(body)
@@ -328,3 +329,134 @@ def test_a_site_whose_pool_is_spent_is_left_out_before_anything_is_offered(feder
     assert 0 <= len(with_site_1) < 6
     assert fed.ledger.remaining("pool-1") >= 0
     assert "budget" in {event["reason"] for event in fed.events("offer-answered") if event["site"] == "site-1"}
+
+
+def batches_of(fed, size, **collection):
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=size, **collection))
+
+
+def test_in_a_long_run_a_batch_costs_a_site_one_message(federation):
+    """Offer ahead, codes and receipts travel together: one more message before the first batch, one after the last."""
+    fed = federation(study=make_study(planned_queries=10))
+    batches_of(fed, 2)
+    fed.core().run(fed.transport)
+    assert len(fed.ledger.answers(fed.study.id)) == 10
+    received = [node for node, _ in fed.transport.replies]
+    assert {node: received.count(node) for node in fed.workers} == dict.fromkeys(fed.workers, 5 + 2)
+    assert all(len(ledger.receipts()) == 5 and ledger.alarms() == () for ledger in fed.site_ledgers.values())
+
+
+def test_a_batch_offered_ahead_leaves_room_for_the_one_in_hand(federation):
+    """No site reserves, and no pool is asked for, more than the budget has room for, whatever is still in flight."""
+    fed = federation(study=make_study(planned_queries=5))
+    batches_of(fed, 2)
+    more = tuple(fed.objects.put(f"more {i}".encode()) for i in range(3))
+    core = fed.core()
+    first = core._queries[0]
+    core._queries = (*core._queries, *(replace(first, volumes=(name,)) for name in more))
+    core.run(fed.transport)
+    assert len(fed.ledger.answers(fed.study.id)) == 5
+    assert [len(event["queries"]) for event in fed.events("released")] == [2, 2, 1]
+    assert len(fed.events("budget-refused")[-1]["queries"]) == 3
+    for site in fed.sites:
+        assert fed.site_ledgers[site.name].spent().releases == 5, "nothing was accepted that was never released"
+    assert {event["reason"] for event in fed.events("offer-answered")} == {"accepted"}
+
+
+def test_a_site_that_registers_in_the_middle_of_a_run_is_on_the_next_roster_and_on_no_older_one(federation):
+    fed = federation(study=make_study(planned_queries=8))
+    batches_of(fed, 2)
+    everybody, fed.sites = fed.sites, fed.sites[:2]
+    core = fed.core()
+
+    def register(node, body, reply):
+        if len(fed.events("released")) == 1:
+            fed.sites = everybody
+        return reply
+
+    fed.transport.intercept = register
+    core.run(fed.transport)
+    rosters = [event["roster"] for event in fed.events("released")]
+    assert rosters[:2] == [["site-0", "site-1"]] * 2
+    assert rosters[2:] == [["site-0", "site-1", "site-2"]] * 2
+    stored = [[entry.site for entry in answer.roster] for answer in fed.ledger.answers(fed.study.id)]
+    assert stored == [roster for roster in rosters for _ in range(2)]
+
+
+def test_a_site_that_is_registered_but_not_yet_in_the_ledger_is_passed_over(federation):
+    fed = federation()
+    stranger = replace(fed.sites[0], name="stranger", pool="stranger", node_id=999)
+    fed.sites = (*fed.sites, stranger)
+    fed.core().run(fed.transport)
+    assert {entry.site for a in fed.ledger.answers(fed.study.id) for entry in a.roster} == {
+        "site-0",
+        "site-1",
+        "site-2",
+    }
+
+
+def test_a_site_that_was_away_for_a_run_is_on_the_rosters_of_the_next(federation):
+    fed = federation(study=make_study(planned_queries=8))
+    batches_of(fed, 2, offer_deadline_s=1.0)
+    fed.transport.offline = {102}
+    fed.core().run(fed.transport, should_stop=iter([False, False, True]).__next__)
+    before = {a.query.id: a.roster for a in fed.ledger.answers(fed.study.id)}
+    fed.transport.offline = set()
+    fed.core().run(fed.transport)
+    answers = fed.ledger.answers(fed.study.id)
+    assert [len(a.roster) for a in answers] == [2] * 4 + [3] * 4
+    assert {a.query.id: a.roster for a in answers[:4]} == before, "the roster of a release never changes"
+    assert fed.ledger.spent("pool-2").releases == fed.site_ledgers["site-2"].spent().releases == 4
+
+
+def test_a_site_that_comes_back_in_the_middle_of_a_run_is_asked_and_is_waited_for_only_once(federation):
+    fed = federation(study=make_study(planned_queries=8))
+    batches_of(fed, 2, offer_deadline_s=1.0)
+    fed.transport.offline = {102}
+    waits = []
+
+    def back(node, body, reply):
+        if len(fed.events("released")) == 2:
+            fed.transport.offline = set()
+        return reply
+
+    fed.transport.intercept = back
+    core = fed.core()
+    honest = core._await_sites
+    core._await_sites = lambda *args: waits.append(perf_counter()) or [honest(*args), waits.append(perf_counter())][0]
+    core.run(fed.transport)
+    assert [len(event["roster"]) for event in fed.events("released")] == [2, 2, 2, 3]
+    seconds = [after - before for before, after in zip(waits[::2], waits[1::2], strict=True)]
+    assert seconds[0] >= 1.0
+    assert max(seconds[1:]) < 0.5
+
+
+def test_a_site_that_goes_down_after_accepting_ahead_is_not_on_that_roster(federation):
+    fed = federation(study=make_study(planned_queries=6))
+    batches_of(fed, 2, offer_deadline_s=1.0)
+
+    def leave(node, body, reply):
+        if node == 102 and part(body, CodesRequest):
+            fed.transport.offline = {102}
+        return reply
+
+    fed.transport.intercept = leave
+    fed.core().run(fed.transport)
+    assert [len(event["roster"]) for event in fed.events("released")] == [3, 2, 2]
+    assert fed.ledger.spent("pool-2").releases == 2
+
+
+def test_a_veto_given_while_a_batch_is_computed_keeps_the_site_off_the_next_roster(federation):
+    fed = federation(study=make_study(planned_queries=6))
+    batches_of(fed, 2, patience_s=1.0)
+    predict = fed.voters["site-2"].predict
+
+    def paused_meanwhile(volume):
+        if fed.voters["site-2"].calls == 1:
+            fed.site_ledgers["site-2"].decide(fed.study.id, "pause")
+        return predict(volume)
+
+    fed.voters["site-2"].predict = paused_meanwhile
+    fed.core().run(fed.transport)
+    assert [len(event["roster"]) for event in fed.events("released")] == [3, 2, 2]
+    assert "paused" in {event["reason"] for event in fed.events("offer-answered") if event["site"] == "site-2"}

@@ -113,7 +113,7 @@ def run_core(root: Path) -> None:
         core = Aggregator(
             study=study,
             queries=plan_queries(study, codec=record, volumes=volumes),
-            sites=SITES,
+            sites=lambda: SITES,
             ledger=ledger,
             sealing_key=load_sealing_key(root / "sealing.key"),
             events=(outside := Outside(root, ledger, study)),

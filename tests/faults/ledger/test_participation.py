@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.messages import NO_HEAD, CodesReply, OfferReply, ReceiptsReply, decode
+from common.messages import NO_HEAD, CodesReply, OfferReply, ReceiptsReply, Several, decode, encode
 from tests.federation import Federation
 
 
@@ -44,6 +44,8 @@ def shape(reply: bytes) -> tuple[object, ...]:
     """Everything about a reply that is not the sealed code itself."""
     message = decode(reply)
     match message:
+        case Several():
+            return tuple(shape(encode(part)) for part in message.parts)
         case CodesReply():
             return "codes", len(reply), message.batch, [(query, len(sealed)) for query, sealed in message.codes]
         case OfferReply():

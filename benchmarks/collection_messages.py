@@ -1,0 +1,102 @@
+"""What it saves to let receipts, codes request and the next offer travel as one message.
+
+Real core, workers, ledgers and sealing in one process; the transport waits as a SuperNode does that works on one
+message at a time and takes a while for each and for each query in it (up to a fifth more, by a seeded draw).
+Compared, in the same run, with a core that sends the three one after another. Run from the repository's root:
+
+    python -m benchmarks.collection_messages
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from client.worker import Worker
+from common.messages import CodesRequest
+from server.query import Aggregator, Reply, Transport
+from tests.federation import Federation, make_study, part
+
+QUERIES, BATCH, MESSAGE_S = 16, 4, 0.6
+
+
+class SlowNodes:
+    """Nodes that take ``MESSAGE_S`` a message and ``query_s`` a query, at the same time as each other."""
+
+    def __init__(self, workers: Mapping[int, Worker], *, query_s: float, seed: int) -> None:
+        self._workers, self._query_s, self._rng = workers, query_s, random.Random(seed)
+        self._pool = ThreadPoolExecutor(max_workers=len(workers))
+        self.messages = 0
+
+    def online(self) -> frozenset[int]:
+        return frozenset(self._workers)
+
+    def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
+        replies: queue.Queue[Reply] = queue.Queue()
+
+        def handle(node: int, body: bytes, slower: float) -> None:
+            request, reply = part(body, CodesRequest), self._workers[node].handle(body)
+            time.sleep(slower * (MESSAGE_S + self._query_s * (len(request.queries) if request else 0)))
+            replies.put(Reply(node_id=node, body=reply))
+
+        self.messages += len(bodies)
+        for node, body in bodies.items():
+            self._pool.submit(handle, node, body, 1 + self._rng.uniform(0, 0.2))
+        for _ in bodies:
+            yield replies.get(timeout=timeout_s)
+
+
+class OneByOne(Aggregator):
+    """Offer, request and receipts one after another."""
+
+    transport: Transport
+
+    def run(self, transport: Transport, *, should_stop: Callable[[], bool] = lambda: False) -> None:
+        self.transport = transport
+        super().run(transport, should_stop=should_stop)
+
+    def _plan(self, queries, *, before=None, roster=()):
+        return None if before else super()._plan(queries)
+
+    def _release(self, batch, roster: Sequence, codes) -> int:
+        released = super()._release(batch, roster, codes)
+        self._send_receipts(roster, self.transport)
+        return released
+
+
+def measure(kind: type[Aggregator], *, query_s: float, seed: int = 1) -> tuple[float, float]:
+    """Seconds of a run and messages a site."""
+    with tempfile.TemporaryDirectory() as folder:
+        federation = Federation(Path(folder), study=make_study(planned_queries=QUERIES))
+        study = federation.study
+        federation.study = replace(study, collection=replace(study.collection, batch_size=BATCH))
+        core, nodes = federation.core(), SlowNodes(federation.workers, query_s=query_s, seed=seed)
+        core.__class__ = kind
+        started = time.perf_counter()
+        core.run(nodes)
+        seconds = time.perf_counter() - started
+        assert len(federation.ledger.answers(federation.study.id)) == QUERIES
+        federation.close()
+        return seconds, nodes.messages / len(federation.sites)
+
+
+def main() -> None:
+    for query_s in (0.0, 0.05, 0.15, 0.6):
+        apart, many = measure(OneByOne, query_s=query_s)
+        together, few = measure(Aggregator, query_s=query_s)
+        print(
+            f"{MESSAGE_S} s a message, {query_s * BATCH:.1f} s of work a batch, {QUERIES // BATCH} batches: "
+            f"{apart:.2f} s in {many:.0f} messages a site apart, {together:.2f} s in {few:.0f} together; "
+            f"ratio {apart / together:.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
