@@ -59,7 +59,7 @@ class Posterior:
 
 def deviation(rho: torch.Tensor) -> torch.Tensor:
     """s = softplus(ρ)."""
-    return torch.nn.functional.softplus(rho, threshold=1e9)
+    return torch.nn.functional.softplus(rho, threshold=40)
 
 
 def posterior_gradients(

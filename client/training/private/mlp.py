@@ -71,7 +71,7 @@ def act(u: torch.Tensor, activation: str) -> torch.Tensor:
     """f(u)."""
     if activation == "relu":
         return torch.relu(u)
-    return torch.nn.functional.softplus(u, threshold=1e9) if activation == "softplus" else u
+    return torch.nn.functional.softplus(u, threshold=40) if activation == "softplus" else u
 
 
 def slope(u: torch.Tensor, activation: str) -> torch.Tensor:
@@ -104,7 +104,7 @@ def output_loss(u: torch.Tensor, y: torch.Tensor, output: str) -> Float[torch.Te
     if output == "mse":
         return (u - y).square().sum(dim=1)
     if output == "bce":
-        return (torch.nn.functional.softplus(u, threshold=1e9) - y * u).sum(dim=1)
+        return (torch.nn.functional.softplus(u, threshold=40) - y * u).sum(dim=1)
     return torch.logsumexp(u, dim=1) - (y * u).sum(dim=1)
 
 

@@ -56,9 +56,7 @@ class MlpSgd:
         self.shape, self.x, self.y, self.rate = shape, x, y, rate
         self.parts = one_part(shape.names, clip)
         self.weights = [w.requires_grad_() for w in initial_weights(shape, seed=seed, dtype=x.dtype)]
-        self.optimizer: torch.optim.Optimizer = (
-            torch.optim.Adam(self.weights) if momentum is None else torch.optim.SGD(self.weights, momentum=momentum)
-        )
+        self.optimizer = optimizer_of(self.weights, momentum)
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
         rows = torch.from_numpy(batch)
@@ -113,6 +111,7 @@ class MlpMac:
         curvature_clip: float | None = None,
         value_bound: float | None = None,
         t: float | None = None,
+        momentum: float | None = None,
     ) -> None:
         if order not in (1, 2) or (order == 2) != (curvature_clip is not None):
             raise InvalidInput("order of DP-MAC", value=order, limit="1, or 2 with a clip for the curvature")
@@ -124,7 +123,7 @@ class MlpMac:
         self.clip, self.curvature_clip, self.value_bound, self.t = clip, curvature_clip, value_bound, t
         self.z_rate, self.z_steps, self.w_steps = z_rate, z_steps, w_steps
         self.weights = [w.requires_grad_() for w in initial_weights(shape, seed=seed, dtype=x.dtype)]
-        self.optimizer = torch.optim.Adam(self.weights)
+        self.optimizer = optimizer_of(self.weights, momentum)
 
     @property
     def partitions(self) -> int:
@@ -313,6 +312,11 @@ class MlpBbb:
                 leaf.copy_(saved)
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
+
+
+def optimizer_of(weights: list[torch.Tensor], momentum: float | None) -> torch.optim.Optimizer:
+    """Adam, or SGD where a momentum is given."""
+    return torch.optim.Adam(weights) if momentum is None else torch.optim.SGD(weights, lr=1e-3, momentum=momentum)
 
 
 def descend(

@@ -1,0 +1,342 @@
+"""DP-SGD, DP-MAC and DP-BBB for the 3D teachers, as strategies of the engine: one patient, one example, one clip.
+
+A patient is all patches (or views) of its volume; its loss is their mean. Patients come in chunks through
+``torch.func``; the sum over chunks is an integer, so how the chunks are cut changes no bit of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from monai.networks.blocks import Convolution
+from torch.func import functional_call, grad, vmap
+
+from client.training.private.bbb import Posterior, posterior_gradients
+from client.training.private.gradients import (
+    METHODS,
+    PatientLoss,
+    Weights,
+    plain_weights,
+    refuse_coupling,
+    refuse_pooled,
+    segmentation_loss,
+)
+from client.training.private.strategies import Rate, descend
+from client.training.private.sums import Parts, integer_sum, one_part, zeros_like
+from common.errors import InvalidInput
+from common.models.fit import soft_dice_ce
+
+Gradients = Callable[[Weights, torch.Tensor, torch.Tensor], tuple[dict[str, torch.Tensor], torch.Tensor]]
+"""(weights, patches [b, k, c, x, y, z], targets [b, k, …]) → per-patient gradients [b, *shape] and losses [b]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patients:
+    """A voter's patients: ``images`` [m, k, c, x, y, z] and one-hot ``targets``, k patches each, in ``slots``.
+
+    A slot without a usable case has no row: it may be sampled and contributes zero, so n stays what was dealt.
+    """
+
+    images: Float[torch.Tensor, "m k c x y z"]
+    targets: Float[torch.Tensor, "m k l x y z"]
+    slots: tuple[int, ...]
+    _rows: dict[int, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not len(self.images) == len(self.targets) == len(self.slots) == len(set(self.slots)):
+            raise InvalidInput("patients", value=len(self.slots), limit="one slot for every volume, none twice")
+        object.__setattr__(self, "_rows", {slot: row for row, slot in enumerate(self.slots)})
+
+    def chunks(self, batch: Int64[np.ndarray, "b"], size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The patients in these slots, ``size`` at a time."""
+        rows = [self._rows[slot] for slot in batch.tolist() if slot in self._rows]
+        for start in range(0, len(rows), size):
+            picks = rows[start : start + size]
+            yield self.images[picks], self.targets[picks]
+
+
+class VolumeSgd:
+    """DP-SGD on a 3D network: one clip over all parameters, Adam on the private mean.
+
+    ``chunk`` patients are differentiated at once; ``method`` ``loop`` takes one at a time in the least memory. With
+    another ``gradients`` and ``parts`` the same class is DP-MAC (:func:`mac_gradients`).
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        patients: Patients,
+        *,
+        rate: Rate,
+        clip: float = 1.0,
+        chunk: int = 4,
+        method: str = "vmap",
+        gradients: Gradients | None = None,
+        parts: Parts | None = None,
+    ) -> None:
+        refuse_coupling(model)
+        refuse_pooled(soft_dice_ce)
+        start = plain_weights(model)
+        self.model, self.patients, self.rate, self.chunk = model, patients, rate, chunk
+        self.leaves = {name: w.requires_grad_() for name, w in start.items()}
+        self.parts = parts or one_part(tuple(start), clip)
+        self.gradients = gradients or per_patient(segmentation_loss(model, soft_dice_ce), method)
+        self.optimizer = torch.optim.Adam(self.leaves.values())
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: leaf.detach() for name, leaf in self.leaves.items()}
+
+    def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        return total_over(self.weights, self.patients, batch, self.gradients, self.parts, chunk=self.chunk)
+
+    def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        descend(
+            list(self.leaves.values()), [mean[name] for name in self.leaves], self.optimizer, self.rate(step, steps)
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"weights": {n: w.clone() for n, w in self.weights.items()}, "optimizer": self.optimizer.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for name, leaf in self.leaves.items():
+                leaf.copy_(state["weights"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+class VolumeBbb:
+    """DP-BBB on a 3D network: the clipped sum at one weight sample a step, and the corrected step of the posterior."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        patients: Patients,
+        *,
+        rate: Rate,
+        clip: float,
+        slots: int,
+        temperature: float,
+        prior_std: float,
+        initial_std: float,
+        seed: int,
+        chunk: int = 4,
+        method: str = "vmap",
+    ) -> None:
+        refuse_coupling(model)
+        refuse_pooled(soft_dice_ce)
+        start = plain_weights(model)
+        self.model, self.patients, self.rate, self.chunk = model, patients, rate, chunk
+        self.parts = one_part(tuple(start), clip)
+        self.posterior = Posterior.around(start, std=initial_std)
+        self.temperature, self.prior_std, self.slots = temperature, prior_std, slots
+        self.gradients = per_patient(segmentation_loss(model, soft_dice_ce), method)
+        self.generator = torch.Generator().manual_seed(seed)  # draws weights, which are no secret: not the noise
+        self._draw: dict[str, torch.Tensor] = {}
+        self._leaves = [*self.posterior.mean.values(), *self.posterior.rho.values()]
+        self.optimizer = torch.optim.Adam(self._leaves)
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The mean network μ."""
+        return {name: w.detach().float() for name, w in self.posterior.mean.items()}
+
+    def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        self._draw = self.posterior.draw(self.generator)
+        sample = {name: w.float() for name, w in self.posterior.at(self._draw).items()}
+        return total_over(sample, self.patients, batch, self.gradients, self.parts, chunk=self.chunk)
+
+    def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        moves = posterior_gradients(
+            self.posterior,
+            mean,
+            self._draw,
+            temperature=self.temperature,
+            prior_std=self.prior_std,
+            patients=self.slots,
+        )
+        gradients = [*moves.mean.values(), *moves.rho.values()]
+        descend(self._leaves, gradients, self.optimizer, self.rate(step, steps))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "leaves": [leaf.detach().clone() for leaf in self._leaves],
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for leaf, saved in zip(self._leaves, state["leaves"], strict=True):
+                leaf.copy_(saved)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])
+
+
+def total_over(
+    weights: Weights,
+    patients: Patients,
+    batch: Int64[np.ndarray, "b"],
+    gradients: Gradients,
+    parts: Parts,
+    *,
+    chunk: int,
+) -> dict[str, torch.Tensor]:
+    """The integer sum over the patients in these slots; zeros for none."""
+    total = zeros_like(weights, parts)
+    for images, targets in patients.chunks(batch, chunk):
+        vectors, _ = gradients(weights, images, targets)
+        for name, entry in integer_sum(vectors, parts).items():
+            total[name] += entry
+    return total
+
+
+def per_patient(loss: PatientLoss, method: str = "vmap") -> Gradients:
+    """Gradients of a patient's loss by one of :data:`METHODS`."""
+    if method not in METHODS:
+        raise InvalidInput("way to per-patient gradients", value=method, limit=", ".join(METHODS))
+    return lambda weights, images, targets: METHODS[method](loss, weights, images, targets)
+
+
+# ---- DP-MAC in 3D ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A network's blocks (conv-norm-act each) in the order of the forward pass; the last is the output."""
+
+    names: tuple[str, ...]
+    parameters: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> Blocks:
+        """MONAI's ``Convolution`` modules; InvalidInput if a parameter lies outside all of them."""
+        found = [name for name, module in model.named_modules() if isinstance(module, Convolution)]
+        members = tuple(tuple(n for n, _ in model.named_parameters() if n.startswith(f"{name}.")) for name in found)
+        claimed = [name for block in members for name in block]
+        if len(found) < 2 or sorted(claimed) != sorted(name for name, _ in model.named_parameters()):
+            raise InvalidInput("blocks of the network", value=len(found), limit="every parameter in exactly one block")
+        return cls(tuple(found), members)
+
+
+class _Taps:
+    """Forward hooks on the blocks: records outputs, adds a perturbation to them, and can cut a block off its input."""
+
+    def __init__(self, model: torch.nn.Module, names: tuple[str, ...]) -> None:
+        modules = dict(model.named_modules())
+        self.perturbations: Weights = {}
+        self.outputs: dict[str, torch.Tensor] = {}
+        self.local = False
+        for name in names:
+            modules[name].register_forward_pre_hook(self._before)
+            modules[name].register_forward_hook(self._after(name))
+
+    def _before(self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+        return tuple(entry.detach() for entry in inputs) if self.local else None
+
+    def _after(self, name: str) -> Callable[..., torch.Tensor]:
+        def hook(_module: torch.nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:
+            if name in self.perturbations:
+                output = output + self.perturbations[name]
+            self.outputs[name] = output
+            return output
+
+        return hook
+
+
+def mac_parts(blocks: Blocks, clip: float) -> Parts:
+    """One part and one clip a block, first order (M = 1): r = √K."""
+    return Parts(blocks.parameters, (clip,) * len(blocks.names))
+
+
+def mac_gradients(model: torch.nn.Module, blocks: Blocks, *, eta: float, method: str = "vmap") -> Gradients:
+    """First-order DP-MAC with forward activations as block inputs and normalised targets, one coordinate a block.
+
+    Of each patient and hidden block k with output h and g = ∂L/∂h: target z = h − η·‖h‖·g/‖g‖, objective ‖z − f_k‖²
+    at the forward input. Its gradient at the current weights is 2(f − z)·∂f/∂W = (2η‖h‖/‖g‖)·(back-propagation of the
+    block), exactly, because f = h there; so it costs one backward pass. The output block takes the loss itself. The
+    input of a block is what the network computes, never a coordinate that was moved: with moved inputs the blocks'
+    gradients turn against back-propagation and nothing is learned. ``model`` is hooked and must be this trainer's own.
+    """
+    taps = _Taps(model, blocks.names)
+    hidden = blocks.names[:-1]
+
+    def loss(weights: Weights, perturbations: Weights, patches: torch.Tensor, targets: torch.Tensor) -> Any:
+        taps.perturbations, taps.local = perturbations, False
+        value = soft_dice_ce(functional_call(model, dict(weights), (patches,)), targets).mean()
+        norms = {name: taps.outputs[name].detach().norm() for name in hidden}
+        return value, (norms, value)
+
+    both = grad(loss, argnums=(0, 1), has_aux=True)
+
+    def one(
+        weights: Weights, patches: torch.Tensor, targets: torch.Tensor, zeros: Weights
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        (found, at), (norms, value) = both(dict(weights), dict(zeros), patches, targets)
+        result = {}
+        for name, members in zip(blocks.names, blocks.parameters, strict=True):
+            factor = 2 * eta * norms[name] / at[name].norm().clamp_min(1e-30) if name in norms else 1.0
+            for member in members:
+                result[member] = found[member] * factor
+        return result, value
+
+    def gradients(
+        weights: Weights, images: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        zeros = _zero_outputs(model, taps, weights, images[0], hidden)
+        if method == "loop":
+            rows = [one(weights, x, y, zeros) for x, y in zip(images, targets, strict=True)]
+            return {n: torch.stack([row[n] for row, _ in rows]) for n in rows[0][0]}, torch.stack([v for _, v in rows])
+        found: tuple[dict[str, torch.Tensor], torch.Tensor] = vmap(one, in_dims=(None, 0, 0, None))(
+            dict(weights), images, targets, zeros
+        )
+        return found
+
+    return gradients
+
+
+def block_objective_gradients(
+    model: torch.nn.Module,
+    blocks: Blocks,
+    weights: Weights,
+    patches: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    eta: float,
+) -> dict[str, torch.Tensor]:
+    """One patient's gradients of the explicit objectives Σ_k‖z_k − f_k(h_{k−1}; W_k)‖² + output loss, block by block.
+
+    The slow form of :func:`mac_gradients`: targets first, then every block differentiated on its own, cut off from its
+    input. Kept for tests and for other targets; works on a fresh copy of hooks, so ``model`` must not be hooked yet.
+    """
+    taps = _Taps(model, blocks.names)
+    hidden = blocks.names[:-1]
+    zeros = {n: z.requires_grad_() for n, z in _zero_outputs(model, taps, weights, patches, hidden).items()}
+    taps.perturbations, taps.local = zeros, False
+    value = soft_dice_ce(functional_call(model, dict(weights), (patches,)), targets).mean()
+    sent = dict(zip(hidden, torch.autograd.grad(value, [zeros[n] for n in hidden]), strict=True))
+    aims = {
+        n: (taps.outputs[n] - eta * taps.outputs[n].norm() * sent[n] / sent[n].norm().clamp_min(1e-30)).detach()
+        for n in hidden
+    }
+    leaves = {n: w.detach().clone().requires_grad_() for n, w in weights.items()}
+    taps.perturbations, taps.local = {}, True
+    objective = soft_dice_ce(functional_call(model, dict(leaves), (patches,)), targets).mean()
+    for name in hidden:
+        objective = objective + (aims[name] - taps.outputs[name]).square().sum()
+    return dict(zip(leaves, torch.autograd.grad(objective, list(leaves.values())), strict=True))
+
+
+def _zero_outputs(
+    model: torch.nn.Module, taps: _Taps, weights: Weights, patches: torch.Tensor, names: tuple[str, ...]
+) -> dict[str, torch.Tensor]:
+    """Zeros of the shape of each block's output, for these patches."""
+    taps.perturbations, taps.local = {}, False
+    with torch.no_grad():
+        functional_call(model, dict(weights), (patches,))
+    return {name: torch.zeros_like(taps.outputs[name]) for name in names}
