@@ -106,6 +106,7 @@ def status_text(facts: dict[str, Any]) -> str:
             f"refusals {facts['refusals']}",
             "studies:",
             *(studies or ["  none"]),
+            *([f"restored from an older copy: {facts['restored']} times"] if facts["restored"] else []),
             *(f"ALARM: {alarm}" for alarm in facts["alarms"]),
         ]
     )
@@ -166,13 +167,34 @@ def withdraw_patient(
 
 
 @site_app.command("recover")
-def recover(site_dir: SiteDir) -> None:
-    """End an alarm, once a person has looked into it and the server has re-entered this site's receipts.
+def recover(
+    site_dir: SiteDir,
+    own_ledger: Annotated[
+        bool, typer.Option("--own-ledger", help="It is this site's ledger that was restored from an older copy.")
+    ] = False,
+    standing: Annotated[
+        Path | None, typer.Option(help="The lost ledger's site-ledger.standing, where it is not beside the copy.")
+    ] = None,
+    charge_all: Annotated[
+        bool, typer.Option("--charge-all", help="The standing is lost too: all that caps and budgets left is spent.")
+    ] = False,
+) -> None:
+    """End an alarm, once a person has looked into it: the server's ledger was restored, or this site's own was.
 
-    Example: consilium site recover --site-dir /srv/consilium
+    The server's: after it has re-entered this site's receipts. The site's own: what the copy forgot is charged, and
+    every study is paused until `consilium site resume`; the server sends the lost receipts again by itself.
+
+    Example: consilium site recover --site-dir /srv/consilium --own-ledger
     """
     from client import control
 
+    if own_ledger:
+        lost = control.recover_own(site_dir, standing=standing, charge_all=charge_all)
+        typer.echo(f"charged for what the copy forgot: {lost.releases or 'an unknown number of'} queries")
+        typer.echo("every study is paused: repeat vetoes and patients' withdrawals made since the copy, then resume")
+        return
+    if standing is not None or charge_all:
+        raise InvalidInput("--standing and --charge-all", limit="together with --own-ledger")
     ended = control.end_alarm(site_dir)
     for ledger_id in ended:
         typer.echo(f"alarm ended for the server's ledger {ledger_id}; its next receipt must not fall short of yours")

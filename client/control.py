@@ -16,9 +16,12 @@ from typing import Any
 
 from client.policy import SiteConfig, load_site
 from client.training.slots import load_slots, save_slots
+from common.config import load_study
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.receipts import Receipt, first_fork
+from common.ledger.records import Spend
 from common.ledger.site import SiteLedger
+from common.ledger.standing import Standing, standing_path
 from common.objects import write_atomically
 
 RETIRED = "withdrawn"
@@ -81,6 +84,29 @@ def end_alarm(directory: Path) -> tuple[str, ...]:
         for ledger_id in stopped:
             ledger.recover(ledger_id)
     return stopped
+
+
+def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> Spend:
+    """After this site's own ledger was restored from an older copy: charge what it lost; that sum.
+
+    ``standing`` defaults to the file beside the ledger. Where it is lost, or was rolled back too, ``charge_all`` counts
+    everything that caps and budgets have left as spent; it is refused where a standing tells the exact sum.
+    """
+    config, path = load_site(directory), directory / "site-ledger.sqlite"
+    kept = standing or standing_path(path)
+    with SiteLedger.open(path, config.pool, caps=config.caps, site=config.site, restored=True) as ledger:
+        ledger.consent(load_study(config.path(config.study)))
+        known = kept.exists() and (standing is not None or ledger.forgotten() is not None)
+        if known and charge_all:
+            raise InvalidInput("--charge-all", limit=f"only without a standing; {kept} tells the exact sum")
+        if not known and not charge_all:
+            raise InvalidInput(
+                "standing of the lost ledger",
+                value=str(kept),
+                limit="one that this copy is older than",
+                remedy="give the lost file's with --standing; if it is lost too, --charge-all counts all that is left",
+            )
+        return ledger.charge_lost(Standing.load(kept) if known else None)
 
 
 def heads(directory: Path) -> dict[str, object]:

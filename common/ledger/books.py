@@ -17,6 +17,7 @@ from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.chain import SCHEMA_VERSION, Row, possession_message
 from common.ledger.keys import hex_bytes, signing_public_key
 from common.ledger.records import (
+    NOTHING,
     GenesisRecord,
     KeyRecord,
     NoteRecord,
@@ -28,6 +29,7 @@ from common.ledger.records import (
     ReleaseRecord,
     ReuseRecord,
     Roster,
+    Spend,
     StudyRecord,
     StudyTerms,
     charge_of,
@@ -37,21 +39,6 @@ from common.ledger.records import (
 )
 from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
 from common.privacy.mechanism import Mechanism
-
-
-@dataclass(frozen=True, slots=True)
-class Spend:
-    """What a pool has spent: Σμ² exactly, in how many releases, of how many noisy coordinates in all."""
-
-    mu_squared: Fraction = Fraction(0)
-    releases: int = 0
-    coordinates: int = 0
-
-    def plus(self, mu_squared: Fraction, coordinates: int) -> Spend:
-        return Spend(self.mu_squared + mu_squared, self.releases + 1, self.coordinates + coordinates)
-
-
-NOTHING = Spend()
 
 
 @dataclass(frozen=True, slots=True)

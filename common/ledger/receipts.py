@@ -21,14 +21,15 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from common.canonical import canonical_bytes, check_hash, checked_fields, parse_canonical, parse_rational, rational
+from common.canonical import canonical_bytes, check_hash, checked_fields, parse_canonical, parse_rational
 from common.errors import InvalidInput, LedgerCorrupt, Refused
-from common.ledger.books import NOTHING, Spend
 from common.ledger.chain import NO_HASH, SignedHead, body_digest, check_time, row_hash
 from common.ledger.keys import hex_bytes
 from common.ledger.records import (
+    NOTHING,
     PoolDeclaration,
     ReleaseRecord,
+    Spend,
     StudyTerms,
     charge_of,
     check_name,
@@ -141,8 +142,8 @@ class Receipt:
             site=check_name(fields["site"], what="site name"),
             declaration=PoolDeclaration.from_json(fields["pool"]),
             releases=tuple(ReceiptedRelease(seq=item["seq"], body=item["body"]) for item in releases),
-            before=_spend(fields["before"]),
-            after=_spend(fields["after"]),
+            before=Spend.from_json(fields["before"]),
+            after=Spend.from_json(fields["after"]),
             previous=Position(seq=previous["seq"], hash=check_hash(previous["hash"])),
             links=tuple(_link(item) for item in fields["links"]),
             head=SignedHead.from_json(fields["head"]),
@@ -163,9 +164,9 @@ class Receipt:
 
     def _unsigned(self) -> dict[str, object]:
         return {
-            "after": _spend_json(self.after),
+            "after": self.after.to_json(),
             "batch": self.batch_id,
-            "before": _spend_json(self.before),
+            "before": self.before.to_json(),
             "head": self.head.to_json(),
             "links": [[link.time_utc, link.kind, link.body_sha256] for link in self.links],
             "pool": self.declaration.to_json(),
@@ -182,11 +183,15 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a site knows of one server ledger from the receipts it has accepted: where it stood, and its own sum."""
+    """What a site knows of one server ledger from the receipts it has accepted: where it stood, and its own sum.
+
+    ``owed`` is charged by genuine receipts that contradicted the record; a recovered ledger must hold it too.
+    """
 
     position: Position = Position()
     spend: Spend = NOTHING
     recovering: bool = False
+    owed: Spend = NOTHING
 
 
 def read_receipts(path: Path) -> tuple[Receipt, ...]:
@@ -264,7 +269,8 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
     the new line may begin anywhere, but its totals may not fall short of what this site holds receipts for.
     """
     if known.recovering:
-        if receipt.before.mu_squared < known.spend.mu_squared or receipt.before.releases < known.spend.releases:
+        least = known.spend + known.owed
+        if receipt.before.mu_squared < least.mu_squared or receipt.before.releases < least.releases:
             raise LedgerCorrupt("the recovered ledger has forgotten charges this site holds receipts for")
         return
     if receipt.previous.seq > known.position.seq:
@@ -279,18 +285,6 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
         )
     if receipt.before != known.spend:
         raise LedgerCorrupt("the totals before this receipt are not those after the last one", row=receipt.previous.seq)
-
-
-def _spend_json(spend: Spend) -> dict[str, object]:
-    return {"coordinates": spend.coordinates, "mu_squared": rational(spend.mu_squared), "releases": spend.releases}
-
-
-def _spend(data: object) -> Spend:
-    fields = checked_fields(data, {"coordinates": int, "mu_squared": str, "releases": int})
-    spend = Spend(parse_rational(fields["mu_squared"]), fields["releases"], fields["coordinates"])
-    if spend.mu_squared < 0 or spend.releases < 0 or spend.coordinates < 0:
-        raise InvalidInput("totals of a receipt", limit="0 or more")
-    return spend
 
 
 def _link(item: object) -> Link:

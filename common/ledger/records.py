@@ -148,6 +148,46 @@ class RosterEntry:
 Roster = tuple[RosterEntry, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """What a pool has spent: Σμ² exactly, in how many releases, of how many noisy coordinates in all."""
+
+    mu_squared: Fraction = Fraction(0)
+    releases: int = 0
+    coordinates: int = 0
+
+    def plus(self, mu_squared: Fraction, coordinates: int) -> Spend:
+        """With one more release."""
+        return Spend(self.mu_squared + mu_squared, self.releases + 1, self.coordinates + coordinates)
+
+    def __add__(self, other: Spend) -> Spend:
+        return Spend(
+            self.mu_squared + other.mu_squared, self.releases + other.releases, self.coordinates + other.coordinates
+        )
+
+    def beyond(self, other: Spend) -> Spend:
+        """What of this goes beyond ``other``: the difference, each figure at least 0."""
+        return Spend(
+            max(self.mu_squared - other.mu_squared, Fraction(0)),
+            max(self.releases - other.releases, 0),
+            max(self.coordinates - other.coordinates, 0),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        return {"coordinates": self.coordinates, "mu_squared": rational(self.mu_squared), "releases": self.releases}
+
+    @classmethod
+    def from_json(cls, data: object) -> Spend:
+        fields = checked_fields(data, {"coordinates": int, "mu_squared": str, "releases": int})
+        spend = cls(parse_rational(fields["mu_squared"]), fields["releases"], fields["coordinates"])
+        if spend.mu_squared < 0 or spend.releases < 0 or spend.coordinates < 0:
+            raise InvalidInput("totals", limit="0 or more")
+        return spend
+
+
+NOTHING = Spend()
+
+
 def check_roster(roster: Roster) -> Roster:
     """The roster sorted by site; a site or a pool that occurs twice is refused (its patients would count double)."""
     ordered = tuple(sorted(roster))
@@ -353,6 +393,21 @@ class RecoveryRecord:
     ledger_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class RestoredRecord:
+    """Site: this ledger was restored from an older copy; what it had accepted since stays charged in one sum.
+
+    ``pool`` is that sum under the pool's protection, ``studies`` each study's share under its own; ``queries`` count
+    towards the day's cap. ``kept_row`` is the lost row whose kept standing gave the figures, 0 if there was none and
+    everything the caps and budgets had left counts as spent.
+    """
+
+    pool: Spend
+    studies: dict[str, Spend]
+    queries: int
+    kept_row: int
+
+
 Record = (
     GenesisRecord
     | StudyRecord
@@ -371,6 +426,7 @@ Record = (
     | AlarmRecord
     | SupersededRecord
     | RecoveryRecord
+    | RestoredRecord
 )
 
 REFUSAL_REASONS = (
@@ -619,6 +675,18 @@ def _recovery(body: dict[str, Any]) -> RecoveryRecord:
     return RecoveryRecord(ledger_id=checked_fields(body, {"ledger_id": str})["ledger_id"])
 
 
+def _restored(body: dict[str, Any]) -> RestoredRecord:
+    fields = checked_fields(body, {"kept_row": int, "pool": dict, "queries": int, "studies": dict})
+    if fields["queries"] < 0 or fields["kept_row"] < 0:
+        raise InvalidInput("queries and kept row", limit="numbers from 0")
+    return RestoredRecord(
+        pool=Spend.from_json(fields["pool"]),
+        studies={check_hash(study): Spend.from_json(spend) for study, spend in fields["studies"].items()},
+        queries=fields["queries"],
+        kept_row=fields["kept_row"],
+    )
+
+
 def _number(value: object) -> float:
     if isinstance(value, str):
         return float.fromhex(value)
@@ -662,6 +730,7 @@ _READERS: dict[str, dict[str, Callable[[dict[str, Any]], Record]]] = {
         "alarm": _alarm,
         "superseded": _superseded,
         "recovery": _recovery,
+        "restored": _restored,
         "key": _key,
         "note": _note,
     },

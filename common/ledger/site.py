@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 from typing import Protocol as StructuralType
 
@@ -23,14 +24,22 @@ from numpy.typing import NDArray
 from common.canonical import check_hash, rational, sha256_bytes
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
-from common.ledger.books import Spend
 from common.ledger.chain import Chain, Clock, format_time, utc_now
 from common.ledger.keys import create_signing_key, load_signing_key
 from common.ledger.opened import OpenLedger
 from common.ledger.receipts import Position, Receipt
-from common.ledger.records import DECISIONS, PoolDeclaration, PoolRecord, StudyTerms, check_name, parse_body
+from common.ledger.records import (
+    DECISIONS,
+    PoolDeclaration,
+    PoolRecord,
+    Spend,
+    StudyTerms,
+    check_name,
+    parse_body,
+)
 from common.ledger.site_books import SiteBooks
-from common.privacy.accounting import Guarantee, guarantee
+from common.ledger.standing import Standing, standing_path
+from common.privacy.accounting import Guarantee, guarantee, max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget, Protection, QuerySpec
 from common.privacy.quantise import within
 
@@ -68,22 +77,31 @@ class SiteLedger(OpenLedger[SiteBooks]):
         site: str | None = None,
         signing_key: Ed25519PrivateKey | None = None,
         clock: Clock = utc_now,
+        restored: bool = False,
     ) -> SiteLedger:
         """Open the ledger of a pool for writing, making it first if there is none; put changed caps on record.
 
         The signing key lies beside it (``site-ledger.sqlite`` → ``site-ledger.key``) unless one is given. ``site``
         names the site in the pool's declaration (default: the pool's name). InvalidInput if the file is another pool's
-        or the pool's unit or relation changed; LedgerCorrupt if any row breaks the chain or a rule.
+        or the pool's unit or relation changed; LedgerCorrupt if any row breaks the chain or a rule, or if the file is
+        older than the standing kept beside it, unless ``restored`` says that :meth:`charge_lost` comes next.
         """
         check_name(pool, what="pool name")
         key = signing_key or _own_key(path)
         if not path.exists():
             genesis: dict[str, object] = {"site": site or pool}
+            if standing_path(path).exists():
+                raise LedgerCorrupt(
+                    f"the site ledger {path} is gone and its standing is still there; to fix: put the newest copy of "
+                    "the ledger in its place, then `consilium site recover --own-ledger`"
+                )
             chain = Chain.create(path, role="site", genesis=genesis, signing_key=key, clock=clock)
         else:
             chain = Chain.open(path, role="site", signing_key=key, clock=clock)
         ledger = cls(chain)
         try:
+            if not restored and (problem := ledger.forgotten()) is not None:
+                raise LedgerCorrupt(f"{problem}; to fix: `consilium site recover --own-ledger`")
             ledger._declare(pool, site or pool, caps)
         except BaseException:
             ledger.close()
@@ -335,6 +353,85 @@ class SiteLedger(OpenLedger[SiteBooks]):
         with self._writing():
             self._append("recovery", {"ledger_id": ledger_id})
 
+    # --- restored from an older copy
+
+    def forgotten(self) -> str | None:
+        """What shows that this file is an older copy than the one that charged last on this machine; None if nothing.
+
+        The standing beside the file tells. Where it was rolled back together with the file, the server's next receipt
+        does: it charges queries that the copy never accepted, and is an alarm.
+        """
+        path = standing_path(self._chain.path)
+        if not path.exists():
+            return None
+        head = Standing.load(path).head
+        self._catch_up()
+        if head.ledger_id != self._books.key.ledger_id:
+            return f"the standing kept beside it is of another ledger, {head.ledger_id}"
+        found = self._chain.rows_between(head.seq - 1, head.seq)
+        if found and found[0].hash == head.hash:
+            return None
+        return (
+            f"this ledger ends at row {self._books.row_count} and had charged in row {head.seq} before: an older copy "
+            "was put in its place"
+        )
+
+    def charge_lost(self, standing: Standing | None) -> Spend:
+        """After an older copy was restored: charge what it forgot, pause every study, and return the sum.
+
+        With the lost file's last standing that is exactly what it had spent beyond this copy. Without one nobody can
+        know, and everything that the pool's cap and each study's budget have left counts as spent. Receipts that the
+        server sends for lost acceptances are then taken as part of that sum, up to it; one beyond it is an alarm. The
+        alarms standing are ended. InvalidInput for a standing of another ledger, one that names a study unknown here,
+        and one that this ledger contains: then nothing was lost.
+        """
+        with self._writing():
+            books = self._books
+            studies = {}
+            if standing is None:
+                pool = Spend(max(books.limit - books.spent().mu_squared, Fraction(0)))
+                for terms in books.studies.values():
+                    allowed = max_mu_squared(terms.accountant, terms.budget)
+                    studies[terms.id] = Spend(max(allowed - books.spent_in(terms.id).mu_squared, Fraction(0)))
+                queries = books.declared.queries_per_day or 0
+            else:
+                self._check_standing(standing)
+                pool = standing.pool.beyond(books.spent())
+                studies = {study: spend.beyond(books.spent_in(study)) for study, spend in standing.studies.items()}
+                same_day = standing.day == self._chain.today
+                queries = max(standing.queries - books.per_day.get(standing.day, 0), 0) if same_day else 0
+            body: dict[str, object] = {
+                "kept_row": 0 if standing is None else standing.head.seq,
+                "pool": pool.to_json(),
+                "queries": queries,
+                "studies": {study: spend.to_json() for study, spend in studies.items()},
+            }
+            self._append("restored", body)
+        return pool
+
+    def _check_standing(self, standing: Standing) -> None:
+        head = standing.head
+        if head.ledger_id != self._books.key.ledger_id:
+            raise InvalidInput("standing", value=head.ledger_id, limit=f"of this ledger, {self._books.key.ledger_id}")
+        found = self._chain.rows_between(head.seq - 1, head.seq)
+        if found and found[0].hash == head.hash:
+            raise InvalidInput("standing", value=f"row {head.seq}", limit="a row that this copy of the ledger lost")
+        unknown = sorted(standing.studies.keys() - self._books.studies.keys())
+        if unknown:
+            raise InvalidInput(
+                "studies of the standing", value=unknown, remedy="put the study's file in the site's directory first"
+            )
+
+    def _keep_standing(self) -> None:
+        books, day = self._books, format_time(self._chain.clock())[:10]
+        Standing(
+            head=self._chain.head(),
+            pool=books.spent(),
+            studies={study: books.spent_in(study) for study in books.studies},
+            day=day,
+            queries=books.per_day.get(day, 0),
+        ).save(standing_path(self._chain.path))
+
     def alarms(self) -> tuple[str, ...]:
         """What contradicts the record, one line for each server ledger concerned; empty when all is well.
 
@@ -349,7 +446,8 @@ class SiteLedger(OpenLedger[SiteBooks]):
             for ledger, row in self._books.asked_again.items()
             if ledger not in self._books.alarms
         )
-        return (*contradicted, *asked)
+        forgotten = self.forgotten()
+        return (*(() if forgotten is None else (forgotten,)), *contradicted, *asked)
 
     def alarmed_ledgers(self) -> tuple[str, ...]:
         """Ids of the server ledgers that :meth:`alarms` speaks of."""
@@ -415,6 +513,7 @@ class SiteLedger(OpenLedger[SiteBooks]):
             "receipted": len(books.receipted),
             "released_again": books.released_again,
             "patients_withdrawn": len(books.patients),
+            "restored": len(books.restored_at),
             "refusals": len(books.refusals),
             "studies": [
                 {"id": terms.id, "name": terms.name, "state": books.paused.get(terms.id, "open")}
@@ -442,16 +541,22 @@ class SiteLedger(OpenLedger[SiteBooks]):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """One write transaction; on any exception nothing is kept and the totals are read from the file again."""
+        """One write transaction; on any exception nothing is kept and the totals are read from the file again.
+
+        If it charged something, the standing follows it.
+        """
         try:
             with self._chain.transaction():
                 self._catch_up()
+                before = self._books.spent(), len(self._books.restored_at)
                 yield
         except BaseException:
             self._books = SiteBooks()
             self._chain.forget()
             self._catch_up()
             raise
+        if (self._books.spent(), len(self._books.restored_at)) != before:
+            self._keep_standing()
 
 
 def _own_key(path: Path) -> Ed25519PrivateKey:

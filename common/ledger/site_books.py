@@ -7,14 +7,15 @@ evidence, and never enter a sum. Like the server's books, the same object decide
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from common.errors import InvalidInput, LedgerCorrupt, Refused
-from common.ledger.books import NOTHING, SigningKey, Spend
+from common.ledger.books import SigningKey
 from common.ledger.chain import Row
 from common.ledger.receipts import Known, Position, Receipt, check_arithmetic, check_continuity
 from common.ledger.records import (
+    NOTHING,
     AlarmRecord,
     CodeRecord,
     DecisionRecord,
@@ -27,12 +28,16 @@ from common.ledger.records import (
     Record,
     RecoveryRecord,
     RefusalRecord,
+    ReleaseRecord,
     ReservationRecord,
+    RestoredRecord,
+    Spend,
     StudyRecord,
     StudyTerms,
     SupersededRecord,
     charge_of,
     parse_record,
+    parse_release,
 )
 from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
 from common.privacy.mechanism import Mechanism, QuerySpec
@@ -81,6 +86,8 @@ class SiteBooks:
         self.heads: dict[tuple[str, int], str] = {}
         self.alarms: dict[str, AlarmRecord] = {}
         self.patients: dict[str, tuple[int, PatientRecord]] = {}
+        self.lost: dict[str, Spend] = {}
+        self.restored_at: list[int] = []
         self._paid: dict[str, int] = {}
         self._released: dict[str, int] = {}
         self.refusals: dict[tuple[str, str, tuple[str, ...], str], int] = {}
@@ -88,8 +95,9 @@ class SiteBooks:
         self._study_spent: dict[str, Spend] = {}
 
     def spent(self) -> Spend:
-        """Everything accepted over all studies, under the pool's own protection, and every further release of a
-        query that receipts show after its first: an answer lost with an old backup was drawn twice."""
+        """Everything accepted over all studies, under the pool's own protection; every further release of a query
+        that receipts show after its first (an answer lost with an old backup was drawn twice); and what this ledger
+        itself forgot when it was restored from an older copy."""
         return self._spent
 
     def spent_in(self, study_id: str) -> Spend:
@@ -173,7 +181,7 @@ class SiteBooks:
                 _once(record.subject, self.patients, "withdrawn patient")
                 self.patients[record.subject] = (row.seq, record)
             case ReceiptRecord(receipt=text):
-                self.accept(Receipt.from_json(text))
+                self._accept(row, Receipt.from_json(text))
             case AlarmRecord(receipt=text, problem=problem):
                 receipt = Receipt.from_json(text)
                 self.alarms[receipt.ledger_id] = record
@@ -185,11 +193,13 @@ class SiteBooks:
                 self._owe(receipt)
             case RecoveryRecord():
                 known = self.known.get(record.ledger_id, Known())
-                self.known[record.ledger_id] = Known(known.position, known.spend, recovering=True)
+                self.known[record.ledger_id] = replace(known, recovering=True)
                 self.alarms.pop(record.ledger_id, None)
                 self.asked_again.pop(record.ledger_id, None)
                 self.recovered_at[record.ledger_id] = row.seq
                 self.reopened |= {query for query, ledger in self.receipted.items() if ledger == record.ledger_id}
+            case RestoredRecord():
+                self._restore(row, record)
             case RefusalRecord():
                 self.refusals[record.study_id, record.reason, record.query_ids, row.time_utc[:10]] = row.seq
                 if record.reason == "released-before":
@@ -233,26 +243,35 @@ class SiteBooks:
             raise LedgerCorrupt("the receipt accounts this site's pool under another unit or relation than the site")
         if self.lines.get(receipt.study_id, receipt.ledger_id) != receipt.ledger_id:
             raise LedgerCorrupt("the study's receipts came from another ledger before")
+        lost = self.lost.get(study.id, NOTHING).mu_squared
         for record in check_arithmetic(receipt, study):
-            if record.query_id not in self.reservations:
-                raise LedgerCorrupt(f"the receipt charges query {record.query_id[:12]}, which this site never accepted")
-            if self.reservations[record.query_id].study_id != receipt.study_id:
+            reservation = self.reservations.get(record.query_id)
+            if reservation is None:  # never accepted, unless that row was lost: what was lost is charged already
+                lost -= self._costs(record.query.mechanism, study)[1]
+                if lost < 0:
+                    raise LedgerCorrupt(
+                        f"the receipt charges query {record.query_id[:12]}, which this site never accepted"
+                    )
+            elif reservation.study_id != receipt.study_id:
                 raise LedgerCorrupt(f"query {record.query_id[:12]} was accepted for another study")
         try:
             check_continuity(receipt, self.known.get(receipt.ledger_id, Known()))
         except LedgerCorrupt:
-            since = max(self.reservations[query_id].seq for query_id in receipt.query_ids)
-            if since < self.recovered_at.get(receipt.ledger_id, 0):
+            rows = [self.reservations[query_id].seq for query_id in receipt.query_ids if query_id in self.reservations]
+            if max(rows or self.restored_at, default=0) < self.recovered_at.get(receipt.ledger_id, 0):
                 raise Refused("receipt-superseded", "it was signed before the ledger was recovered") from None
             raise
 
-    def accept(self, receipt: Receipt) -> None:
+    def _accept(self, row: Row, receipt: Receipt) -> None:
         """Enter a receipt after all its checks.
 
         An acceptance pays for one release. A receipt that shows one more release of a query than was paid for is
         charged here, past a limit too, since it has happened.
         """
         self.check_receipt(receipt)
+        for release in receipt.releases:
+            if release.body["query_id"] not in self.reservations:
+                self._regain(row, parse_release(release.body))
         position = Position(receipt.head.seq, receipt.head.hash)
         self.known[receipt.ledger_id] = Known(position, receipt.after)
         self.lines[receipt.study_id] = receipt.ledger_id
@@ -283,16 +302,43 @@ class SiteBooks:
         self.per_day[day] = self.per_day.get(day, 0) + 1
         self.reservations[record.query_id] = Reservation(record.query, study.id, day, row.seq)
 
+    def _restore(self, row: Row, record: RestoredRecord) -> None:
+        """What an older copy forgot is spent. Studies wait for a person, since a veto may be among what is lost."""
+        self._spent += record.pool
+        for study_id, spend in record.studies.items():
+            _ = self.studies[study_id]
+            self._study_spent[study_id] = self.spent_in(study_id) + spend
+            self.lost[study_id] = self.lost.get(study_id, NOTHING) + spend
+        for study_id in self.studies:
+            self.paused.setdefault(study_id, "pause")
+        day = row.time_utc[:10]
+        self.per_day[day] = self.per_day.get(day, 0) + record.queries
+        self.alarms.clear()
+        self.alarm_heads.clear()
+        self.known = {ledger_id: replace(known, owed=NOTHING) for ledger_id, known in self.known.items()}
+        self.restored_at.append(row.seq)
+
+    def _regain(self, row: Row, release: ReleaseRecord) -> None:
+        """An acceptance whose row was lost, shown by a receipt: it is part of what was charged for the loss."""
+        study, mechanism = self.studies[release.study_id], release.query.mechanism
+        one, left = Spend(self._costs(mechanism, study)[1], 1, mechanism.dimension), self.lost[study.id]
+        self.lost[study.id] = left.beyond(one)
+        uncounted = replace(one.beyond(left), mu_squared=Fraction(0))  # where only the sum of the loss was known
+        self._spent += uncounted
+        self._study_spent[study.id] = self.spent_in(study.id) + uncounted
+        self._paid[release.query_id] = 1
+        self.reservations[release.query_id] = Reservation(release.query, study.id, row.time_utc[:10], row.seq)
+
     def _owe(self, receipt: Receipt) -> None:
         """Add what a receipt off the line charged for this site's queries to what a recovered ledger must hold."""
         known = self.known.get(receipt.ledger_id, Known())
-        spend = known.spend
+        owed = known.owed
         for query_id in receipt.query_ids:
             if query_id in self.reservations:
                 reservation = self.reservations[query_id]
                 cost, _ = self._costs(reservation.query.mechanism, self.studies[reservation.study_id])
-                spend = spend.plus(cost, reservation.query.mechanism.dimension)
-        self.known[receipt.ledger_id] = Known(known.position, spend, known.recovering)
+                owed = owed.plus(cost, reservation.query.mechanism.dimension)
+        self.known[receipt.ledger_id] = replace(known, owed=owed)
 
     def _charge(self, query_id: str, mechanism: Mechanism, study: StudyTerms) -> None:
         self._paid[query_id] = self._paid.get(query_id, 0) + 1

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from common.canonical import canonical_bytes, check_hash, rational, sha256_bytes
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
-from common.ledger.books import Books, Charge, Obstacle, Release, Spend
+from common.ledger.books import Books, Charge, Obstacle, Release
 from common.ledger.chain import Chain, Clock, Row, SignedHead, body_digest, utc_now
 from common.ledger.keys import public_hex, signing_public_key
 from common.ledger.opened import OpenLedger
@@ -42,6 +42,7 @@ from common.ledger.records import (
     ReuseRecord,
     Roster,
     RosterEntry,
+    Spend,
     StudyRecord,
     StudyTerms,
     charge_of,

@@ -17,12 +17,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
-from common.ledger.books import Spend
+from common.ledger.backup import backup
 from common.ledger.receipts import Receipt, first_fork
-from common.ledger.records import event_json
+from common.ledger.records import Spend, event_json
 from common.ledger.site import SiteLedger
+from common.ledger.standing import Standing, standing_path
 from common.ledger.store import Ledger
 from common.ledger.verify import verify
+from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, QuerySpec
 from tests.common.ledger.ledger_world import (
     BUDGET,
@@ -569,3 +571,132 @@ def test_reading_needs_no_key(site: Hospital) -> None:
         assert reader.spent().releases == 1
         with pytest.raises(InvalidInput, match="open for reading"):
             reader.reserve(site.study.id, queries(2))
+
+
+# --- the site's own ledger, restored from an older copy
+
+
+def put_back(site: Hospital, copy: Path, *, standing: bool = True) -> None:
+    """What an operator does; without the standing, the whole machine was rolled back."""
+    site.ledger.close()
+    for path in site.path.parent.glob("site-ledger.sqlite*"):
+        path.unlink()
+    shutil.copy(copy, site.path)
+    if not standing:
+        standing_path(site.path).unlink()
+
+
+def reopen_restored(site: Hospital) -> None:
+    site.ledger = SiteLedger.open(site.path, "aachen-mri", caps=site.caps, clock=site.clock, restored=True)
+
+
+def test_a_restored_copy_is_refused_until_what_it_forgot_is_charged(site: Hospital, tmp_path: Path) -> None:
+    site.ledger.reserve(site.study.id, queries(1, 2))
+    backup(site.path, tmp_path / "copy")
+    site.ledger.reserve(site.study.id, queries(3, 4, 5))
+    spent = site.ledger.spent()
+    put_back(site, tmp_path / "copy")
+    with pytest.raises(LedgerCorrupt, match="older copy"):
+        SiteLedger.open(site.path, "aachen-mri", caps=site.caps, clock=site.clock)
+    with SiteLedger.read(site.path) as reader:
+        assert "older copy" in reader.alarms()[0]
+    reopen_restored(site)
+    kept = Standing.load(standing_path(site.path))
+    assert site.ledger.charge_lost(kept) == Spend(3 * spent.mu_squared / 5, 3, 3 * MECHANISM.dimension)
+    assert site.ledger.spent() == spent
+    assert site.ledger.alarms() == ()
+    with pytest.raises(InvalidInput, match="this copy of the ledger lost"):
+        site.ledger.charge_lost(Standing.load(standing_path(site.path)))
+    site.reopen()
+    assert site.ledger.spent() == spent
+    assert site.ledger.summary()["queries_today"] == 5
+    assert verify(site.path).ok
+
+
+def test_a_veto_may_be_among_what_was_lost_so_every_study_waits(site: Hospital, tmp_path: Path) -> None:
+    backup(site.path, tmp_path / "copy")
+    site.ledger.reserve(site.study.id, queries(1))
+    site.ledger.decide(site.study.id, "withdraw")
+    put_back(site, tmp_path / "copy")
+    reopen_restored(site)
+    site.ledger.charge_lost(Standing.load(standing_path(site.path)))
+    assert site.ledger.stopped(site.study.id) == "pause"
+    with pytest.raises(Refused, match="paused"):
+        site.ledger.reserve(site.study.id, queries(2))
+    site.ledger.decide(site.study.id, "resume")
+    site.ledger.reserve(site.study.id, queries(2))
+
+
+def test_receipts_of_lost_acceptances_are_part_of_what_was_charged_and_no_more(
+    site: Hospital, world: World, tmp_path: Path
+) -> None:
+    key = world.key.public_key()
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1, 2), public_key=key)
+    backup(site.path, tmp_path / "copy")
+    lost = [run_batch(world, site, "b2", 3), run_batch(world, site, "b3", 4)]
+    spent = site.ledger.spent()
+    put_back(site, tmp_path / "copy")
+    reopen_restored(site)
+    with pytest.raises(LedgerCorrupt, match="never accepted"):  # before the loss is charged it contradicts the copy
+        site.ledger.record_receipt(lost[0], public_key=key)
+    site.ledger.charge_lost(Standing.load(standing_path(site.path)))
+    site.reopen()
+    for receipt in lost:
+        site.ledger.record_receipt(receipt, public_key=key)
+    assert site.ledger.spent() == spent == world.ledger.spent("aachen-mri")
+    assert site.ledger.summary()["receipted"] == 4
+    world.release(queries(9), batch="b4")  # the site never accepted this one, before the loss or after
+    with pytest.raises(LedgerCorrupt, match="never accepted"):
+        site.ledger.record_receipt(receipt_for(world, "b4"), public_key=key)
+    assert verify(site.path, server_key=key).kinds["restored"] == 1
+
+
+def test_without_a_standing_all_that_was_left_is_spent_and_a_new_cap_goes_on(
+    site: Hospital, world: World, tmp_path: Path
+) -> None:
+    key, cap = world.key.public_key(), max_mu_squared(AccountantName.EXACT, BUDGET)
+    backup(site.path, tmp_path / "copy")
+    lost = run_batch(world, site, "b1", 1, 2)
+    put_back(site, tmp_path / "copy", standing=False)
+    site.reopen()  # nothing on this machine tells
+    with pytest.raises(LedgerCorrupt, match="never accepted"):
+        site.ledger.record_receipt(lost, public_key=key)
+    site.ledger.charge_lost(None)
+    assert site.ledger.spent().mu_squared == cap
+    site.ledger.record_receipt(lost, public_key=key)
+    assert site.ledger.spent() == Spend(cap, 2, 2 * MECHANISM.dimension)
+    assert site.ledger.alarms() == ()
+    site.ledger.decide(site.study.id, "resume")
+    with pytest.raises(Refused, match="budget"):
+        site.ledger.reserve(site.study.id, queries(3))
+    site.reopen(replace(site.caps, budget=Budget(epsilon=12.0, delta=1e-3)))
+    other = make_study(name="another")
+    site.ledger.consent(other)
+    site.clock.now += timedelta(days=1)
+    site.ledger.reserve(other.id, queries(4))
+
+
+def test_a_ledger_that_is_gone_or_another_one_does_not_begin_anew(site: Hospital, tmp_path: Path) -> None:
+    site.ledger.reserve(site.study.id, queries(1))
+    site.ledger.close()
+    site.path.rename(tmp_path / "aside")
+    with pytest.raises(LedgerCorrupt, match="gone"):
+        SiteLedger.open(site.path, "aachen-mri", caps=site.caps)
+    fresh = tmp_path / "fresh.sqlite"
+    SiteLedger.open(fresh, "aachen-mri", caps=site.caps).close()
+    fresh.rename(site.path)
+    fresh.with_suffix(".key").rename(site.path.with_suffix(".key"))
+    with pytest.raises(LedgerCorrupt, match="another ledger"):
+        SiteLedger.open(site.path, "aachen-mri", caps=site.caps)
+    (tmp_path / "aside").rename(site.path.with_name("aside.sqlite"))
+
+
+def test_a_kill_between_a_charge_and_its_standing_is_no_loss(site: Hospital) -> None:
+    site.ledger.reserve(site.study.id, queries(1))
+    before = standing_path(site.path).read_bytes()
+    site.ledger.reserve(site.study.id, queries(2))
+    site.ledger.close()
+    standing_path(site.path).write_bytes(before)  # killed before the standing was replaced
+    site.reopen()
+    assert site.ledger.spent().releases == 2
+    assert site.ledger.alarms() == ()

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from client import control
 from common.errors import LedgerCorrupt, QuorumNotReached, Refused
-from common.ledger.books import Spend
 from common.ledger.receipts import Receipt
+from common.ledger.records import Spend
 from common.ledger.store import Ledger
 from common.ledger.verify import verify
 from common.messages import CodesRequest, Offer, OfferReply, Part, Receipts, Several, decode, encode

@@ -1,0 +1,127 @@
+"""A hospital that restored an old copy of its own ledger, with the real worker, core and command line.
+
+Nothing that left the house may be forgotten: not what was released, not what was accepted and never receipted. The
+copy is noticed on the machine where its standing is, and otherwise by the server's receipts, before any code leaves.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from client.cli import site_app
+from common.config import render_study
+from common.errors import LedgerCorrupt
+from common.ledger.backup import backup
+from common.ledger.verify import verify
+from common.privacy.accounting import max_mu_squared
+from tests.client.test_control import site_toml
+from tests.federation import Federation, make_study
+
+RUN = CliRunner()
+
+
+@pytest.fixture
+def fed(tmp_path: Path) -> Iterator[Federation]:
+    study = make_study(planned_queries=10)
+    study = replace(study, collection=replace(study.collection, batch_size=2, offer_deadline_s=1.0, patience_s=1.0))
+    federation = Federation(tmp_path, study=study)
+    for site in federation.sites:
+        (tmp_path / site.name / "site.toml").write_text(site_toml(federation, site.name, site.pool))
+        (tmp_path / site.name / "study.toml").write_text(render_study(study))
+    yield federation
+    federation.close()
+
+
+def run_batches(fed: Federation, count: int) -> None:
+    stops = iter([*[False] * count, True])
+    fed.core().run(fed.transport, should_stop=stops.__next__)
+
+
+def put_back(fed: Federation, copy: Path, *, machine: bool = False) -> Path:
+    """Site 1 stops and puts an older copy in place; with ``machine`` all that lies beside it is as old."""
+    folder = fed.root / "site-1"
+    fed.site_ledgers["site-1"].close()
+    for path in folder.glob("site-ledger.sqlite*"):
+        path.unlink()
+    shutil.copy(copy, folder / "site-ledger.sqlite")
+    if machine:
+        (folder / "site-ledger.standing").unlink()
+    return folder
+
+
+def restart(fed: Federation) -> None:
+    fed.workers[101] = fed._worker(fed.sites[1])
+
+
+def command(folder: Path, *words: str) -> str:
+    result = RUN.invoke(site_app, [*words, "--site-dir", str(folder)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_restored_site_is_charged_for_all_it_forgot_and_goes_on(fed: Federation) -> None:
+    run_batches(fed, 1)
+    backup(fed.root / "site-1/site-ledger.sqlite", fed.root / "monday")
+    run_batches(fed, 2)
+    spent = fed.site_ledgers["site-1"].spent()
+    folder = put_back(fed, fed.root / "monday")
+    with pytest.raises(LedgerCorrupt, match=r"older copy.*site recover --own-ledger"):
+        restart(fed)
+    assert "ALARM" in command(folder, "status")
+    assert "charged for what the copy forgot: 4 queries" in command(folder, "recover", "--own-ledger")
+    restart(fed)
+    assert fed.site_ledgers["site-1"].spent() == spent
+    command(folder, "resume", "test")
+    fed.core().run(fed.transport)
+    own = fed.site_ledgers["site-1"]
+    assert len(fed.ledger.answers(fed.study.id)) == 10, "the study ends"
+    assert {entry.site for entry in fed.ledger.answers(fed.study.id)[-1].roster} == {"site-0", "site-1", "site-2"}
+    assert own.spent() == fed.ledger.spent("pool-1"), "nothing is counted twice where the server was honest"
+    assert own.alarms() == ()
+    assert own.held(fed.ledger.ledger_id).hash == fed.ledger.head().hash
+    assert verify(folder / "site-ledger.sqlite", server_key=fed.signing_key.public_key()).ok
+
+
+def test_acceptances_the_server_never_receipted_stay_charged(fed: Federation) -> None:
+    """The server releases nothing, or hides it: the site cannot know, so what it had accepted stays spent."""
+    run_batches(fed, 1)
+    backup(fed.root / "site-1/site-ledger.sqlite", fed.root / "monday")
+    open_queries = fed.core().open_queries()
+    fed.site_ledgers["site-1"].reserve(fed.study.id, open_queries[:3])
+    spent = fed.site_ledgers["site-1"].spent()
+    folder = put_back(fed, fed.root / "monday")
+    command(folder, "recover", "--own-ledger")
+    command(folder, "resume", "test")
+    restart(fed)
+    assert fed.site_ledgers["site-1"].spent() == spent
+    fed.core().run(fed.transport)
+    own = fed.site_ledgers["site-1"]
+    assert own.spent().mu_squared > fed.ledger.spent("pool-1").mu_squared
+    assert own.spent().mu_squared <= max_mu_squared(fed.study.privacy.accountant, fed.study.privacy.budget)
+    assert own.alarms() == ()
+
+
+def test_a_machine_rolled_back_as_a_whole_is_told_by_receipts_before_a_code_leaves(fed: Federation) -> None:
+    backup(fed.root / "site-1/site-ledger.sqlite", fed.root / "monday")
+    run_batches(fed, 2)
+    folder = put_back(fed, fed.root / "monday", machine=True)
+    restart(fed)
+    calls = fed.voters["site-1"].calls
+    run_batches(fed, 1)
+    own = fed.site_ledgers["site-1"]
+    assert "never accepted" in own.alarms()[0]
+    assert fed.voters["site-1"].calls == calls, "no code was made, so none left"
+    refused = RUN.invoke(site_app, ["recover", "--own-ledger", "--site-dir", str(folder)])
+    assert "--charge-all" in str(refused.exception), "there is no standing to tell the sum"
+    command(folder, "recover", "--own-ledger", "--charge-all")
+    fed.core().run(fed.transport)
+    limit = max_mu_squared(fed.study.privacy.accountant, fed.study.privacy.budget)
+    assert own.alarms() == ()
+    assert own.spent().mu_squared == limit >= fed.ledger.spent("pool-1").mu_squared
+    assert len(fed.ledger.answers(fed.study.id)) == 10, "the others go on"
