@@ -398,13 +398,14 @@ class RestoredRecord:
     """Site: this ledger was restored from an older copy; what it had accepted since stays charged in one sum.
 
     ``pool`` is that sum under the pool's protection, ``studies`` each study's share under its own; ``queries`` count
-    towards the day's cap. ``kept_row`` is the lost row whose kept standing gave the figures, 0 if there was none and
-    everything the caps and budgets had left counts as spent.
+    towards the day's cap, and those in ``pending`` may be offered again within the sum. ``kept_row`` is the lost row
+    whose kept standing gave the figures, 0 if there was none and everything the caps and budgets had left is spent.
     """
 
     pool: Spend
     studies: dict[str, Spend]
     queries: int
+    pending: tuple[str, ...]
     kept_row: int
 
 
@@ -676,13 +677,14 @@ def _recovery(body: dict[str, Any]) -> RecoveryRecord:
 
 
 def _restored(body: dict[str, Any]) -> RestoredRecord:
-    fields = checked_fields(body, {"kept_row": int, "pool": dict, "queries": int, "studies": dict})
+    fields = checked_fields(body, {"kept_row": int, "pending": list, "pool": dict, "queries": int, "studies": dict})
     if fields["queries"] < 0 or fields["kept_row"] < 0:
         raise InvalidInput("queries and kept row", limit="numbers from 0")
     return RestoredRecord(
         pool=Spend.from_json(fields["pool"]),
         studies={check_hash(study): Spend.from_json(spend) for study, spend in fields["studies"].items()},
         queries=fields["queries"],
+        pending=tuple(check_hash(query) for query in fields["pending"]),
         kept_row=fields["kept_row"],
     )
 

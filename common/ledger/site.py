@@ -209,14 +209,18 @@ class SiteLedger(OpenLedger[SiteBooks]):
         known = [books.reservations[query.id] for query in queries if query.id in books.reservations]
         if any(reservation.study_id != study_id for reservation in known):
             return Refused("unknown-study", "a query of the batch was accepted for another study")
-        mechanisms = [query.mechanism for query in new.values()]
-        if any(mechanism.voters_per_site != study.voters_per_site for mechanism in mechanisms):
+        mechanisms = [
+            query.mechanism
+            for query_id, query in new.items()
+            if not books.is_prepaid(query_id, query.mechanism, study_id=study_id)
+        ]
+        if any(query.mechanism.voters_per_site != study.voters_per_site for query in new.values()):
             return Refused("wrong-mechanism", "a query asks for other voters than the study says")
         short = books.shortfall(mechanisms, study_id=study_id)
         if short is not None:
             amounts = rational(short.requested), rational(short.remaining)
             return self._refuse(study_id, new, short.reason, word="budget", amounts=amounts)
-        if books.per_day.get(self._chain.today, 0) + len(new) > (books.declared.queries_per_day or 0):
+        if books.per_day.get(self._chain.today, 0) + len(mechanisms) > (books.declared.queries_per_day or 0):
             return self._refuse(study_id, new, "daily-cap", word="daily-cap")
         for query_id, query in new.items():
             body: dict[str, object] = {
@@ -381,7 +385,8 @@ class SiteLedger(OpenLedger[SiteBooks]):
 
         With the lost file's last standing that is exactly what it had spent beyond this copy. Without one nobody can
         know, and everything that the pool's cap and each study's budget have left counts as spent. Receipts that the
-        server sends for lost acceptances are then taken as part of that sum, up to it; one beyond it is an alarm. The
+        server sends for lost acceptances are then taken as part of that sum, up to it; one beyond it is an alarm. A
+        query the standing knows as accepted without a receipt is part of the sum too when it is offered again. The
         alarms standing are ended. InvalidInput for a standing of another ledger, one that names a study unknown here,
         and one that this ledger contains: then nothing was lost.
         """
@@ -400,7 +405,9 @@ class SiteLedger(OpenLedger[SiteBooks]):
                 studies = {study: spend.beyond(books.spent_in(study)) for study, spend in standing.studies.items()}
                 same_day = standing.day == self._chain.today
                 queries = max(standing.queries - books.per_day.get(standing.day, 0), 0) if same_day else 0
+            pending = () if standing is None else standing.pending
             body: dict[str, object] = {
+                "pending": [query for query in pending if query not in books.reservations],
                 "kept_row": 0 if standing is None else standing.head.seq,
                 "pool": pool.to_json(),
                 "queries": queries,
@@ -430,6 +437,7 @@ class SiteLedger(OpenLedger[SiteBooks]):
             studies={study: books.spent_in(study) for study in books.studies},
             day=day,
             queries=books.per_day.get(day, 0),
+            pending=tuple(query for query in books.reservations if query not in books.receipted),
         ).save(standing_path(self._chain.path))
 
     def alarms(self) -> tuple[str, ...]:

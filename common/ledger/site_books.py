@@ -28,7 +28,6 @@ from common.ledger.records import (
     Record,
     RecoveryRecord,
     RefusalRecord,
-    ReleaseRecord,
     ReservationRecord,
     RestoredRecord,
     Spend,
@@ -87,6 +86,7 @@ class SiteBooks:
         self.alarms: dict[str, AlarmRecord] = {}
         self.patients: dict[str, tuple[int, PatientRecord]] = {}
         self.lost: dict[str, Spend] = {}
+        self.pending: set[str] = set()
         self.restored_at: list[int] = []
         self._paid: dict[str, int] = {}
         self._released: dict[str, int] = {}
@@ -271,7 +271,8 @@ class SiteBooks:
         self.check_receipt(receipt)
         for release in receipt.releases:
             if release.body["query_id"] not in self.reservations:
-                self._regain(row, parse_release(release.body))
+                query = parse_release(release.body).query
+                self._regain(row, query, self.studies[receipt.study_id])
         position = Position(receipt.head.seq, receipt.head.hash)
         self.known[receipt.ledger_id] = Known(position, receipt.after)
         self.lines[receipt.study_id] = receipt.ledger_id
@@ -291,6 +292,9 @@ class SiteBooks:
         if record.pool != self.declared.declaration.pool:
             raise InvalidInput("pool of a reservation", value=record.pool, limit=self.declared.declaration.pool)
         study, mechanism = self.studies[record.study_id], record.query.mechanism
+        if self.is_prepaid(record.query_id, mechanism, study_id=study.id):
+            self._regain(row, record.query, study)
+            return
         if (short := self.shortfall([mechanism], study_id=study.id)) is not None:
             raise InvalidInput(f"the reservation passes a limit ({short.reason})")
         if mechanism.voters_per_site != study.voters_per_site:
@@ -316,18 +320,25 @@ class SiteBooks:
         self.alarms.clear()
         self.alarm_heads.clear()
         self.known = {ledger_id: replace(known, owed=NOTHING) for ledger_id, known in self.known.items()}
+        self.pending |= set(record.pending) - self.reservations.keys()
         self.restored_at.append(row.seq)
 
-    def _regain(self, row: Row, release: ReleaseRecord) -> None:
-        """An acceptance whose row was lost, shown by a receipt: it is part of what was charged for the loss."""
-        study, mechanism = self.studies[release.study_id], release.query.mechanism
+    def is_prepaid(self, query_id: str, mechanism: Mechanism, *, study_id: str) -> bool:
+        """Whether this acceptance was made before, lost with its row, and is part of what was charged for the loss."""
+        own = self._costs(mechanism, self.studies[study_id])[1]
+        return query_id in self.pending and own <= self.lost.get(study_id, NOTHING).mu_squared
+
+    def _regain(self, row: Row, query: QuerySpec, study: StudyTerms) -> None:
+        """An acceptance whose row was lost, known by a receipt or offered again: it has been charged with the loss."""
+        mechanism = query.mechanism
+        self.pending.discard(query.id)
         one, left = Spend(self._costs(mechanism, study)[1], 1, mechanism.dimension), self.lost[study.id]
         self.lost[study.id] = left.beyond(one)
         uncounted = replace(one.beyond(left), mu_squared=Fraction(0))  # where only the sum of the loss was known
         self._spent += uncounted
         self._study_spent[study.id] = self.spent_in(study.id) + uncounted
-        self._paid[release.query_id] = 1
-        self.reservations[release.query_id] = Reservation(release.query, study.id, row.time_utc[:10], row.seq)
+        self._paid[query.id] = 1
+        self.reservations[query.id] = Reservation(query, study.id, row.time_utc[:10], row.seq)
 
     def _owe(self, receipt: Receipt) -> None:
         """Add what a receipt off the line charged for this site's queries to what a recovered ledger must hold."""

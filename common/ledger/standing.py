@@ -2,7 +2,7 @@
 
 A ledger restored from an older copy is valid in itself; only something kept outside it can tell. The standing is
 written after every charge, so it never runs ahead of the ledger, and it says exactly how much an older copy has
-forgotten. Refuses a ledger that does not contain it. It holds no code, query or name.
+forgotten. Refuses a ledger that does not contain it. It holds no code and no name.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from common.objects import write_atomically
 @dataclass(frozen=True, slots=True)
 class Standing:
     """``pool`` is spent in all under the pool's protection, ``studies`` in each study under its own; ``queries`` were
-    accepted on ``day`` (UTC)."""
+    accepted on ``day`` (UTC), and those in ``pending`` (ids) had no receipt yet."""
 
     head: SignedHead
     pool: Spend
     studies: dict[str, Spend]
     day: str
     queries: int
+    pending: tuple[str, ...]
 
     def save(self, path: Path) -> None:
         """Replace the file at ``path`` (mode 0600, durable)."""
         document = {
             "day": self.day,
             "head": self.head.to_json(),
+            "pending": list(self.pending),
             "pool": self.pool.to_json(),
             "queries": self.queries,
             "studies": {study: spend.to_json() for study, spend in self.studies.items()},
@@ -46,6 +48,7 @@ class Standing:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             kinds: dict[str, type] = {"day": str, "head": dict, "pool": dict, "queries": int, "studies": dict}
+            kinds["pending"] = list
             fields = checked_fields(data, kinds)
             head = SignedHead.from_json(fields["head"])
             if head.role != "site" or not head.is_genuine():
@@ -56,6 +59,7 @@ class Standing:
                 studies={check_hash(study): Spend.from_json(spend) for study, spend in fields["studies"].items()},
                 day=fields["day"],
                 queries=fields["queries"],
+                pending=tuple(check_hash(query) for query in fields["pending"]),
             )
         except (OSError, ValueError, InvalidInput) as error:
             raise InvalidInput(

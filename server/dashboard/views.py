@@ -19,8 +19,7 @@ from typing import Any, Literal
 from common.canonical import parse_rational
 from common.config import Study
 from common.errors import InvalidInput
-from common.ledger.books import Spend
-from common.ledger.records import charge_of
+from common.ledger.records import Spend, charge_of
 from common.privacy.accounting import epsilon_by, guarantee
 from common.privacy.calibration import noise_multiplier, study_mechanism
 from common.privacy.mechanism import Budget, Protection
