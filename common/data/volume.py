@@ -1,15 +1,15 @@
-"""A NIfTI file ↔ an array on the study's grid: RAS+, the study's spacing, centre-cropped or padded, z-scored.
+"""A case's files ↔ arrays on the study's grid: RAS+, the study's spacing, centre-cropped or padded, z-scored.
 
-Refuses what would silently train or label wrongly: files that do not read, non-finite or constant or empty images, the
-wrong number of channels, label values outside the study, a label drawn on another geometry than its image. A message
-names no file and no patient: who opened the file knows which it was.
+Refuses what would silently train or label wrongly: files that do not read (:mod:`common.data.nifti`), placements that
+contradict themselves (:mod:`common.data.geometry`), non-finite or constant images, the wrong number of channels, label
+values outside the study, a label drawn on another geometry than its image. What is put right is said in ``notes``.
+A message names no file and no patient: who opened the file knows which it was.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,28 +19,18 @@ import torch
 from jaxtyping import Float, Num, UInt8
 from monai.data import MetaTensor
 from monai.transforms import NormalizeIntensity, Orientation, ResizeWithPadOrCrop, Spacing, SpatialResample
-from nibabel.filebasedimages import ImageFileError
-from nibabel.spatialimages import HeaderDataError
-from nibabel.wrapstruct import WrapStructError
+from nibabel.orientations import io_orientation
 
 from common.config import DataConfig
+from common.data import dicom, geometry
+from common.data.dataset import Case
+from common.data.nifti import MAX_FILE_BYTES, MAX_NATIVE_VOXELS, Scan, read_nifti
 from common.errors import InvalidInput
 
-MAX_FILE_BYTES = 1 << 31
-MAX_NATIVE_VOXELS = 1 << 28
+LABEL_ROUNDING = 1e-3
+LOST_WORTH_A_NOTE = 0.01
+MOST_COARSER = 16
 _RAS = (("L", "R"), ("P", "A"), ("I", "S"))
-_UNREADABLE = (
-    ImageFileError,
-    HeaderDataError,
-    WrapStructError,
-    OSError,
-    EOFError,
-    ValueError,
-    TypeError,
-    OverflowError,
-    MemoryError,
-    zlib.error,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +38,15 @@ class Volume:
     """A volume on the study's grid and the way back.
 
     ``image``: float32 [c, x, y, z], each channel of mean 0 and variance 1 over its native voxels, padding 0, read-only.
-    ``affine``: voxel of the grid → mm in RAS+. ``native_affine``, ``native_shape``: the same of the file.
+    ``affine``: voxel of the grid → mm in RAS+. ``native_affine``, ``native_shape``: the same of the file. ``notes``
+    say what was put right.
     """
 
     image: Float[np.ndarray, "c x y z"]
     affine: Float[np.ndarray, "4 4"]
     native_affine: Float[np.ndarray, "4 4"]
     native_shape: tuple[int, int, int]
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, dtype in (("image", np.float32), ("affine", np.float64), ("native_affine", np.float64)):
@@ -63,59 +55,59 @@ class Volume:
             object.__setattr__(self, name, array)
 
 
-def load_volume(path: Path, data: DataConfig) -> Volume:
-    """Read an image file onto the study's grid; InvalidInput where it cannot be trusted (see the module)."""
-    return volume_from_bytes(_read(path), data)
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A labelled case as training needs it: the volume, its label map on the same grid, and what was put right."""
+
+    volume: Volume
+    label: UInt8[np.ndarray, "x y z"]
+    notes: tuple[str, ...]
+
+
+def load_example(case: Case, data: DataConfig) -> Example:
+    """Read a case of a dataset that was matched to the study, with its channels and its label map."""
+    if case.label is None:
+        raise InvalidInput("case has no label map")
+    volume = load_volume(case.images, data, order=case.channel_order)
+    label, notes = _read_label(_scan(case.label, channels=1), data, volume=volume, mapping=dict(case.label_map))
+    return Example(volume=volume, label=label, notes=(*volume.notes, *notes))
+
+
+def load_volume(path: Path | Sequence[Path], data: DataConfig, *, order: Sequence[int] = ()) -> Volume:
+    """Read an image onto the study's grid; InvalidInput where it cannot be trusted (see the module).
+
+    ``path``: a file with all channels, a folder with one DICOM series, or one of either for each channel. ``order``
+    says which of a file's channels to take.
+    """
+    paths = [path] if isinstance(path, Path) else list(path)
+    if len(paths) > 1:
+        return _volume(_stack([_scan(each, channels=1) for each in paths]), data)
+    scan = _scan(paths[0], channels=None if order else len(data.channels))
+    if order and max(order) >= len(scan.array):
+        raise InvalidInput("volume's channels", value=len(scan.array), limit=f"at least {max(order) + 1}")
+    return _volume(Scan(scan.array[list(order)], scan.affine, scan.notes) if order else scan, data)
 
 
 def volume_from_bytes(content: bytes, data: DataConfig) -> Volume:
     """The same from a file's bytes (.nii or .nii.gz), which is how public volumes travel and are hashed."""
-    array, affine = _parse(content, channels=len(data.channels))
-    for channel in array:
-        if not np.isfinite(channel).all():
-            raise InvalidInput("image holds NaN or infinite voxels", remedy="export the scan again")
-        if channel.min() == channel.max():
-            raise InvalidInput("image is constant: every voxel has the same value", remedy="export the scan again")
-    grid = _to_grid(array, affine, data, mode="bilinear")
-    native_shape = (array.shape[1], array.shape[2], array.shape[3])
-    return Volume(
-        image=np.asarray(grid.array, dtype=np.float32),
-        affine=np.asarray(grid.affine, dtype=np.float64),
-        native_affine=affine,
-        native_shape=native_shape,
-    )
+    return _volume(read_nifti(content, channels=len(data.channels)), data)
 
 
-def load_label(path: Path, data: DataConfig, *, volume: Volume | None = None) -> UInt8[np.ndarray, "x y z"]:
+def load_label(
+    path: Path, data: DataConfig, *, volume: Volume | None = None, mapping: Mapping[int, int] | None = None
+) -> UInt8[np.ndarray, "x y z"]:
     """Read a label map onto the study's grid by nearest neighbour.
 
-    Refuses values that are not the study's label numbers and, given the image's ``volume``, a label map of another
-    shape or one placed elsewhere in space.
+    ``mapping``: the file's values → the study's, which must name every value there is. Refuses values that are not the
+    study's label numbers and, given the image's ``volume``, a label map of another shape or one placed elsewhere in
+    space; one that fills the same space in another axis order or resolution is brought to the image's voxels.
     """
-    return label_from_bytes(_read(path), data, volume=volume)
+    return _read_label(_scan(path, channels=1), data, volume=volume, mapping=mapping or {})[0]
 
 
 def label_from_bytes(content: bytes, data: DataConfig, *, volume: Volume | None = None) -> UInt8[np.ndarray, "x y z"]:
     """:func:`load_label` from a file's bytes."""
-    array, affine = _parse(content, channels=1)
-    _check_label_values(array, labels=len(data.labels))
-    if volume is not None:
-        if array.shape[1:] != volume.native_shape:
-            raise InvalidInput(
-                "label map and image have different shapes",
-                value=array.shape[1:],
-                limit=str(volume.native_shape),
-                remedy="export the label map on the image's own voxels",
-            )
-        if not np.allclose(affine, volume.native_affine, rtol=0, atol=1e-2):
-            raise InvalidInput(
-                "label map and image lie at different places in space",
-                limit="affines equal to .01 mm",
-                remedy="export the label map on the image's own voxels",
-            )
-    grid = _to_grid(array, affine, data, mode="nearest")
-    labels: np.ndarray = np.asarray(grid.array, dtype=np.uint8)[0]
-    return labels
+    return _read_label(read_nifti(content, channels=1), data, volume=volume, mapping={})[0]
 
 
 def to_native(
@@ -150,76 +142,215 @@ def save_native(path: Path, array: Num[np.ndarray, "*c x y z"], volume: Volume) 
     nib.save(nib.Nifti1Image(native, volume.native_affine), path)
 
 
-def _read(path: Path) -> bytes:
+def _scan(path: Path, *, channels: int | None) -> Scan:
+    """A file or a DICOM folder; a note where a file's name says something else than its content."""
+    if path.is_dir():
+        return dicom.read_series(path)
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidInput("volume file is too large", limit=f"{MAX_FILE_BYTES} bytes")
-        return path.read_bytes()
+            raise InvalidInput(
+                "volume file is too large", limit=f"{MAX_FILE_BYTES} bytes", remedy="crop or downsample the scan"
+            )
+        content = path.read_bytes()
     except OSError as error:
-        raise InvalidInput(f"volume file cannot be read ({error.strerror})") from error
-
-
-def _parse(content: bytes, *, channels: int) -> tuple[Float[np.ndarray, "c i j k"], Float[np.ndarray, "4 4"]]:
-    """Bytes → float32 [c, i, j, k] and affine; sizes are checked in the header before anything is allocated."""
-    try:
-        if content[:2] == b"\x1f\x8b":
-            with gzip.open(io.BytesIO(content)) as stream:
-                content = stream.read(MAX_FILE_BYTES + 1)
-            if len(content) > MAX_FILE_BYTES:
-                raise InvalidInput("volume file is too large", limit=f"{MAX_FILE_BYTES} bytes uncompressed")
-        image = nib.Nifti1Image.from_bytes(content)
-        shape, kind, affine = image.shape, image.get_data_dtype().kind, np.asarray(image.affine, dtype=np.float64)
-    except _UNREADABLE as error:
-        raise _unreadable() from error
-    if kind not in "iuf":
-        raise InvalidInput("voxel type", value=str(image.get_data_dtype()), limit="integers or floating point")
-    if len(shape) == 3:
-        shape = (*shape, 1)
-    if len(shape) != 4 or shape[3] != channels:
         raise InvalidInput(
-            "volume's shape",
-            value=image.shape,
-            limit=f"three dimensions and {channels} channel{'s' if channels > 1 else ''}",
-            remedy="one 3D volume per file; a time series is not one",
-        )
-    if min(shape) < 1 or max(shape[:3]) < 2 or int(np.prod(shape, dtype=np.float64)) > MAX_NATIVE_VOXELS:
-        raise InvalidInput("volume's shape", value=image.shape, limit=f"2 to {MAX_NATIVE_VOXELS} voxels")
-    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-9:
+            f"volume file cannot be read ({error.strerror})", remedy="check that it is there and readable"
+        ) from error
+    scan = read_nifti(content, channels=channels)
+    packed, named = content[:2] == b"\x1f\x8b", path.name.endswith(".gz")
+    if packed == named:
+        return scan
+    note = "file is compressed though its name does not say so" if packed else "file is not compressed as its name says"
+    return Scan(scan.array, scan.affine, (*scan.notes, note))
+
+
+def _stack(scans: list[Scan]) -> Scan:
+    """One file a channel → one scan, on the first one's voxels; refused where they are not all the same voxels."""
+    first, *others = scans
+    arrays, notes = [first.array], list(first.notes)
+    for scan in others:
+        array, affine = scan.array, scan.affine
+        if not np.array_equal(io_orientation(affine), io_orientation(first.affine)):
+            array, affine = geometry.to_axes_of(array, affine, first.affine)
+            notes.append("a channel stored in another axis order turned to the first one's")
+        if array.shape != first.array.shape or not geometry.same_place(first.affine, affine, array.shape[1:]):
+            raise InvalidInput(
+                "the channels lie on different voxels",
+                value=array.shape[1:],
+                limit=str(first.array.shape[1:]),
+                remedy="register them and resample them onto one of them",
+            )
+        if any(np.array_equal(array, known) for known in arrays):
+            raise InvalidInput("two channels hold the same image", remedy="give each contrast its own file")
+        arrays.append(array)
+        notes += scan.notes
+    return Scan(np.concatenate(arrays), first.affine, tuple(dict.fromkeys(notes)))
+
+
+def _volume(scan: Scan, data: DataConfig) -> Volume:
+    _check_extent(scan, data)
+    _check_image(scan.array, labels=len(data.labels))
+    grid = _fit(_resample(_plain_float(scan.array), scan.affine, data, mode="bilinear"), data, normalise=True)
+    image = np.asarray(grid.array, dtype=np.float32)
+    if not np.isfinite(image).all():
+        raise InvalidInput("image cannot be brought to the study's grid", remedy="export the scan again")
+    return Volume(
+        image=image,
+        affine=np.asarray(grid.affine, dtype=np.float64),
+        native_affine=scan.affine,
+        native_shape=(scan.array.shape[1], scan.array.shape[2], scan.array.shape[3]),
+        notes=scan.notes,
+    )
+
+
+def _check_image(array: Float[np.ndarray, "c i j k"], *, labels: int) -> None:
+    for channel in array:
+        if not np.isfinite(channel).all():
+            raise InvalidInput(
+                "image holds NaN or infinite voxels",
+                remedy="replace them by the background's value, or export it again",
+            )
+        low, high = float(channel.min()), float(channel.max())
+        if low == high:
+            raise InvalidInput("image is constant: every voxel has the same value", remedy="export the scan again")
+        if low >= 0 and high < labels and np.array_equal(channel, np.rint(channel)):
+            raise InvalidInput(
+                "image is a label map: it holds nothing but label numbers", remedy="give the scan as the image"
+            )
+
+
+def _plain_float(array: Float[np.ndarray, "c i j k"]) -> Float[np.ndarray, "c i j k"]:
+    """float32; intensities so small that their squares would vanish are scaled first, which the z-score undoes."""
+    largest = float(np.abs(array).max(initial=0))
+    if 0 < largest < 1e-6:
+        array = array.astype(np.float64) / largest
+    result: np.ndarray = array.astype(np.float32, copy=False)
+    return result
+
+
+def _read_label(
+    scan: Scan, data: DataConfig, *, volume: Volume | None, mapping: Mapping[int, int]
+) -> tuple[UInt8[np.ndarray, "x y z"], tuple[str, ...]]:
+    array, notes = _label_values(scan.array, labels=len(data.labels), mapping=mapping)
+    affine = scan.affine
+    if volume is not None:
+        array, placed = _onto_image(array, affine, volume)
+        affine, notes = volume.native_affine, (*notes, *placed)
+    else:
+        _check_extent(scan, data)
+    spaced = _resample(array, affine, data, mode="nearest")
+    grid = _fit(spaced, data, normalise=False)
+    labels: np.ndarray = np.asarray(grid.array, dtype=np.uint8)[0]
+    before, after = int((spaced != 0).sum()), int((labels != 0).sum())
+    if before == 0:
+        notes = (*notes, "no structure in the label map")
+    elif after == 0:
         raise InvalidInput(
-            "volume's affine is singular or not finite", remedy="export the scan again with its geometry"
+            "every structure lies outside the study's grid",
+            limit=" × ".join(map(str, data.grid)),
+            remedy="crop the scan around the structures",
         )
-    try:
-        with np.errstate(all="ignore"):
-            array = np.asarray(image.dataobj, dtype=np.float32).reshape(shape)
-    except _UNREADABLE as error:
-        raise _unreadable() from error
-    return np.moveaxis(array, -1, 0), affine
+    elif after < (1 - LOST_WORTH_A_NOTE) * before:
+        notes = (*notes, f"{1 - after / before:.0%} of the structures' voxels lie outside the study's grid")
+    return labels, (*scan.notes, *notes)
 
 
-def _unreadable() -> InvalidInput:
-    return InvalidInput("volume file is damaged, cut short or no NIfTI file", remedy="copy or export it again")
-
-
-def _check_label_values(array: Float[np.ndarray, "1 i j k"], *, labels: int) -> None:
+def _label_values(
+    array: Float[np.ndarray, "1 i j k"], *, labels: int, mapping: Mapping[int, int]
+) -> tuple[Float[np.ndarray, "1 i j k"], tuple[str, ...]]:
+    """Whole numbers of the study; values a rounding away from them are rounded."""
     values = np.unique(array)
-    unknown = [float(v) for v in values if not (np.isfinite(v) and v == int(v) and 0 <= v < labels)]
+    whole = np.rint(values)
+    near = np.isfinite(values) & (np.abs(values - whole) <= LABEL_ROUNDING)
+    known = set(mapping) if mapping else set(range(labels))
+    unknown = [
+        float(value)
+        for value, close, number in zip(values, near, whole, strict=True)
+        if not close or int(number) not in known
+    ]
     if unknown:
         raise InvalidInput(
             "label map holds values the study does not know",
             value=unknown[:5],
-            limit=f"integers 0 to {labels - 1}",
-            remedy="map the site's labels to the study's",
+            limit=", ".join(map(str, sorted(known))),
+            remedy="map the site's labels to the study's in [labels] of site.toml, or with --label-map",
+        )
+    notes = ("label values rounded to whole numbers",) if not np.array_equal(values, whole) else ()
+    rounded = np.rint(array)
+    if not mapping:
+        return rounded, notes
+    result = np.zeros_like(rounded)
+    for value, target in mapping.items():
+        result[rounded == value] = target
+    return result, notes
+
+
+def _onto_image(
+    array: Float[np.ndarray, "1 i j k"], affine: Float[np.ndarray, "4 4"], volume: Volume
+) -> tuple[Float[np.ndarray, "1 i j k"], tuple[str, ...]]:
+    """The label map on its image's own voxels, where it is certain which they are."""
+    shape, target = volume.native_shape, volume.native_affine
+    if array.shape[1:] == shape and geometry.same_place(target, affine, shape):
+        return array, ()
+    turned, placed = geometry.to_axes_of(array, affine, target)
+    if turned.shape[1:] == shape and geometry.same_place(target, placed, shape):
+        return turned, ("label map stored in another axis order turned to the image's",)
+    if turned.shape[1:] != shape and geometry.same_box(target, shape, placed, turned.shape[1:]):
+        moved = SpatialResample(mode="nearest", padding_mode="border", align_corners=True)(
+            MetaTensor(torch.tensor(turned), affine=torch.tensor(placed)),
+            dst_affine=torch.tensor(target),
+            spatial_size=shape,
+        )
+        return np.asarray(moved.array), ("label map on other voxels resampled to the image's",)
+    if array.shape[1:] != shape:
+        raise InvalidInput(
+            "label map and image have different shapes",
+            value=array.shape[1:],
+            limit=str(shape),
+            remedy="export the label map on the image's own voxels",
+        )
+    raise InvalidInput(
+        "label map and image lie at different places in space",
+        limit="every voxel within a tenth of a voxel",
+        remedy="export the label map on the image's own voxels",
+    )
+
+
+def _check_extent(scan: Scan, data: DataConfig) -> None:
+    """Refuse a field of view that would not fit into memory at the study's spacing, before anything is resampled."""
+    sizes = geometry.voxel_sizes(scan.affine)
+    if float(sizes.max()) > MOST_COARSER * max(data.spacing_mm):
+        raise InvalidInput(
+            "scan is too coarse for the study: voxel spacing in mm",
+            value=tuple(float(f"{size:.3g}") for size in sizes),
+            limit=f"{MOST_COARSER} times the study's {max(data.spacing_mm):g}",
+            remedy="export the scan itself and not a localiser, or check its spacing",
+        )
+    extent = [n * float(size) for n, size in zip(scan.array.shape[1:], sizes, strict=True)]
+    resampled = math.prod(math.ceil(length / min(data.spacing_mm)) + 1 for length in extent) * len(scan.array)
+    if resampled > MAX_NATIVE_VOXELS:
+        raise InvalidInput(
+            "field of view in mm",
+            value=tuple(round(length, 1) for length in extent),
+            limit=f"{MAX_NATIVE_VOXELS} voxels at the study's spacing",
+            remedy="check the scan's spacing, or crop it",
         )
 
 
-def _to_grid(
+def _resample(
     array: Float[np.ndarray, "c i j k"], affine: Float[np.ndarray, "4 4"], data: DataConfig, *, mode: str
 ) -> MetaTensor:
-    """RAS+, the study's spacing, z-score (images only), then the grid: so that padding is the volume's mean."""
-    volume = MetaTensor(torch.tensor(array), affine=torch.tensor(affine))
+    """RAS+ at the study's spacing; without a shear."""
+    volume = MetaTensor(torch.tensor(array, dtype=torch.float32), affine=torch.tensor(affine))
     volume = Orientation(axcodes="RAS", labels=_RAS)(volume)
-    if not np.allclose(np.asarray(volume.pixdim), data.spacing_mm, rtol=0, atol=1e-4):
+    spaced = np.allclose(np.asarray(volume.pixdim), data.spacing_mm, rtol=0, atol=1e-4)
+    if not spaced or geometry.shear(affine) > geometry.SHEAR_OF_ROUNDING:
         volume = Spacing(pixdim=data.spacing_mm, mode=mode, padding_mode="border")(volume)
-    if mode == "bilinear":
+    return volume
+
+
+def _fit(volume: MetaTensor, data: DataConfig, *, normalise: bool) -> MetaTensor:
+    """Z-score (images only), then the grid: so that padding is the volume's mean."""
+    if normalise:
         volume = NormalizeIntensity(channel_wise=True)(volume)
     return ResizeWithPadOrCrop(spatial_size=data.grid, mode="constant")(volume)

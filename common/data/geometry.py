@@ -1,0 +1,193 @@
+"""Where a volume's voxels lie in the patient: sform, qform, units and pixdim, put together or refused.
+
+What is certain is put right and noted: a sform that only moves the scanner's frame, a template's sform beside the
+scanner's qform, units other than mm, a pixdim that says nothing beside a good sform. What would be a guess about left
+and right or about size is refused. Coordinates are NIfTI's, RAS+ in mm.
+Source: the NIfTI-1.1 header, "3D image orientation and location in space".
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import nibabel as nib
+import numpy as np
+from jaxtyping import Float
+from nibabel.orientations import apply_orientation, inv_ornt_aff, io_orientation, ornt_transform
+from nibabel.spatialimages import HeaderDataError
+
+from common.errors import InvalidInput
+
+LEAST_SPACING_MM, MOST_SPACING_MM = 0.01, 100.0
+SIZE_TOLERANCE = 0.01  # relative, between two statements of a voxel's size
+SHEAR_OF_ROUNDING, MOST_SHEAR = 0.005, 0.5  # cosine between two voxel axes
+PLACE_TOLERANCE = 0.1  # of the smallest voxel edge, at the volume's corners
+_KNOWN_CODES = range(1, 6)
+_TEMPLATE_CODES = (3, 4, 5)
+_MM = {0: 1.0, 1: 1000.0, 2: 1.0, 3: 0.001}
+_UNIT_NAMES = {1: "metre", 3: "micrometre"}
+
+Affine = Float[np.ndarray, "4 4"]
+
+
+def placement(header: nib.Nifti1Header) -> tuple[Affine, tuple[str, ...]]:
+    """The affine (voxel → mm in RAS+) a header means, and what was put right to get it.
+
+    Raises InvalidInput where the header gives no orientation, contradicts itself, or is not a placement at all.
+    """
+    notes: list[str] = []
+    pixdim = np.asarray(header["pixdim"], dtype=np.float64)
+    sform = _sform(header) if int(header["sform_code"]) in _KNOWN_CODES else None
+    coded_q = int(header["qform_code"]) in _KNOWN_CODES
+    if sform is None and not coded_q:
+        raise InvalidInput(
+            "volume gives no orientation: neither sform nor qform is set",
+            remedy="export the scan again with its orientation",
+        )
+    qform = _qform(header, notes, needed=sform is None) if coded_q else None
+    if sform is None:
+        assert qform is not None
+        affine = qform
+    elif qform is None:
+        affine = sform
+        _check_pixdim(pixdim[1:4], sform, notes)
+    else:
+        affine = _agree(sform, qform, notes, template=int(header["sform_code"]) in _TEMPLATE_CODES)
+    unit = int(header["xyzt_units"]) & 7
+    if unit in _UNIT_NAMES:
+        affine = np.diag([_MM[unit]] * 3 + [1.0]) @ affine
+        notes.append(f"lengths are in {_UNIT_NAMES[unit]}s: converted to mm")
+    check_affine(affine)
+    if shear(affine) > SHEAR_OF_ROUNDING:
+        notes.append("shear removed by resampling")
+    return affine, tuple(notes)
+
+
+def check_affine(affine: Affine) -> None:
+    """Refuse an affine that is singular, not finite, sheared beyond 30° or of impossible voxel sizes."""
+    if not np.isfinite(affine).all() or (voxel_sizes(affine) == 0).any():
+        raise _no_affine()
+    sizes = voxel_sizes(affine)
+    if not (sizes.min() >= LEAST_SPACING_MM and sizes.max() <= MOST_SPACING_MM):
+        raise InvalidInput(
+            "voxel spacing in mm",
+            value=tuple(float(f"{size:.3g}") for size in sizes),
+            limit=f"{LEAST_SPACING_MM} to {MOST_SPACING_MM:g}",
+            remedy="export the scan again with its spacing in mm",
+        )
+    if shear(affine) > MOST_SHEAR:
+        raise InvalidInput(
+            "volume's axes are sheared",
+            value=round(shear(affine), 2),
+            limit=f"cosine between axes up to {MOST_SHEAR}",
+            remedy="resample the scan onto orthogonal axes",
+        )
+    if abs(np.linalg.det(affine[:3, :3])) < 1e-3 * float(np.prod(sizes)):
+        raise _no_affine()
+
+
+def voxel_sizes(affine: Affine) -> Float[np.ndarray, "3"]:
+    """Edge lengths of a voxel in mm, axis by axis."""
+    sizes: np.ndarray = np.sqrt((affine[:3, :3] ** 2).sum(axis=0))
+    return sizes
+
+
+def shear(affine: Affine) -> float:
+    """Largest |cosine| between two voxel axes: 0 for orthogonal ones."""
+    axes = affine[:3, :3] / voxel_sizes(affine)
+    return float(np.abs(axes.T @ axes - np.eye(3)).max())
+
+
+def same_place(one: Affine, other: Affine, shape: tuple[int, ...]) -> bool:
+    """Whether both affines put every voxel of a ``shape`` within a tenth of a voxel (at least .01 mm) of each other."""
+    gap = (one - other) @ corners(shape)
+    tolerance = max(0.01, PLACE_TOLERANCE * float(voxel_sizes(one).min()))
+    return bool(np.sqrt((gap[:3] ** 2).sum(axis=0)).max() <= tolerance)
+
+
+def corners(shape: tuple[int, ...], *, margin: float = 0.0) -> Float[np.ndarray, "4 8"]:
+    """Homogeneous voxel coordinates of a volume's corner voxels; ``margin`` .5 for its outer edges."""
+    ends = [(-margin, n - 1 + margin) for n in shape]
+    return np.array([(*corner, 1.0) for corner in itertools.product(*ends)]).T
+
+
+def to_axes_of(array: np.ndarray, affine: Affine, reference: Affine) -> tuple[np.ndarray, Affine]:
+    """[c, i, j, k] with its axes permuted and flipped to run as ``reference``'s do; values are untouched."""
+    turn = ornt_transform(io_orientation(affine), io_orientation(reference))
+    turned = np.stack([apply_orientation(channel, turn) for channel in array])
+    return turned, affine @ inv_ornt_aff(turn, array.shape[1:])
+
+
+def same_box(affine: Affine, shape: tuple[int, ...], other: Affine, other_shape: tuple[int, ...]) -> bool:
+    """Whether two volumes with parallel axes fill the same box, to half of the coarser voxel's edge."""
+    gap = affine @ corners(shape, margin=0.5) - other @ corners(other_shape, margin=0.5)
+    coarser = max(float(voxel_sizes(affine).max()), float(voxel_sizes(other).max()))
+    return bool(np.abs(gap[:3]).max() <= coarser / 2)
+
+
+def _sform(header: nib.Nifti1Header) -> Affine:
+    rows = [np.asarray(header[f"srow_{axis}"], dtype=np.float64) for axis in "xyz"]
+    affine = np.stack([*rows, np.array([0.0, 0.0, 0.0, 1.0])])
+    if not np.isfinite(affine).all() or _singular(affine):
+        raise _no_affine()
+    return affine
+
+
+def _qform(header: nib.Nifti1Header, notes: list[str], *, needed: bool) -> Affine | None:
+    """The qform; None where it cannot be used and a sform stands in for it."""
+    fixed = header.copy()
+    if float(fixed["pixdim"][0]) == 0:
+        fixed["pixdim"][0] = 1
+        notes.append("qfac 0 means 1")
+    try:
+        with np.errstate(all="ignore"):
+            affine = np.asarray(fixed.get_qform(), dtype=np.float64)
+        usable = bool(np.isfinite(affine).all()) and not _singular(affine)
+    except (ValueError, HeaderDataError, FloatingPointError, np.linalg.LinAlgError):
+        usable = False
+    if usable:
+        return affine
+    if needed:
+        raise _no_affine()
+    notes.append("qform or pixdim is not usable: sform used")
+    return None
+
+
+def _check_pixdim(pixdim: Float[np.ndarray, "3"], sform: Affine, notes: list[str]) -> None:
+    """Sizes beside a sform: zero, negative or not finite says nothing; another size contradicts it."""
+    if not (np.isfinite(pixdim).all() and (pixdim > 0).all()):
+        notes.append("pixdim is not usable: sform used")
+    elif not np.allclose(pixdim, voxel_sizes(sform), rtol=SIZE_TOLERANCE, atol=0):
+        raise InvalidInput(
+            "pixdim and sform contradict each other about the voxel's size",
+            value=tuple(float(f"{size:.3g}") for size in pixdim),
+            limit=str(tuple(float(f"{size:.3g}") for size in voxel_sizes(sform))),
+            remedy="export the scan again, or correct the header's pixdim",
+        )
+
+
+def _agree(sform: Affine, qform: Affine, notes: list[str], *, template: bool) -> Affine:
+    mirrored = np.linalg.det(sform[:3, :3]) * np.linalg.det(qform[:3, :3]) < 0
+    if not mirrored and template and not np.allclose(sform, qform, rtol=1e-4, atol=1e-3):
+        notes.append("sform places the volume in a template: the scanner's qform used")
+        return qform
+    turned = not np.array_equal(io_orientation(sform), io_orientation(qform))
+    resized = not np.allclose(voxel_sizes(sform), voxel_sizes(qform), rtol=SIZE_TOLERANCE, atol=0)
+    if mirrored or turned or resized:
+        how = "mirrored" if mirrored else "turned" if turned else "of other voxel sizes"
+        raise InvalidInput(
+            f"sform and qform contradict each other: one is {how}",
+            remedy="find out in a viewer which is right and set the other's code to 0",
+        )
+    if not np.allclose(sform, qform, rtol=1e-3, atol=0.01 * float(voxel_sizes(sform).min())):
+        notes.append("sform and qform place the volume differently: sform used")
+    return sform
+
+
+def _singular(affine: Affine) -> bool:
+    sizes = voxel_sizes(affine)
+    return bool((sizes == 0).any()) or abs(float(np.linalg.det(affine[:3, :3]))) < 1e-6 * float(np.prod(sizes))
+
+
+def _no_affine() -> InvalidInput:
+    return InvalidInput("volume's affine is singular or not finite", remedy="export the scan again with its geometry")

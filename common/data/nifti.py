@@ -1,0 +1,235 @@
+"""A NIfTI file's bytes → its voxels, their place and what was put right; or the reason why not.
+
+The header is read as it is, before any library's repairs, and every size in it is checked before anything of that size
+is allocated or unpacked: a file that promises more than :data:`MAX_NATIVE_VOXELS`, or unpacks to more than it promises,
+costs nothing. Reads NIfTI-1 and NIfTI-2 in one file, of either byte order, plain or gzipped. A message names no file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import zlib
+from dataclasses import dataclass
+
+import nibabel as nib
+import numpy as np
+from jaxtyping import Float
+from nibabel.spatialimages import HeaderDataError
+
+from common.data.geometry import Affine, placement
+from common.errors import InvalidInput
+
+MAX_FILE_BYTES = 1 << 31
+MAX_NATIVE_VOXELS = 1 << 27
+LARGEST_INTENSITY = 1e15
+_GZIP = b"\x1f\x8b"
+_HEADERS = {348: nib.Nifti1Header, 540: nib.Nifti2Header}
+_SLACK = 1 << 20
+"""Bytes that may follow the voxels: padding to a tape's or a disk's block."""
+
+_OTHERS: tuple[tuple[int, bytes, str, str], ...] = (
+    (0, b"PK\x03\x04", "is a zip archive", "unpack it"),
+    (0, b"BZh", "is packed with bzip2", "unpack it, or pack it with gzip"),
+    (0, b"\xfd7zXZ\x00", "is packed with xz", "unpack it, or pack it with gzip"),
+    (0, b"\x28\xb5\x2f\xfd", "is packed with zstd", "unpack it, or pack it with gzip"),
+    (128, b"DICM", "is a DICOM file", "give the folder of the whole series, or convert it to NIfTI"),
+    (0, b"NRRD", "is an NRRD file", "convert it to NIfTI"),
+    (0, b"ObjectType", "is a MetaImage file", "convert it to NIfTI"),
+    (0, b"\x89HDF", "is an HDF5 or MINC file", "convert it to NIfTI"),
+    (0, b"\x89PNG", "is a picture", "export the scan itself"),
+    (0, b"\xff\xd8\xff", "is a picture", "export the scan itself"),
+    (0, b"\x00\x05\x16\x07", "is macOS's note about a file and not the file", "copy the file without the ._ in front"),
+    (0, b"\x00\x00\x00\x01\x00\x00", "is a FreeSurfer volume", "convert it to NIfTI"),
+    (0, b"version https://git-lfs", "is a git-LFS pointer and not the file", "fetch the file itself with git lfs pull"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A file's own voxels [c, i, j, k] (float32, or float64 where the file has doubles), the affine voxel → mm in RAS+,
+    and what was put right."""
+
+    array: Float[np.ndarray, "c i j k"]
+    affine: Affine
+    notes: tuple[str, ...] = ()
+
+
+def read_nifti(content: bytes, *, channels: int | None) -> Scan:
+    """Read one file. ``channels`` is how many it must hold, None for as many as it does.
+
+    Intensities are scaled by slope and intercept. Raises InvalidInput with a reason and one remedy.
+    """
+    with np.errstate(all="ignore"):  # what is not finite is looked for and refused, not warned about
+        return _read(content, channels=channels)
+
+
+def _read(content: bytes, *, channels: int | None) -> Scan:
+    packed = content[:2] == _GZIP
+    source = _Source(content, packed=packed)
+    header, least_offset = _header(source)
+    shape, notes = _shape(header, channels)
+    dtype, more = _voxel_type(header)
+    affine, placed = placement(header)
+    offset = _offset(header, least_offset)
+    needed = math.prod(shape) * dtype.itemsize
+    voxels = source.slice(offset, needed)
+    left = source.left_over(most := max(_SLACK, needed))
+    if left > most:
+        raise InvalidInput(
+            "file is longer than its header says", limit=f"{offset + needed} bytes", remedy="export the scan again"
+        )
+    notes = (*notes, *more, *placed, *(["bytes after the voxels left out"] if left else []))
+    array = np.frombuffer(voxels, dtype=dtype).reshape(shape, order="F")
+    return Scan(array=np.moveaxis(_intensities(array, header), -1, 0), affine=affine, notes=notes)
+
+
+class _Source:
+    """A file's bytes, unpacked no further than asked for."""
+
+    def __init__(self, content: bytes, *, packed: bool) -> None:
+        self._stream = gzip.GzipFile(fileobj=io.BytesIO(content)) if packed else io.BytesIO(content)
+        self._start = b""
+
+    def start(self, count: int) -> bytes:
+        """The first ``count`` bytes, fewer where there are no more; may be asked again for more."""
+        self._start += self._take(max(0, count - len(self._start)))
+        return self._start
+
+    def slice(self, offset: int, count: int) -> bytes:
+        """``count`` bytes from ``offset``, which lies behind the start; refused where the file ends before."""
+        skip = offset - len(self._start)
+        if len(self._take(skip)) < skip or len(voxels := self._take(count)) < count:
+            raise InvalidInput(
+                "volume file is cut short", limit=f"{offset + count} bytes", remedy="copy or export it again"
+            )
+        return voxels
+
+    def left_over(self, most: int) -> int:
+        """How many bytes follow, counted no further than beyond ``most``; reading to the end checks the checksum."""
+        total = 0
+        while total <= most and (piece := self._take(1 << 20)):
+            total += len(piece)
+        return total
+
+    def _take(self, count: int) -> bytes:
+        try:
+            return self._stream.read(count)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InvalidInput("volume file is damaged", remedy="copy or export it again") from error
+
+
+def _header(source: _Source) -> tuple[nib.Nifti1Header, int]:
+    """The header, unrepaired, and the least offset of the voxels."""
+    start = source.start(348)
+    if not start:
+        raise InvalidInput("volume file is empty", remedy="copy or export it again")
+    for position, magic, what, remedy in _OTHERS:
+        if start[position : position + len(magic)] == magic:
+            raise InvalidInput(f"file {what}", remedy=remedy)
+    if start.lstrip()[:1] == b"<":
+        raise InvalidInput("file is a web page and not a scan", remedy="download it again, logged in")
+    for endianness in ("<", ">"):
+        size = int(np.frombuffer(start[:4], dtype=f"{endianness}i4")[0]) if len(start) >= 4 else 0
+        if size not in _HEADERS:
+            continue
+        start = source.start(size)
+        if len(start) < size:
+            raise InvalidInput("volume file is damaged: cut in its header", remedy="copy or export it again")
+        header = _HEADERS[size](binaryblock=start, endianness=endianness, check=False)
+        magic = start[344:348] if size == 348 else start[4:12]
+        if magic[:3] == b"ni1" and size == 348:
+            raise InvalidInput("volume lies in two files, .hdr and .img", remedy="convert it to one .nii.gz")
+        if magic == b"\x00\x00\x00\x00":
+            raise InvalidInput(
+                "volume is Analyze 7.5, which does not say which side is left", remedy="export it again as NIfTI"
+            )
+        if magic in (b"n+1\x00", b"n+2\x00\r\n\x1a\n"):
+            return header, size + 4
+    raise InvalidInput("file is no NIfTI file", remedy="copy or export it again")
+
+
+def _shape(header: nib.Nifti1Header, channels: int | None) -> tuple[tuple[int, int, int, int], tuple[str, ...]]:
+    """[i, j, k, c] with the axes of length 1 behind the third taken away."""
+    dim = [int(n) for n in header["dim"]]
+    sizes = dim[1 : dim[0] + 1] if 1 <= dim[0] <= 7 else []
+    if not sizes or min(sizes) < 1:
+        raise InvalidInput(
+            "volume's shape", value=tuple(dim), limit="1 to 7 axes of at least 1 voxel", remedy="export the scan again"
+        )
+    if len(sizes) < 3 or min(sizes[:3]) < 2:
+        raise InvalidInput(
+            "volume is a single slice",
+            value=tuple(sizes),
+            limit="three axes of at least 2 voxels",
+            remedy="export the whole volume",
+        )
+    if math.prod(sizes) > MAX_NATIVE_VOXELS:
+        raise InvalidInput(
+            "voxels in a volume",
+            value=tuple(sizes),
+            limit=f"at most {MAX_NATIVE_VOXELS} in all",
+            remedy="crop or downsample the scan",
+        )
+    several = [n for n in sizes[3:] if n > 1]
+    count = several[0] if several else 1
+    if len(several) > 1 or (channels is not None and count != channels):
+        raise InvalidInput(
+            "volume's channels",
+            value=tuple(sizes),
+            limit=f"three axes of voxels, then {channels or 'any number of'} channel{'' if channels == 1 else 's'}",
+            remedy="one 3D volume per file and channel; a time series is not one",
+        )
+    return (sizes[0], sizes[1], sizes[2], count), ()
+
+
+def _voxel_type(header: nib.Nifti1Header) -> tuple[np.dtype, tuple[str, ...]]:
+    try:
+        dtype = header.get_data_dtype()
+        known = dtype.kind in "iuf"
+    except (HeaderDataError, KeyError):
+        dtype, known = np.dtype(np.void), False
+    if not known:
+        raise InvalidInput(
+            "voxel type",
+            value=int(header["datatype"]),
+            limit="NIfTI's codes of integers and floating point",
+            remedy="export the scan with integer or float voxels",
+        )
+    return dtype, () if int(header["bitpix"]) == 8 * dtype.itemsize else ("bitpix contradicts the voxel type: ignored",)
+
+
+def _offset(header: nib.Nifti1Header, least: int) -> int:
+    offset = float(header["vox_offset"])
+    if not math.isfinite(offset) or not least <= offset <= MAX_FILE_BYTES:
+        raise InvalidInput(
+            "where the voxels start", value=offset, limit=f"{least} bytes or more", remedy="export the scan again"
+        )
+    return int(offset)
+
+
+def _intensities(array: np.ndarray, header: nib.Nifti1Header) -> Float[np.ndarray, "i j k c"]:
+    """Intensities: slope · stored + intercept. NaN and infinity pass; what no scanner measures is refused."""
+    slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
+    if math.isinf(slope) or (slope != 0 and not math.isnan(slope) and not math.isfinite(intercept)):
+        raise InvalidInput(
+            "scale slope and intercept", value=(slope, intercept), limit="finite", remedy="export the scan again"
+        )
+    if (slope not in (0.0, 1.0) and not math.isnan(slope)) or (slope == 1.0 and intercept != 0):
+        array = array.astype(np.float64) * slope + intercept
+    if array.dtype.kind == "f":
+        largest = max(float(np.abs(c[np.isfinite(c)]).max(initial=0)) for c in np.moveaxis(array, -1, 0))
+        scaled_over = array.dtype.itemsize > 4 and bool(np.isinf(array).any()) and slope not in (0.0, 1.0)
+        if largest > LARGEST_INTENSITY or scaled_over:
+            raise InvalidInput(
+                "largest intensity",
+                value=float(f"{largest:.3g}"),
+                limit=f"{LARGEST_INTENSITY:g}",
+                remedy="replace the value that marks missing voxels, and export the scan again",
+            )
+    if array.dtype.kind == "f" and array.dtype.itemsize in (4, 8):
+        result: np.ndarray = array.astype(array.dtype.newbyteorder("="), copy=False)
+    else:
+        result = array.astype(np.float64 if array.dtype.kind == "f" else np.float32)
+    return result

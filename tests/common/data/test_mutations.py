@@ -1,0 +1,105 @@
+"""Thousands of damaged files, by seed: each is refused or gives finite numbers, and none takes long or much memory.
+
+Nothing here says which of the two: a flipped bit in an intensity is a good file. What must not happen is a crash, a
+hang, a volume that is not finite, or a label the study does not have.
+"""
+
+from __future__ import annotations
+
+import gzip
+import time
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from common.data.volume import Volume, label_from_bytes, volume_from_bytes
+from common.errors import InvalidInput
+from tests.common.data.corpus import AFFINE, ONE, drawing, packed, scan
+
+SLOWEST_S = 2.0  # of processor time
+HEADER_FIELDS = {40: 16, 70: 4, 76: 32, 108: 12, 123: 1, 252: 4, 256: 24, 280: 48, 344: 4}
+"""dim, datatype and bitpix, pixdim, vox_offset and scaling, units, form codes, quaternion and offset, srow, magic."""
+VALUES = (0, 1, 2, 7, 127, 128, 255)
+
+
+def originals() -> list[bytes]:
+    nifti_2 = bytes(nib.Nifti2Image(scan(), AFFINE).to_bytes())
+    big_endian = nib.Nifti1Header(endianness=">")
+    floats = packed(scan().astype(np.float32))
+    doubles = packed(scan().astype(np.float64) * 1e-3)
+    turned = bytes(nib.Nifti1Image(scan(), AFFINE, big_endian).to_bytes())
+    return [packed(scan()), floats, doubles, nifti_2, turned]
+
+
+def mutated(content: bytes, rng: np.random.Generator) -> bytes:
+    """One damage of a random kind: header, voxels, a cut, a gap, a repeat, a packed file's bits."""
+    raw = bytearray(content)
+    match int(rng.integers(7)):
+        case 0:
+            start = int(rng.choice(list(HEADER_FIELDS)))
+            for _ in range(int(rng.integers(1, 5))):
+                raw[start + int(rng.integers(HEADER_FIELDS[start]))] = int(rng.choice(VALUES))
+        case 1:
+            for _ in range(int(rng.integers(1, 9))):
+                raw[int(rng.integers(348))] = int(rng.integers(256))
+        case 2:
+            for _ in range(int(rng.integers(1, 9))):
+                raw[int(rng.integers(352, len(raw)))] = int(rng.integers(256))
+        case 3:
+            del raw[int(rng.integers(len(raw))) :]
+        case 4:
+            at = int(rng.integers(len(raw)))
+            del raw[at : at + int(rng.integers(1, 40))]
+        case 5:
+            at = int(rng.integers(len(raw)))
+            raw[at:at] = raw[at : at + int(rng.integers(1, 40))]
+        case _:
+            raw = bytearray(gzip.compress(bytes(raw), 1))
+            for _ in range(int(rng.integers(1, 5))):
+                raw[int(rng.integers(len(raw)))] ^= 1 << int(rng.integers(8))
+            if rng.random() < 0.3:
+                del raw[int(rng.integers(len(raw))) :]
+    return bytes(raw)
+
+
+def survives(seed: int, count: int) -> tuple[int, int]:
+    """How many of ``count`` damaged images and label maps were accepted."""
+    rng = np.random.default_rng(seed)
+    images, drawn = originals(), packed(drawing())
+    accepted = [0, 0]
+    for number in range(count):
+        started = time.process_time()
+        content = mutated(images[number % len(images)], rng)
+        try:
+            volume: Volume = volume_from_bytes(content, ONE)
+        except InvalidInput:
+            pass
+        else:
+            accepted[0] += 1
+            assert np.isfinite(volume.image).all()
+            assert np.isfinite(volume.affine).all()
+            assert volume.image.shape == (1, 8, 8, 8)
+            assert abs(volume.image).max() > 0
+        if number % 4 == 0:
+            try:
+                label = label_from_bytes(mutated(drawn, rng), ONE)
+            except InvalidInput:
+                pass
+            else:
+                accepted[1] += 1
+                assert label.max() < len(ONE.labels)
+        assert time.process_time() - started < SLOWEST_S, f"seed {seed}, file {number}"
+    return accepted[0], accepted[1]
+
+
+def test_two_thousand_damaged_files_neither_crash_nor_hang_nor_give_nonsense() -> None:
+    images, labels = survives(seed=1, count=2000)
+    assert 200 < images < 1800  # damage of every degree, and files that still read
+    assert 50 < labels < 450
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 11))
+def test_eighteen_thousand_more(seed: int) -> None:
+    assert survives(seed, count=2000)[0] > 200
