@@ -301,4 +301,4 @@ def test_the_command_prints_json_and_names_a_bad_case_on_the_sites_own_terminal(
     assert report["voters"][0]["weights"] == sha256_file(weights)
     again = CliRunner().invoke(app, [*arguments, str(tmp_path / "site")], catch_exceptions=False)
     assert "kept from before" in again.stdout
-    assert "p0: volume file is damaged" in again.stdout
+    assert "p0: file is no NIfTI file" in again.stdout
