@@ -12,6 +12,7 @@ import ssl
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,7 +25,11 @@ from common.pki import load_node_key
 
 TIMEOUT_S = 30.0
 TRIES = 5
+PAUSE_S = 1.0
 CHUNK_BYTES = 1 << 20
+
+OnBytes = Callable[[int], None]
+"""Called with the bytes of an object that are here so far."""
 
 
 class PublicObjects:
@@ -37,12 +42,12 @@ class PublicObjects:
         self._tls = ssl.create_default_context(cafile=str(config.path(config.server.root_certificates)))
         self._key = load_node_key(config.root / "node" / "keys" / "node")
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, *, on_bytes: OnBytes = lambda count: None) -> bytes:
         """The object's bytes; :class:`InvalidInput` when it cannot be had or is not what its name says."""
         if name in self._store:
             return self._store.get(name)
         partial = self._cache / f".part-{check_hash(name)}"
-        self._download(name, partial)
+        self._download(f"/public/{name}", partial, on_bytes)
         data = partial.read_bytes()
         partial.unlink()
         if sha256_bytes(data) != name:
@@ -50,10 +55,20 @@ class PublicObjects:
         self._store.put(data)
         return data
 
-    def _download(self, name: str, partial: Path) -> None:
+    def statement(self, study_id: str) -> bytes:
+        """What the server says about the student of a study, unverified and never cached; InvalidInput if it says
+        nothing yet."""
+        partial = self._cache / f".statement-{check_hash(study_id)}"
+        partial.unlink(missing_ok=True)
+        self._download(f"/public/students/{study_id}", partial, lambda count: None)
+        data = partial.read_bytes()
+        partial.unlink()
+        return data
+
+    def _download(self, path: str, partial: Path, on_bytes: OnBytes) -> None:
         for remaining in reversed(range(TRIES)):
             try:
-                self._continue(f"/public/{name}", partial)
+                self._continue(path, partial, on_bytes)
                 return
             except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
                 status = error.code if isinstance(error, urllib.error.HTTPError) else 0
@@ -61,10 +76,10 @@ class PublicObjects:
                     partial.unlink(missing_ok=True)
                 if remaining == 0 or status in (401, 404):
                     remedy = "`consilium site doctor`" if status != 404 else "tell the server's operator"
-                    raise InvalidInput("public object cannot be fetched", value=name, remedy=remedy) from error
-                time.sleep(1.0)
+                    raise InvalidInput("public object cannot be fetched", value=path, remedy=remedy) from error
+                time.sleep(PAUSE_S)
 
-    def _continue(self, path: str, partial: Path) -> None:
+    def _continue(self, path: str, partial: Path, on_bytes: OnBytes) -> None:
         have = partial.stat().st_size if partial.exists() else 0
         headers = signed_headers(self._key, method="GET", path=path, now=datetime.now(UTC))
         if have:
@@ -74,6 +89,7 @@ class PublicObjects:
             with partial.open("ab" if reply.status == 206 else "wb") as stream:
                 while chunk := reply.read(CHUNK_BYTES):
                     stream.write(chunk)
+                    on_bytes(stream.tell())
                     if stream.tell() > MAX_OBJECT_BYTES:
                         raise InvalidInput("public object", value=path, limit=f"{MAX_OBJECT_BYTES} bytes")
             if reply.length:  # bytes announced and not received

@@ -6,29 +6,36 @@ stored answer.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
+from common.bundle_archive import pack
 from common.canonical import digest, sha256_file
 from common.codecs import load_codec
 from common.data.volume import volume_from_bytes
 from common.errors import InvalidInput
 from common.events import EventLog
+from common.ledger.chain import Clock, body_digest, format_time, utc_now
+from common.ledger.keys import load_signing_key
+from common.ledger.receipts import Link
 from common.ledger.store import Ledger
 from common.models.fit import OnStep
 from common.models.unet import build_unet, load_weights, save_weights
 from common.objects import write_atomically
 from common.privacy.calibration import noise_multiplier
 from common.privacy.mechanism import AccountantName
+from common.student_statement import StudentStatement
 from server.bundle import PrivacyFacts, export_bundle
 from server.decode import decode_answer
+from server.objects_app import statement_file
 from server.student import train_student
 from server.workspace import Workspace
 
@@ -167,13 +174,23 @@ def load_model(workspace: Workspace, path: Path) -> torch.nn.Module:
     return model
 
 
-def export_student(workspace: Workspace, *, events: EventLog) -> None:
-    """Export the student as a MONAI bundle in ``bundle/`` with what its labels cost, read from the ledger."""
+def export_student(workspace: Workspace, *, events: EventLog, clock: Clock = utc_now) -> None:
+    """Export the student as a MONAI bundle in ``bundle/`` with what its labels cost, read from the ledger; publish it.
+
+    Its archive goes into the object store, and a signed statement about it beside the objects. Nothing is published
+    anew while bundle and ledger are those of the statement that stands there.
+    """
     study = workspace.study()
     with Ledger.open(workspace.ledger_file) as ledger:
         guarantees = ledger.study_guarantees(study.id)
         answers = ledger.answers(study.id)
+        costs = [ledger.spent(declared.pool, study.id).mu_squared for declared in ledger.pools()]
         head = ledger.head()
+        links = tuple(
+            Link(time_utc=row.time_utc, kind=row.kind, body_sha256=body_digest(row.body))
+            for row in ledger.rows()
+            if row.seq <= head.seq
+        )
     if not answers:
         raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
     protection = study.privacy.protection
@@ -192,7 +209,30 @@ def export_student(workspace: Workspace, *, events: EventLog) -> None:
         codec=answers[0].query.codec,
     )
     files = export_bundle(workspace.bundle_dir, study=study, model=load_student(workspace), privacy=facts)
-    events.emit("bundle-exported", sha256=digest("bundle", dict(files)))
+    archive = pack({name: (workspace.bundle_dir / name).read_bytes() for name in files})
+    statement = StudentStatement(
+        study_id=study.id,
+        bundle=workspace.objects.put(archive),
+        size=len(archive),
+        queries=len(answers),
+        mu_squared=max(costs),
+        head=head,
+        links=links,
+        created_utc=format_time(clock()),
+    )
+    publish_statement(workspace, statement)
+    events.emit("bundle-exported", sha256=statement.bundle)
+
+
+def publish_statement(workspace: Workspace, statement: StudentStatement) -> None:
+    """Sign a statement and put it where sites ask for it, unless one that says the same stands there already."""
+    path = statement_file(workspace.objects_dir, statement.study_id)
+    signed = statement.signed(load_signing_key(workspace.signing_key_file))
+    with contextlib.suppress(OSError, InvalidInput):
+        standing = StudentStatement.parse(path.read_bytes())
+        if replace(signed, created_utc=standing.created_utc, signature="") == replace(standing, signature=""):
+            return
+    write_atomically(path, signed.render())
 
 
 def _label_hashes(workspace: Workspace, labels: dict[str, np.ndarray]) -> list[str]:

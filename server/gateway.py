@@ -31,7 +31,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.errors import Refused
 from common.node_auth import Gatekeeper
-from common.objects import ObjectStore
 from server.objects_app import objects_app
 
 FLEET_ROUTES = (
@@ -96,7 +95,7 @@ def gateway_app(
             yield
 
     routes = [Route(f"/v1/fleet/{name}", fleet, methods=["POST"]) for name in FLEET_ROUTES]
-    application = Starlette(routes=[*routes, Mount("/", objects_app(ObjectStore(files.objects)))], lifespan=lifespan)
+    application = Starlette(routes=[*routes, Mount("/", objects_app(files.objects))], lifespan=lifespan)
     application.add_middleware(_Signed, gatekeeper=Gatekeeper(files.nodes), clock=clock)
     return application
 

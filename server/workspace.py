@@ -132,7 +132,11 @@ class Workspace:
 
     @property
     def objects(self) -> ObjectStore:
-        return ObjectStore(self.root / "objects")
+        return ObjectStore(self.objects_dir)
+
+    @property
+    def objects_dir(self) -> Path:
+        return self.root / "objects"
 
     def study(self) -> Study:
         return load_study(self.study_file)

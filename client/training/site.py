@@ -175,6 +175,13 @@ def plan_site(
     if len(scans) < voters:
         raise InvalidInput("patients for training", value=len(scans), limit=f"at least one for {voters} voters")
     slots = load_or_deal(teachers / "slots.json", scans, voters=voters, seed=seed)
+    regrouped = sorted({scan for ids in scans.values() for scan in ids} & set(slots.order) - scans.keys())
+    if regrouped:
+        raise InvalidInput(
+            "scans that were dealt as patients of their own and now belong to others",
+            value=regrouped[:3],
+            remedy="train into another site directory, and count it as a new edition of the teachers",
+        )
     tasks = []
     for voter in range(voters):
         patients = tuple((name, scans.get(name, (name,))) for name in slots.part(voter) if not slots.is_empty(name))
@@ -201,7 +208,7 @@ def scans_by_patient(dataset: Dataset) -> dict[str, tuple[str, ...]]:
     """
     scans: dict[str, list[str]] = {}
     for scan in dataset.listed:
-        scans.setdefault(scan, []).append(scan)
+        scans.setdefault(dataset.patient_of(scan), []).append(scan)
     return {patient: tuple(sorted(ids)) for patient, ids in scans.items()}
 
 

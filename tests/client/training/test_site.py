@@ -150,6 +150,36 @@ def test_a_voters_task_names_the_scans_of_its_own_patients_and_no_other(dataset:
     assert len({task.seed for task in tasks}) == 3
 
 
+def test_all_scans_of_a_patient_lie_in_one_voter_and_a_bad_one_moves_nobody(dataset: Dataset, tmp_path: Path) -> None:
+    folder = dataset.cases[0].image.parent.parent
+    table = "".join(f"p{i}\tperson-{i // 2}\n" for i in range(6))
+    (folder / "patients.tsv").write_text("case_id\tpatient_id\n" + table)
+    before = run(read_dataset(folder), tmp_path / "a", voters=3)
+    assert [(voter.trained_on, voter.empty_slots) for voter in before.voters] == [(1, 0)] * 3
+    tasks = plan_site(read_dataset(folder), teachers=tmp_path / "a", data=DATA, recipe=RECIPE, voters=3)
+    assert sorted(task.patients for task in tasks) == [
+        ((f"person-{i}", (f"p{2 * i}", f"p{2 * i + 1}")),) for i in range(3)
+    ]
+    (folder / "imagesTr" / "p4.nii.gz").unlink()
+    after = run(read_dataset(folder), tmp_path / "b", voters=3)
+    hurt = owner(tmp_path / "b", "person-2")
+    assert owner(tmp_path / "a", "person-2") == hurt
+    assert [(v.trained_on, v.empty_slots) for v in after.voters] == [(1, 0)] * 3  # the other scan is still there
+    for old, new in zip(before.voters, after.voters, strict=True):
+        assert (old.weights == new.weights) == (old.voter != hurt)
+
+
+def test_files_that_were_patients_of_their_own_are_not_regrouped_afterwards(dataset: Dataset, tmp_path: Path) -> None:
+    run(dataset, tmp_path / "t")
+    folder = dataset.cases[0].image.parent.parent
+    (folder / "patients.tsv").write_text("case_id\tpatient_id\n" + "".join(f"p{i}\tone\n" for i in range(6)))
+    with pytest.raises(InvalidInput, match="new edition"):
+        run(read_dataset(folder), tmp_path / "t", voters=1)
+    (folder / "patients.tsv").write_text("case_id\tpatient_id\n" + "".join(f"p{i}\to{i // 2}\n" for i in range(6)))
+    with pytest.raises(InvalidInput, match="belong to others"):
+        run(read_dataset(folder), tmp_path / "t")
+
+
 def test_a_voter_whose_training_diverges_is_silent_and_stops_nobody(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,269 @@
+"""The student on the site's own labelled cases: figures and pictures that stay at the site.
+
+Everything is written below the site's directory, readable by its owner only, and nothing is sent: this module opens no
+connection. Scores are on each file's own voxels, so what lies outside the study's grid counts against the student. A
+case that cannot be used is reported and counted. Refuses a model of another study's grid or labels.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from client.policy import load_site
+from client.student import STUDENT_DIR
+from client.training.site import held_out_count, scans_by_patient
+from client.training.slots import load_slots
+from common.config import DataConfig, load_study
+from common.data.msd import Case, Dataset, Problem, check_labels, read_dataset
+from common.data.volume import load_label, load_volume, to_native
+from common.errors import InvalidInput
+from common.metrics import dice_per_class, hd95_mm, mean_present
+from common.models.fit import predict
+from common.models.unet import build_unet, load_weights
+from common.objects import write_atomically
+
+EVALUATION_SCHEMA = 1
+PARTS = ("trained on", "held out", "not used")
+"""What a case was to this site's teachers: trained on, held out of training by its voter, or neither."""
+
+OnCase = Callable[[int, int], None]
+"""Called with cases done and cases in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseScore:
+    """One case: Dice and HD95 in mm per structure; nan where there is nothing to compare, inf for one missed whole."""
+
+    case: str
+    part: str
+    dice: tuple[float, ...]
+    hd95_mm: tuple[float, ...]
+
+    @property
+    def mean_dice(self) -> float:
+        return mean_present(self.dice)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A student's scores at this site; case ids and figures are for the site's own eyes."""
+
+    weights: str
+    structures: tuple[str, ...]
+    scores: tuple[CaseScore, ...]
+    problems: tuple[Problem, ...]
+
+    def mean(self, part: str | None = None) -> dict[str, Any]:
+        """Means over the cases of one part, or of all: Dice per structure and over all, HD95 where it is finite."""
+        scores = [score for score in self.scores if part in (None, score.part)]
+        columns = list(zip(*(score.dice for score in scores), strict=True))
+        distances = list(zip(*(score.hd95_mm for score in scores), strict=True))
+        return {
+            "cases": len(scores),
+            "dice": {n: _number(mean_present(c)) for n, c in zip(self.structures, columns, strict=False)},
+            "mean_dice": _number(mean_present(score.mean_dice for score in scores)),
+            "hd95_mm": {
+                n: _number(mean_present(d for d in c if math.isfinite(d)))
+                for n, c in zip(self.structures, distances, strict=False)
+            },
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": EVALUATION_SCHEMA,
+            "weights": self.weights,
+            "all": self.mean(),
+            "parts": {part: self.mean(part) for part in PARTS if any(s.part == part for s in self.scores)},
+            "cases": [
+                {
+                    "case": score.case,
+                    "part": score.part,
+                    "dice": [_number(value) for value in score.dice],
+                    "hd95_mm": [_number(value) for value in score.hd95_mm],
+                }
+                for score in self.scores
+            ],
+            "problems": [{"case": problem.case, "reason": problem.reason} for problem in self.problems],
+        }
+
+    def to_csv(self) -> str:
+        stream = io.StringIO()
+        table = csv.writer(stream, lineterminator="\n")
+        names = self.structures
+        table.writerow(["case", "part", *(f"dice {n}" for n in names), *(f"hd95_mm {n}" for n in names)])
+        for score in self.scores:
+            table.writerow([score.case, score.part, *map(_cell, score.dice), *map(_cell, score.hd95_mm)])
+        return stream.getvalue()
+
+
+def evaluate(
+    site_dir: Path,
+    *,
+    now: datetime,
+    data: Path | None = None,
+    model: Path | None = None,
+    on_case: OnCase = lambda done, total: None,
+) -> tuple[Evaluation, Path]:
+    """Score a bundle on labelled cases and write figures and pictures to a new folder below ``evaluation``.
+
+    ``data`` is the site's own dataset unless given; ``model`` the student that was pulled. Returns the scores and the
+    folder. Raises InvalidInput for a model or dataset that does not fit the study, or without one usable case.
+    """
+    config = load_site(site_dir)
+    study = load_study(config.path(config.study))
+    network, weights = load_bundle(model or site_dir / STUDENT_DIR / "bundle", study.data)
+    dataset = read_dataset(data or config.path(config.data))
+    check_labels(dataset, study.data)
+    parts = _parts(site_dir, dataset) if data is None else {}
+    cases = dataset.labelled
+    scores: list[CaseScore] = []
+    problems = list(dataset.problems)
+    for number, case in enumerate(cases, start=1):
+        try:
+            scores.append(_score(case, network, study.data, part=parts.get(case.id, PARTS[2])))
+        except InvalidInput as error:
+            problems.append(Problem(case.id, str(error)))
+        on_case(number, len(cases))
+    if not scores:
+        raise InvalidInput("no usable labelled case", value=len(problems), remedy="see `consilium site train` for why")
+    result = Evaluation(weights, study.data.labels[1:], tuple(scores), tuple(problems))
+    folder = site_dir / "evaluation" / now.strftime("%Y%m%dT%H%M%S.%fZ")
+    folder.mkdir(mode=0o700, parents=True)
+    document = json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n"
+    write_atomically(folder / "evaluation.json", document.encode(), mode=0o600)
+    write_atomically(folder / "cases.csv", result.to_csv().encode(), mode=0o600)
+    ranked = sorted((s for s in scores if not math.isnan(s.mean_dice)), key=lambda score: score.mean_dice)
+    by_id = {case.id: case for case in cases}
+    for name, score in zip(("worst", "best"), ranked[:1] + ranked[-1:], strict=False):
+        picture = _picture(by_id[score.case], network, study.data, title=f"{score.case}: Dice {score.mean_dice:.3f}")
+        write_atomically(folder / f"{name}.png", picture, mode=0o600)
+    return result, folder
+
+
+def load_bundle(bundle: Path, data: DataConfig) -> tuple[torch.nn.Module, str]:
+    """The network of a bundle and its weights' SHA-256; InvalidInput unless it is for this grid, spacing and labels."""
+    try:
+        formats = json.loads((bundle / "configs" / "metadata.json").read_text(encoding="utf-8"))["network_data_format"]
+        inference = json.loads((bundle / "configs" / "inference.json").read_text(encoding="utf-8"))
+        channels = tuple(int(n) for n in inference["network_def"]["channels"])
+        spacing = next(t["pixdim"] for t in inference["preprocessing"]["transforms"] if t["_target_"] == "Spacingd")
+        labels = formats["outputs"]["pred"]["channel_def"]
+        found = (
+            tuple(formats["inputs"]["image"]["spatial_shape"]),
+            tuple(map(float, spacing)),
+            tuple(labels[str(i)] for i in range(len(labels))),
+            formats["inputs"]["image"]["num_channels"],
+        )
+    except FileNotFoundError as error:
+        raise InvalidInput(
+            "there is no student bundle", value=str(bundle), remedy="run `consilium site student pull`"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+        raise InvalidInput("bundle cannot be read", value=str(bundle), limit="one that Consilium exported") from error
+    if found != (data.grid, data.spacing_mm, data.labels, len(data.channels)):
+        raise InvalidInput("bundle is of another grid, spacing or labels than the study's", value=found[:3])
+    network = build_unet(channels, in_channels=len(data.channels), out_channels=len(data.labels))
+    weights = load_weights(bundle / "models" / "model.pt", network)
+    network.eval()
+    return network, weights
+
+
+def _parts(site_dir: Path, dataset: Dataset) -> dict[str, str]:
+    """What each scan was to this site's teachers, from the slots; empty where nobody was dealt yet."""
+    path = site_dir / "teachers" / "slots.json"
+    if not path.exists():
+        return {}
+    slots, scans = load_slots(path), scans_by_patient(dataset)
+    parts: dict[str, str] = {}
+    for voter in range(slots.voters):
+        patients = [name for name in slots.part(voter) if not slots.is_empty(name)]
+        first_held_out = len(patients) - held_out_count(len(patients))
+        for place, patient in enumerate(patients):
+            parts |= dict.fromkeys(scans.get(patient, ()), PARTS[place >= first_held_out])
+    return parts
+
+
+def _score(case: Case, network: torch.nn.Module, data: DataConfig, *, part: str) -> CaseScore:
+    assert case.label is not None
+    volume = load_volume(case.image, data)
+    load_label(case.label, data, volume=volume)  # refuses what cannot be compared
+    found = to_native(predict(network, volume.image), volume).argmax(axis=0).astype(np.uint8)
+    truth = np.asarray(nib.load(case.label).dataobj).reshape(volume.native_shape).astype(np.uint8)
+    sizes = np.sqrt((volume.native_affine[:3, :3] ** 2).sum(axis=0))
+    classes = len(data.labels)
+    return CaseScore(
+        case=case.id,
+        part=part,
+        dice=dice_per_class(found, truth, classes),
+        hd95_mm=hd95_mm(found, truth, classes, spacing_mm=(float(sizes[0]), float(sizes[1]), float(sizes[2]))),
+    )
+
+
+def _picture(case: Case, network: torch.nn.Module, data: DataConfig, *, title: str) -> bytes:
+    """Three planes on the study's grid through the truth's middle: the truth solid, the student dashed; PNG."""
+    assert case.label is not None
+    volume = load_volume(case.image, data)
+    truth = load_label(case.label, data, volume=volume)
+    found = predict(network, volume.image).argmax(axis=0).astype(np.uint8)
+    marked = np.argwhere(truth > 0)
+    centre = marked.mean(axis=0).round().astype(int) if len(marked) else np.array(truth.shape) // 2
+    figure = Figure(figsize=(9, 3.4), facecolor="#0b0e11", layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    for axis, name in enumerate(("sagittal", "coronal", "axial")):
+        axes = figure.add_subplot(1, 3, axis + 1)
+        across, up = (i for i in range(3) if i != axis)
+        shown, *maps = (np.take(array, centre[axis], axis=axis).T[:, ::-1] for array in (volume.image[0], truth, found))
+        axes.imshow(shown, cmap="gray", origin="lower", aspect=data.spacing_mm[up] / data.spacing_mm[across])
+        for label_map, colour, style in zip(maps, ("#f0e442", "#ff7a2f"), ("solid", "dashed"), strict=True):
+            for value in np.unique(label_map[label_map > 0]):
+                axes.contour(label_map == value, levels=[0.5], colors=[colour], linestyles=[style], linewidths=1.4)
+        axes.set_title(name, color="#e6e9ec", fontsize=9)
+        axes.set_axis_off()
+    figure.suptitle(f"{title} (truth solid yellow, student dashed orange)", color="#e6e9ec", fontsize=10)
+    stream = io.BytesIO()
+    canvas.print_png(stream)
+    return stream.getvalue()
+
+
+def _number(value: float) -> float | None:
+    return round(value, 5) if math.isfinite(value) else None
+
+
+def _cell(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.5g}"
+
+
+def table(result: Evaluation) -> str:
+    """The means as lines for a person, all cases first, then what each was to the teachers."""
+    names: Sequence[str] = result.structures
+    width = max(12, *(len(name) + 2 for name in names))
+    lines = ["".ljust(22) + "".join(name.rjust(width) for name in [*names, "mean", "cases"])]
+    present = [part for part in PARTS if any(score.part == part for score in result.scores)]
+    for part in [None, *present] if len(present) > 1 else [None]:
+        mean = result.mean(part)
+        cells = [*mean["dice"].values(), mean["mean_dice"]]
+        dice = "".join(("-" if cell is None else f"{cell:.3f}").rjust(width) for cell in cells)
+        lines.append(f"Dice, {part or 'all'}".ljust(22) + dice + str(mean["cases"]).rjust(width))
+    far = result.mean()["hd95_mm"].values()
+    lines.append("HD95 in mm, all".ljust(22) + "".join(("-" if d is None else f"{d:.2f}").rjust(width) for d in far))
+    missed = sum(math.isinf(distance) for score in result.scores for distance in score.hd95_mm)
+    if missed:
+        lines.append(f"{missed} structure(s) in only one of the two maps: Dice 0, left out of HD95")
+    if result.problems:
+        lines.append(f"{len(result.problems)} case(s) left out:")
+        lines += [f"  {problem.case}: {problem.reason}" for problem in result.problems]
+    return "\n".join(lines)

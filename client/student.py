@@ -1,0 +1,169 @@
+"""The student comes back: fetched from the server, proven by what this site already holds, unpacked.
+
+A bundle is believed only if the server's key signed a statement about it that is of the study this site consented to,
+whose ledger contains every row this site was receipted, and whose cost is neither below this site's receipts nor above
+the study's budget. Refuses everything else with the one thing to do about it; nothing is written before all holds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from client.fetch import OnBytes, PublicObjects
+from client.policy import load_site
+from common.bundle_archive import unpack
+from common.config import Study, load_study
+from common.errors import InvalidInput, LedgerCorrupt
+from common.ledger.keys import public_hex
+from common.ledger.receipts import Receipt, row_hashes
+from common.ledger.records import charge_of, parse_body
+from common.ledger.site import SiteLedger
+from common.objects import write_atomically
+from common.privacy.accounting import Guarantee, max_mu_squared
+from common.privacy.mechanism import AccountantName
+from common.student_statement import StudentStatement
+
+STUDENT_DIR = "student"
+_EXPORT_AGAIN = "ask the consortium to run `consilium student export` again, then pull again"
+_TALK = "keep the statement, and talk to the other sites before the server's operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A student that was proven and unpacked into ``bundle``; ``receipts`` of this study it was checked against."""
+
+    bundle: Path
+    statement: StudentStatement
+    guarantee: Guarantee
+    receipts: int
+
+
+def pull(site_dir: Path, *, out: Path | None = None, on_bytes: OnBytes = lambda count: None) -> Pulled:
+    """Fetch the statement and the bundle of the site's study, check both, and unpack into ``out``/bundle.
+
+    ``out`` is ``student`` in the site's directory unless given. Interrupted, it goes on where it stopped.
+    """
+    config = load_site(site_dir)
+    study = load_study(config.path(config.study))
+    out = out or site_dir / STUDENT_DIR
+    target = out / "bundle"
+    if target.exists() and not (target / "configs" / "metadata.json").is_file():
+        raise InvalidInput("directory holds something other than a bundle", value=str(target), remedy="choose another")
+    objects = PublicObjects(config)
+    statement = StudentStatement.parse(objects.statement(study.id))
+    with SiteLedger.read(_ledger_file(site_dir)) as ledger:
+        receipts = check_statement(statement, study=study, keys=config.server.signing_public_keys, ledger=ledger)
+    files = unpack(objects.get(statement.bundle, on_bytes=on_bytes))
+    _check_bundle(files, statement, study)
+    _write(target, files)
+    write_atomically(out / "statement.json", statement.render())
+    privacy = study.privacy
+    cost = statement.guarantee(privacy.budget, privacy.protection, privacy.accountant)
+    return Pulled(bundle=target, statement=statement, guarantee=cost, receipts=receipts)
+
+
+def check_statement(
+    statement: StudentStatement, *, study: Study, keys: tuple[Ed25519PublicKey, ...], ledger: SiteLedger
+) -> int:
+    """How many receipts of this study the statement agrees with.
+
+    InvalidInput where it is not the server's, or of another study, or older than the receipts; LedgerCorrupt where the
+    server has signed what contradicts this site's receipts or the study's budget.
+    """
+    if not any(statement.is_genuine(key) for key in keys) or statement.head.public_key not in map(public_hex, keys):
+        raise InvalidInput(
+            "statement about the student is not signed by a key in site.toml", remedy="ask the consortium for its key"
+        )
+    if statement.study_id != study.id:
+        raise InvalidInput(
+            "statement is about another study", value=statement.study_id, limit=study.id, remedy=_EXPORT_AGAIN
+        )
+    own = [receipt for receipt in ledger.receipts() if receipt.study_id == study.id]
+    if any(receipt.ledger_id != statement.head.ledger_id for receipt in own):
+        raise LedgerCorrupt(f"the statement is of another ledger than this site's receipts; to fix: {_TALK}")
+    rows = statement.positions()
+    for seq, hashed in _known_rows(ledger, statement.head.ledger_id).items():
+        if seq in rows and rows[seq] != hashed:
+            raise LedgerCorrupt(
+                f"the statement's ledger is not the one in this site's receipts; to fix: {_TALK}", row=seq
+            )
+    newest = max((receipt.head.seq for receipt in own), default=0)
+    if newest > statement.head.seq or _receipted(own, study) > statement.mu_squared:
+        raise InvalidInput(
+            "statement is older than this site's receipts: it does not count all that was released",
+            value=f"row {statement.head.seq}",
+            limit=f"row {newest} or later",
+            remedy=_EXPORT_AGAIN,
+        )
+    if statement.mu_squared > max_mu_squared(study.privacy.accountant, study.privacy.budget):
+        raise LedgerCorrupt(f"the statement spends more than the study's budget; to fix: {_TALK}")
+    return len(own)
+
+
+def _known_rows(ledger: SiteLedger, ledger_id: str) -> dict[int, str]:
+    """Row → hash of all this site was shown of a server's ledger, since a recovery if there was one."""
+    known: dict[int, str] = {}
+    for row in ledger.rows():
+        if row.kind == "recovery" and parse_body(row.body)["ledger_id"] == ledger_id:
+            known.clear()
+        elif row.kind == "receipt":
+            receipt = Receipt.from_json(parse_body(row.body)["receipt"])
+            if receipt.ledger_id == ledger_id:
+                known |= row_hashes(receipt)
+    return known
+
+
+def _receipted(own: list[Receipt], study: Study) -> Fraction:
+    """Σμ² of the study's releases this site holds receipts for, under the study's protection."""
+    protection = study.privacy.protection
+    mechanisms = [mechanism for receipt in own for mechanism in receipt.mechanisms]
+    return sum((charge_of(mechanism, protection, protection) for mechanism in mechanisms), start=Fraction(0))
+
+
+def _check_bundle(files: Mapping[str, bytes], statement: StudentStatement, study: Study) -> None:
+    """The privacy facts in the bundle are those that were signed."""
+    budget, protection = study.privacy.budget, study.privacy.protection
+    try:
+        facts = json.loads(files["configs/privacy.json"])
+        named = (facts["study"], facts["ledger_head"], facts["queries"], facts["unit"], facts["relation"])
+        pairs = [
+            (float(facts[f"epsilon_{name}"]), statement.guarantee(budget, protection, name).epsilon)
+            for name in (AccountantName.EXACT, AccountantName.RDP)
+        ]
+        pairs.append((float(facts["delta"]), budget.delta))
+        complete = {"configs/metadata.json", "configs/inference.json", "models/model.pt"} <= files.keys()
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInput("bundle has no privacy facts", remedy=_EXPORT_AGAIN) from error
+    signed = (study.id, statement.head.hash, statement.queries, str(protection.unit), str(protection.relation))
+    if not complete or named != signed or not all(math.isclose(a, b, rel_tol=1e-9) for a, b in pairs):
+        raise InvalidInput("privacy facts in the bundle are not those that were signed", remedy=_EXPORT_AGAIN)
+
+
+def _write(target: Path, files: Mapping[str, bytes]) -> None:
+    """Put the files where ``target`` is, whole or not at all."""
+    fresh = target.with_name(f".{target.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    for name, content in files.items():
+        write_atomically(fresh / name, content)
+    if target.exists():
+        shutil.rmtree(target)
+    fresh.rename(target)
+
+
+def _ledger_file(site_dir: Path) -> Path:
+    path = site_dir / "site-ledger.sqlite"
+    if not path.exists():
+        raise InvalidInput(
+            "site has no ledger, so it has nothing to check a student against",
+            value=path.name,
+            remedy="start the site once: `consilium site up`",
+        )
+    return path

@@ -1,0 +1,59 @@
+"""A bundle as one file, whose bytes depend on nothing but the names and contents of the files in it.
+
+The archive is a ZIP without compression, dates or owners, so that the same student has the same SHA-256 wherever it is
+packed. Reading one refuses what an honest packer never writes: paths that are absolute, climb or hide, links, folders,
+a name twice, compression, encryption, and more bytes than stated.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Mapping
+
+from common.errors import InvalidInput
+
+MAX_FILES = 1000
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*){0,7}")
+_REGULAR_FILE = 0o100644 << 16
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    """The archive of ``files`` by relative path; equal files give equal bytes. InvalidInput for a path not allowed."""
+    if not files or len(files) > MAX_FILES:
+        raise InvalidInput("files of a bundle", value=len(files), limit=f"1 to {MAX_FILES}")
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(_checked(name), date_time=_EPOCH)
+            entry.create_system, entry.external_attr = 3, _REGULAR_FILE
+            archive.writestr(entry, files[name])
+    return stream.getvalue()
+
+
+def unpack(data: bytes) -> dict[str, bytes]:
+    """The files of an archive by relative path; InvalidInput for anything :func:`pack` would not have written."""
+    files: dict[str, bytes] = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = archive.infolist()
+            if not entries or len(entries) > MAX_FILES:
+                raise InvalidInput("files of a bundle", value=len(entries), limit=f"1 to {MAX_FILES}")
+            for entry in entries:
+                plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
+                if not plain or entry.flag_bits & 0x1 or entry.external_attr != _REGULAR_FILE:
+                    raise InvalidInput("entry of a bundle's archive", value=entry.filename, limit="a plain stored file")
+                if _checked(entry.filename) in files:
+                    raise InvalidInput("a bundle names a file twice", value=entry.filename)
+                files[entry.filename] = archive.read(entry)
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError) as error:
+        raise InvalidInput("a bundle's archive cannot be read", remedy="fetch it again") from error
+    return files
+
+
+def _checked(name: str) -> str:
+    if not _PATH.fullmatch(name):
+        raise InvalidInput("path in a bundle", value=name, limit="relative, of letters, digits, '.', '-', '_', '/'")
+    return name

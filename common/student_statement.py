@@ -1,0 +1,139 @@
+"""What the server signs about a student: this bundle, trained on this study's answers, at this cost, at this row.
+
+The statement carries the newest signed head of the ledger and, for every row up to it, the few facts that make up the
+row's hash. So a site that holds receipts can work out for itself that the head continues the rows it was receipted, and
+that the study's total is not below what it was told. Refuses text that is not canonical, a chain that does not lead to
+the head, and ε that do not follow from the total.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from fractions import Fraction
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from common.canonical import canonical_bytes, check_hash, checked_fields, parse_canonical, parse_rational, rational
+from common.errors import InvalidInput, LedgerCorrupt
+from common.ledger.chain import NO_HASH, SignedHead, check_time, row_hash
+from common.ledger.keys import hex_bytes
+from common.ledger.receipts import Link, Position
+from common.privacy.accounting import Guarantee, guarantee
+from common.privacy.mechanism import AccountantName, Budget, Protection
+
+STATEMENT_SCHEMA = 1
+MAX_STATEMENT_BYTES = 64 << 20
+_DOMAIN = b"consilium/student/v1\0"
+
+
+@dataclass(frozen=True, slots=True)
+class StudentStatement:
+    """``bundle`` is the SHA-256 of the bundle's archive, ``size`` its bytes. ``mu_squared`` is what ``queries`` answers
+    cost the pool they cost most, under the study's protection. ``links`` are the ledger's rows from the first to
+    ``head``'s. ``created_utc`` is the server's clock."""
+
+    study_id: str
+    bundle: str
+    size: int
+    queries: int
+    mu_squared: Fraction
+    head: SignedHead
+    links: tuple[Link, ...]
+    created_utc: str
+    signature: str = ""
+
+    def __post_init__(self) -> None:
+        check_hash(self.study_id)
+        check_hash(self.bundle)
+        check_time(self.created_utc)
+        if self.size < 1 or self.queries < 1 or self.mu_squared <= 0:
+            raise InvalidInput("statement about a student", limit="a bundle, an answer and a cost above 0")
+        if self.head.role != "server" or len(self.links) != self.head.seq:
+            raise InvalidInput(
+                "rows of a statement", value=len(self.links), limit=f"the {self.head.seq} up to its head"
+            )
+
+    def guarantee(self, budget: Budget, protection: Protection, accountant: AccountantName) -> Guarantee:
+        """What the student's labels cost, stated at the study's δ."""
+        return guarantee(self.mu_squared, budget, protection, accountant)
+
+    def signed(self, key: Ed25519PrivateKey) -> StudentStatement:
+        """This statement with the server's signature."""
+        return dataclasses.replace(self, signature=key.sign(self._message()).hex())
+
+    def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
+        """Whether ``public_key`` signed this statement; the head in it must be genuine too."""
+        try:
+            public_key.verify(hex_bytes(self.signature), self._message())
+        except (InvalidSignature, ValueError):
+            return False
+        return self.head.is_genuine()
+
+    def positions(self) -> dict[int, str]:
+        """Row number → hash of every row, worked out from the links; LedgerCorrupt if they do not lead to the head."""
+        hashes, hashed = {}, NO_HASH
+        for seq, link in enumerate(self.links, start=1):
+            hashed = row_hash(
+                "server",
+                seq=seq,
+                time_utc=link.time_utc,
+                kind=link.kind,
+                body_sha256=link.body_sha256,
+                prev_hash=hashed,
+            )
+            hashes[seq] = hashed
+        if hashed != self.head.hash:
+            raise LedgerCorrupt("the statement's rows do not lead to its signed head", row=self.head.seq)
+        return hashes
+
+    def continues(self, held: Position) -> bool:
+        """Whether the row a site holds a receipt for is one of the rows before the head, with the very same hash."""
+        return held == Position() or self.positions().get(held.seq) == held.hash
+
+    def render(self) -> bytes:
+        """The statement as canonical bytes, for serving and filing."""
+        return canonical_bytes({**self._unsigned(), "signature": self.signature})
+
+    @classmethod
+    def parse(cls, data: bytes) -> StudentStatement:
+        """Read what :meth:`render` wrote; InvalidInput for anything else. The signature is not checked here."""
+        kinds: dict[str, type] = dict.fromkeys(("bundle", "created_utc", "mu_squared", "signature", "study"), str)
+        kinds |= {"head": dict, "links": list, "queries": int, "schema": int, "size": int}
+        fields = checked_fields(parse_canonical(data), kinds)
+        if fields["schema"] != STATEMENT_SCHEMA:
+            raise InvalidInput("schema of a statement", value=fields["schema"], limit=str(STATEMENT_SCHEMA))
+        return cls(
+            study_id=fields["study"],
+            bundle=fields["bundle"],
+            size=fields["size"],
+            queries=fields["queries"],
+            mu_squared=parse_rational(fields["mu_squared"]),
+            head=SignedHead.from_json(fields["head"]),
+            links=tuple(_link(item) for item in fields["links"]),
+            created_utc=fields["created_utc"],
+            signature=fields["signature"],
+        )
+
+    def _unsigned(self) -> dict[str, object]:
+        return {
+            "bundle": self.bundle,
+            "created_utc": self.created_utc,
+            "head": self.head.to_json(),
+            "links": [[link.time_utc, link.kind, link.body_sha256] for link in self.links],
+            "mu_squared": rational(self.mu_squared),
+            "queries": self.queries,
+            "schema": STATEMENT_SCHEMA,
+            "size": self.size,
+            "study": self.study_id,
+        }
+
+    def _message(self) -> bytes:
+        return _DOMAIN + canonical_bytes(self._unsigned())
+
+
+def _link(item: object) -> Link:
+    if not isinstance(item, list) or len(item) != 3 or not all(isinstance(part, str) for part in item):
+        raise InvalidInput("row of a statement", limit="time, kind and hash of a body")
+    return Link(time_utc=check_time(item[0]), kind=item[1], body_sha256=check_hash(item[2]))
