@@ -105,8 +105,8 @@ class PrivacyFacts:
     """What the run cost, read from the ledger.
 
     ``epsilon_exact`` and ``epsilon_rdp`` are spent at ``delta`` for ``unit`` under ``relation``; ``accountant`` is the
-    one that gates ``planned_epsilon``. ``noise_multiplier`` is z = σ/Δ of one release, ``voters`` the teachers summed
-    in a release over all sites, ``clipping_norm`` is C.
+    one that gates ``planned_epsilon``; where that is the paper's, ``epsilon_paper`` is given. ``noise_multiplier`` is
+    z = σ/Δ of one release, ``voters`` the teachers summed in a release over all sites, ``clipping_norm`` is C.
     """
 
     epsilon_exact: float
@@ -121,11 +121,13 @@ class PrivacyFacts:
     planned_queries: int
     voters: int
     clipping_norm: float
+    epsilon_paper: float | None = None
 
     @property
     def epsilon_gate(self) -> float:
         """What was spent according to the accountant that gates the budget."""
-        return self.epsilon_rdp if self.accountant == "rdp" else self.epsilon_exact
+        by = {"rdp": self.epsilon_rdp, "paper": self.epsilon_paper}
+        return by.get(self.accountant) or self.epsilon_exact
 
     @property
     def detection_power(self) -> float | None:
@@ -301,6 +303,7 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
             "delta": privacy.delta,
             "unit": privacy.unit,
             "relation": privacy.relation,
+            **({} if privacy.epsilon_paper is None else {"epsilon_paper": privacy.epsilon_paper}),
             "accountant": privacy.accountant,
             "planned_epsilon": privacy.planned_epsilon,
             "noise_multiplier": privacy.noise_multiplier,

@@ -61,9 +61,12 @@ class PrivacyFacts:
     ledger_head: str
     study: str
     codec: str
+    epsilon_paper: float | None = None
+    """By eq (14) of Fay et al. 2021; needed where it is the accountant."""
 
     def __post_init__(self) -> None:
-        for name in ("epsilon_exact", "epsilon_rdp", "noise_multiplier"):
+        paper = ("epsilon_paper",) if self.accountant is AccountantName.PAPER else ()
+        for name in ("epsilon_exact", "epsilon_rdp", "noise_multiplier", *paper):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
                 raise InvalidInput(f"privacy facts: {name}", value=value, limit="a finite number ≥ 0")
@@ -75,7 +78,8 @@ class PrivacyFacts:
     @property
     def epsilon(self) -> float:
         """ε by the accountant that kept the budget."""
-        return self.epsilon_rdp if self.accountant is AccountantName.RDP else self.epsilon_exact
+        by = {AccountantName.RDP: self.epsilon_rdp, AccountantName.PAPER: self.epsilon_paper}
+        return by.get(self.accountant) or self.epsilon_exact
 
     def sentence(self) -> str:
         """The guarantee in one line, with everything an ε must stand beside."""
@@ -93,6 +97,8 @@ class PrivacyFacts:
             "guarantee": self.sentence(),
         }
         del facts["protection"]
+        if self.epsilon_paper is None:
+            del facts["epsilon_paper"]
         return dict(sorted(facts.items()))
 
 

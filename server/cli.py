@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from common.codecs.paper import paper_radius
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, load_study
 from common.data.split import private_label_hashes
 from common.errors import InvalidInput
 from common.events import read_events
 from common.ledger.store import Ledger
 from common.privacy.mechanism import AccountantName, Relation, Unit
-from server import describe, setup
+from server import describe, setup, studies
 from server.pipeline import locked_events
 from server.progress import StudyProgress, stage_bars
 from server.workspace import Workspace
@@ -45,7 +46,7 @@ def init(
     unit: Annotated[Unit, typer.Option(help="Unit of privacy.")] = Unit.HOSPITAL,
     relation: Annotated[Relation, typer.Option(help="Neighbouring relation.")] = Relation.REPLACE_ONE,
     voters: Annotated[int, typer.Option(help="Voters m a site, on disjoint patients.")] = 1,
-    codec: Annotated[str, typer.Option(help="Codec.")] = "pca",
+    codec: Annotated[str, typer.Option(help="Codec: pca, ball-ae or paper-pca.")] = "pca",
 ) -> None:
     """Create a study's directory: study.toml, keys and an empty ledger.
 
@@ -68,11 +69,32 @@ def init(
             unit=unit,
             voters_per_site=voters,
         ),
-        codec=CodecConfig(name=codec),
+        codec=_codec_terms(codec, labels=len(labels.split(",")), grid=_triple(grid, int, what="--grid")),
     )
-    setup.create_study(Workspace(directory), study)
-    typer.echo(describe.for_consortium(study))
-    typer.echo(f"created {directory}; next: `consilium study publish {directory} --images DIR`")
+    _create(directory, study)
+
+
+@study_app.command("template")
+def template(
+    name: Annotated[str, typer.Argument(help="paper-ae or paper-pca: the PATE paper's experiment.")],
+) -> None:
+    """Print a study file to start from; edit it, then `consilium study create`.
+
+    Example: consilium study template paper-ae > study.toml
+    """
+    typer.echo(studies.template(name), nl=False)
+
+
+@study_app.command("create")
+def create(
+    directory: StudyDir,
+    study: Annotated[Path, typer.Option(help="The study file: a template you edited, or one of your own.")],
+) -> None:
+    """Create a study's directory from a study file: study.toml, keys and an empty ledger.
+
+    Example: consilium study create trial --study study.toml
+    """
+    _create(directory, load_study(study))
 
 
 @study_app.command("show")
@@ -255,6 +277,19 @@ def _print_status(workspace: Workspace, *, as_json: bool) -> None:
         typer.echo(
             f"site {name}: {site['event']} at {site['time']}" + (f", {site['reason']}" if "reason" in site else "")
         )
+
+
+def _create(directory: Path, study: Study) -> None:
+    setup.create_study(Workspace(directory), study)
+    typer.echo(describe.for_consortium(study))
+    typer.echo(f"created {directory}; next: `consilium study publish {directory} --images DIR`")
+
+
+def _codec_terms(name: str, *, labels: int, grid: tuple[int, int, int]) -> CodecConfig:
+    """The codec's defaults; ``paper-pca`` has only one radius, which follows from the grid."""
+    if name == "paper-pca":
+        return CodecConfig(name=name, radius=paper_radius(labels=labels, grid=grid))
+    return CodecConfig(name=name)
 
 
 def _triple(text: str, kind: type, *, what: str) -> Any:

@@ -61,7 +61,7 @@ def for_consortium(study: Study) -> str:
             f"plan {privacy.planned_queries} queries, {privacy.voters_per_site} voter(s) a site, "
             f"quorum {privacy.quorum} sites",
             f"noise multiplier z = {f['noise_multiplier']:.6f} on a sum clipped at C = {f['clipping_norm']:g}",
-            f"whole plan: ε = {plan['exact']:.4f} (exact), ε = {plan['rdp']:.4f} (RDP), {stated}",
+            f"whole plan: {', '.join(f'ε = {value:.4f} ({name})' for name, value in plan.items())}, {stated}",
         ]
     )
 

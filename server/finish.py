@@ -207,6 +207,9 @@ def export_student(workspace: Workspace, *, events: EventLog, clock: Clock = utc
         ledger_head=head.hash,
         study=study.id,
         codec=answers[0].query.codec,
+        epsilon_paper=guarantees[AccountantName.PAPER].epsilon
+        if study.privacy.accountant is AccountantName.PAPER
+        else None,
     )
     files = export_bundle(workspace.bundle_dir, study=study, model=load_student(workspace), privacy=facts)
     archive = pack({name: (workspace.bundle_dir / name).read_bytes() for name in files})

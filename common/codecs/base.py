@@ -130,6 +130,7 @@ CODECS: Mapping[str, str] = MappingProxyType(
     {
         "pca": "common.codecs.pca:PcaCodec",
         "ball-ae": "common.codecs.ball_autoencoder:BallAutoencoder",
+        "paper-pca": "common.codecs.paper:PaperPcaCodec",
     }
 )
 """Every codec by the name a study gives it (``codec.name``): ``module:class``, imported on use, for one needs torch."""

@@ -350,7 +350,7 @@ def _max_mu_squared(name: AccountantName, epsilon: float, delta: float) -> Fract
     else:
 
         def fits(mu_squared: Fraction) -> bool:
-            return epsilon_rdp(mu_squared, delta) <= epsilon
+            return epsilon_by(name, mu_squared, delta) <= epsilon
 
     low = Fraction(1, 2**78)  # below MIN_MU²: replaced by the first power of two that fits
     if not fits(low):

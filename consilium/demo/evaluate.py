@@ -91,6 +91,9 @@ def report_facts(
         privacy=PrivacyFacts(
             epsilon_exact=guarantees[AccountantName.EXACT].epsilon,
             epsilon_rdp=guarantees[AccountantName.RDP].epsilon,
+            epsilon_paper=guarantees[AccountantName.PAPER].epsilon
+            if privacy.accountant is AccountantName.PAPER
+            else None,
             delta=privacy.delta,
             unit=str(privacy.unit),
             relation=str(privacy.relation),

@@ -17,7 +17,10 @@ from scipy import optimize, stats
 
 from common.codecs.ball import ball_activation, ball_radius
 from common.privacy.accounting import delta_exact, epsilon_exact, epsilon_paper, epsilon_rdp
+from common.privacy.calibration import calibrate, epsilon_of_plan
+from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Relation, Unit, radius_int
 from common.privacy.quantise import clip, quantise
+from server.decode import mean_noise_std
 
 BUDGETS = [(0.1, 1e-3), (1.0, 1e-3), (8.0, 1e-3), (8.0, 1e-5), (20.0, 1e-6)]
 
@@ -65,6 +68,35 @@ def test_algorithm_2s_printed_noise_is_eq_15_at_sensitivity_two_over_k() -> None
     printed = math.sqrt(2 * queries) * (math.sqrt(log_term + epsilon) + math.sqrt(log_term)) / (hospitals * epsilon)
     assert printed == pytest.approx(sigma_15(sensitivity=2 / hospitals, queries=queries, epsilon=epsilon, delta=delta))
     assert printed == pytest.approx(1.282564, abs=1e-6)
+
+
+@pytest.mark.parametrize(("radius", "sensitivity"), [(1.0, 2.0), (16.0, 32.0)])
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-3), (8.0, 1e-3), (8.0, 1e-5)])
+def test_the_paper_accountants_noise_is_eq_15s_and_the_exact_one_says_what_it_wastes(
+    radius: float, sensitivity: float, epsilon: float, delta: float
+) -> None:
+    """σ on the mean of K codes, K = 8: Algorithm 2 at S = 2/K; Algorithm 1 at S = √d/K with C = √d/2, d = 1024."""
+    hospitals, queries, budget = 8, 80, Budget(epsilon, delta)
+    protection = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
+    radius_steps = radius_int(radius)
+    noise_std = calibrate(
+        budget=budget,
+        accountant=AccountantName.PAPER,
+        queries=queries,
+        radius_int=radius_steps,
+        voters_per_site=1,
+        protection=protection,
+    )
+    expected = sigma_15(sensitivity=sensitivity / hospitals, queries=queries, epsilon=epsilon, delta=delta)
+    assert mean_noise_std(noise_std, voters=hospitals) == pytest.approx(expected, rel=1e-6)
+    mechanism = Mechanism(dimension=4, radius_int=radius_steps, voters_per_site=1, noise_std=noise_std)
+    told = {
+        name: epsilon_of_plan(mechanism, queries=queries, budget=budget, protection=protection, accountant=name).epsilon
+        for name in AccountantName
+    }
+    assert told["paper"] == pytest.approx(epsilon, rel=1e-6)
+    assert told["paper"] <= epsilon
+    assert told["exact"] < told["rdp"] < told["paper"]
 
 
 def test_algorithm_1_as_printed_breaks_its_promise_when_k_epsilon_is_below_one() -> None:

@@ -189,7 +189,11 @@ def test_the_limit_is_the_largest_mu_that_fits_the_budget(
 ) -> None:
     budget = Budget(epsilon, delta)
     limit = max_mu_squared(accountant, budget)
-    by = {AccountantName.EXACT: epsilon_exact, AccountantName.RDP: epsilon_rdp}[accountant]
+    by = {
+        AccountantName.EXACT: epsilon_exact,
+        AccountantName.RDP: epsilon_rdp,
+        AccountantName.PAPER: epsilon_paper,
+    }[accountant]
     assert by(limit, budget.analytic_delta) <= epsilon
     assert by(limit * (1 + Fraction(1, 10**9)), budget.analytic_delta) > epsilon
 

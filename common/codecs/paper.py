@@ -1,0 +1,158 @@
+"""Algorithm 1 of Fay et al. 2021 as nearly as it can be run: raw probabilities, principal components, plain decoding.
+
+A study that names it ``paper-pca``, with the accountant ``paper``, has the paper's noise: sensitivity √d/K, eq (15).
+There is no water-filling and no Wiener weight; l counts the variances above the planned noise, eq (7). It stands beside
+``pca`` to show what those two are worth, and is drowned by its own sensitivity at any budget that protects anybody.
+
+Three things differ from the printed algorithm, each because the print cannot be run:
+
+* the mean, which it forgets, is the public maps' and is subtracted; hence the zero code is the public mean shape;
+* y ∈ [0, 1]^d only bounds a *difference* of two codes, by √d. Here every code is clipped to C = √d/2, so Δ = 2C = √d
+  exactly, whatever a site sends;
+* eq (7) may keep nothing; here one component stays. Decoded numbers are cut at 0 and normalised to probabilities.
+
+Refuses another radius than √d/2, since then the noise is not the paper's, and grids whose maps would not fit in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from common.canonical import checked_fields
+from common.codecs import shapes
+from common.codecs.base import (
+    CODEC_SCHEMA,
+    Provenance,
+    check_code,
+    check_noise_std,
+    check_probabilities,
+    pack,
+    parse_hex,
+)
+from common.codecs.pca import principal_components
+from common.config import CodecConfig
+from common.errors import InvalidInput
+
+MAX_NUMBERS = 1 << 20
+"""The largest d = classes · voxels: every public map and copy is held with that many numbers while fitting."""
+
+_TINY = 1e-6  # what keeps a voxel whose decoded numbers are all negative a probability
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PaperPcaCodec:
+    """``mean`` + Σ z_i · ``basis``_i: the code is A_l (y - mean), the recovered map mean + A_lᵀ z."""
+
+    basis: Float[np.ndarray, "l c x y z"]
+    mean: Float[np.ndarray, "c x y z"]
+    radius: float
+    provenance: Provenance
+    name: ClassVar[str] = "paper-pca"
+
+    def __post_init__(self) -> None:
+        for field, dtype in _DTYPES.items():
+            array = np.array(getattr(self, field), dtype=dtype, order="C")
+            array.flags.writeable = False
+            object.__setattr__(self, field, array)
+        if self.basis.ndim != 5 or len(self.basis) < 1 or self.basis.shape[1:] != self.mean.shape:
+            raise InvalidInput("paper-pca codec", limit="arrays of matching shapes")
+        if not (np.isfinite(self.basis).all() and np.isfinite(self.mean).all()) or len(self.mean) < 2:
+            raise InvalidInput("paper-pca codec", limit="finite arrays of two classes or more")
+        _check_radius(self.radius, numbers=self.mean.size)
+
+    @property
+    def dimension(self) -> int:
+        return len(self.basis)
+
+    @property
+    def labels(self) -> int:
+        return len(self.mean)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        x, y, z = self.mean.shape[1:]
+        return x, y, z
+
+    def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
+        """See :class:`~common.codecs.base.Codec`: A_l (y - mean)."""
+        values = check_probabilities(probabilities, labels=self.labels, grid=self.grid)
+        code: np.ndarray = self.basis.reshape(self.dimension, -1).astype(np.float64) @ (values - self.mean).ravel()
+        return code
+
+    def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
+        """See :class:`~common.codecs.base.Codec`: mean + A_lᵀ z, cut and normalised. The noise changes nothing."""
+        code = check_code(mean_code, dimension=self.dimension)
+        check_noise_std(noise_std)
+        change = (code @ self.basis.reshape(self.dimension, -1).astype(np.float64)).reshape(self.mean.shape)
+        values = np.maximum(self.mean + change, _TINY)
+        result: np.ndarray = (values / values.sum(axis=0, keepdims=True)).astype(np.float32)
+        return result
+
+    def to_bytes(self) -> bytes:
+        header = {
+            "name": self.name,
+            "provenance": self.provenance.to_json(),
+            "radius": self.radius.hex(),
+            "schema": CODEC_SCHEMA,
+        }
+        return pack(header, {field: getattr(self, field) for field in _DTYPES})
+
+    @classmethod
+    def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> PaperPcaCodec:
+        fields = checked_fields(dict(header), {"name": str, "provenance": dict, "radius": str, "schema": int})
+        if arrays.keys() != _DTYPES.keys() or any(arrays[f].dtype != dtype for f, dtype in _DTYPES.items()):
+            raise InvalidInput("paper-pca codec: arrays", value=sorted(arrays), limit=", ".join(_DTYPES))
+        return cls(**arrays, radius=parse_hex(fields["radius"]), provenance=Provenance.from_json(fields["provenance"]))
+
+    @classmethod
+    def fit(
+        cls,
+        label_maps: Sequence[UInt8[np.ndarray, "x y z"]],
+        *,
+        labels: int,
+        config: CodecConfig,
+        provenance: Provenance,
+    ) -> PaperPcaCodec:
+        """Mean of the maps as they are; components from the maps and their augmented copies, as the linear codec's."""
+        numbers = labels * int(np.prod(label_maps[0].shape))
+        _check_radius(config.radius, numbers=numbers)
+        if numbers > MAX_NUMBERS:
+            raise InvalidInput(
+                "numbers in a map, classes times voxels",
+                value=numbers,
+                limit=f"at most {MAX_NUMBERS} for paper-pca",
+                remedy="choose a smaller grid and a larger spacing",
+            )
+        exact = [shapes.one_hot(m, labels=labels) for m in label_maps]
+        copies = shapes.augmented(label_maps, labels=labels, copies=config.augmentations, seed=provenance.seed)
+        samples = np.stack([m.ravel() for m in (*exact, *copies)])
+        basis, variances = principal_components(samples, most=config.max_dimension)
+        kept = max(1, int((variances > provenance.noise_std**2).sum()))  # eq (7), which may keep none
+        return cls(
+            basis=basis[:kept].reshape(kept, *exact[0].shape),
+            mean=np.stack(exact).mean(axis=0, dtype=np.float64),
+            radius=float(config.radius),
+            provenance=provenance,
+        )
+
+
+def paper_radius(*, labels: int, grid: Sequence[int]) -> float:
+    """C = √d/2 with d = classes · voxels: clipping to it makes Δ = 2C the paper's √d, eq (4)."""
+    return math.sqrt(labels * math.prod(grid)) / 2
+
+
+def _check_radius(radius: float, *, numbers: int) -> None:
+    expected = math.sqrt(numbers) / 2
+    if not math.isclose(radius, expected, rel_tol=1e-9):
+        raise InvalidInput(
+            "codec.radius of paper-pca", value=radius, limit=f"√d/2 = {expected!r}", remedy="or use the codec pca"
+        )
+
+
+_DTYPES: dict[str, type[np.floating[Any]]] = {"basis": np.float32, "mean": np.float64}
