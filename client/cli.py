@@ -205,6 +205,24 @@ def recover(
         typer.echo("no alarm stands")
 
 
+@site_app.command("take-sealing-key")
+def take_sealing_key(
+    notice: Annotated[Path, typer.Argument(help="The server's notice, from `consilium ledger rotate-sealing-key`.")],
+    site_dir: SiteDir,
+) -> None:
+    """Seal codes to the server's new key, if a signing key this site knows signed the notice.
+
+    Example: consilium site take-sealing-key notice.json --site-dir /srv/consilium
+    """
+    from client import control
+    from common.sealing_rotation import SealingNotice
+
+    if control.take_sealing_key(site_dir, SealingNotice.load(notice)):
+        typer.echo("site.toml names the new sealing key; restart the worker to use it")
+    else:
+        typer.echo("site.toml names that key already; nothing changed")
+
+
 @site_app.command("heads")
 def heads(
     site_dir: SiteDir,

@@ -8,6 +8,7 @@ site never consented to and a case that never had a slot.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from common.ledger.records import Spend
 from common.ledger.site import SiteLedger
 from common.ledger.standing import Standing, standing_path
 from common.objects import write_atomically
+from common.sealing_rotation import SealingNotice
 
 RETIRED = "withdrawn"
 """What stands for a training's identity in ``train.json`` once a patient of that voter was withdrawn."""
@@ -107,6 +109,32 @@ def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> 
                 remedy="give the lost file's with --standing; if it is lost too, --charge-all counts all that is left",
             )
         return ledger.charge_lost(Standing.load(kept) if known else None)
+
+
+def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
+    """Put the server's new sealing key into site.toml; whether it changed anything. The worker reads it at its start.
+
+    InvalidInput unless a signing key in site.toml signed the notice and it names the key that stands there now.
+    """
+    server = load_site(directory).server
+    if not any(notice.is_genuine(key) for key in server.signing_public_keys):
+        raise InvalidInput("notice of a sealing key", limit="signed by a key in site.toml", remedy="ask the consortium")
+    if server.sealing_key == notice.sealing_key:
+        return False
+    if server.sealing_key not in notice.replaces:
+        raise InvalidInput(
+            "notice of a sealing key",
+            value=notice.sealing_key,
+            limit=f"in place of the key in site.toml, {server.sealing_key}",
+            remedy="ask the consortium for the newest notice",
+        )
+    path = directory / "site.toml"
+    line = rf'(?m)^(\s*sealing_key\s*=\s*"){server.sealing_key}"'
+    text, found = re.subn(line, rf'\g<1>{notice.sealing_key}"', path.read_text(encoding="utf-8"))
+    if found != 1:
+        raise InvalidInput("sealing_key in site.toml", limit="one line of its own", remedy="change it by hand")
+    write_atomically(path, text.encode(), mode=path.stat().st_mode & 0o777)
+    return True
 
 
 def heads(directory: Path) -> dict[str, object]:

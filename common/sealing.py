@@ -7,6 +7,8 @@ under any other context fails. Refuses codes of the wrong length and ciphertexts
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +21,9 @@ from common.canonical import canonical_bytes
 from common.errors import InvalidInput, Refused
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+SealingKeys = X25519PrivateKey | Sequence[X25519PrivateKey]
+"""The key that opens codes, or several while it is being changed: the current one first."""
+
 _OVERHEAD = 32 + 16  # the encapsulated key and the tag
 
 
@@ -43,12 +48,15 @@ def seal(code: NDArray[np.int64], *, public_key: X25519PublicKey, context: SealC
     return _SUITE.encrypt(code.astype("<i8").tobytes(), public_key, info=context.info())
 
 
-def unseal(sealed: bytes, *, private_key: X25519PrivateKey, context: SealContext, dimension: int) -> NDArray[np.int64]:
-    """Open a sealed code int64[l]. ``Refused("sealed-code")`` when it is not for this key, context and length."""
+def unseal(sealed: bytes, *, private_key: SealingKeys, context: SealContext, dimension: int) -> NDArray[np.int64]:
+    """Open a sealed code int64[l], with the first of the keys that opens it.
+
+    ``Refused("sealed-code")`` when it is not for any of these keys, this context and this length.
+    """
     if len(sealed) != _OVERHEAD + 8 * dimension:
         raise Refused("sealed-code", f"a sealed code has {len(sealed)} bytes, expected {_OVERHEAD + 8 * dimension}")
-    try:
-        data = _SUITE.decrypt(sealed, private_key, info=context.info())
-    except (InvalidTag, ValueError) as error:
-        raise Refused("sealed-code", "a sealed code does not open under this study, query, site and attempt") from error
-    return np.frombuffer(data, dtype="<i8").astype(np.int64)
+    for key in (private_key,) if isinstance(private_key, X25519PrivateKey) else private_key:
+        with contextlib.suppress(InvalidTag, ValueError):
+            data = _SUITE.decrypt(sealed, key, info=context.info())
+            return np.frombuffer(data, dtype="<i8").astype(np.int64)
+    raise Refused("sealed-code", "a sealed code does not open under this study, query, site and attempt")

@@ -14,15 +14,25 @@ from typing import Annotated
 
 import typer
 
+from common.canonical import check_hash
 from common.config import load_study
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.backup import backup
 from common.ledger.chain import SignedHead, connect
-from common.ledger.keys import create_signing_key, load_signing_key, public_hex, read_public_key, sync_directory
+from common.ledger.keys import (
+    create_sealing_key,
+    create_signing_key,
+    load_signing_key,
+    public_hex,
+    read_public_key,
+    sync_directory,
+)
 from common.ledger.receipts import Receipt, first_fork, read_receipts
 from common.ledger.site import SiteLedger
 from common.ledger.store import Ledger
 from common.ledger.verify import VerifyReport, verify
+from common.objects import write_atomically
+from common.sealing_rotation import rotate_sealing_key, sealing_notice
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Verify, read, back up and recover a privacy ledger."
@@ -228,6 +238,33 @@ def rotate_key_command(
     new_key.replace(key)
     sync_directory(key.parent)
     typer.echo(f"the ledger is signed by {public_hex(new)} from now on; sites may drop {public_hex(old)[:16]}… later")
+
+
+@app.command("rotate-sealing-key")
+def rotate_sealing_key_command(
+    study_dir: Annotated[Path, typer.Argument(help="The study's directory at the server.")],
+    out: Annotated[Path, typer.Option(help="Where the signed notice for the sites goes.")],
+    again: Annotated[bool, typer.Option("--again", help="Change nothing; write the last change's notice.")] = False,
+    lost: Annotated[
+        str | None, typer.Option(help="The old key's file is lost: its public half, as a site.toml names it.")
+    ] = None,
+) -> None:
+    """Make a new key for codes to be sealed to; the old one goes on opening codes until its file is deleted.
+
+    Every site takes the notice with `consilium site take-sealing-key`. When all have, delete the old key,
+    keys/sealing.key.retired-…. The server reads its keys when a run starts: stop the study first.
+
+    Example: consilium ledger rotate-sealing-key study --out notice.json
+    """
+    path = study_dir / "keys" / "sealing.key"
+    if lost is not None:
+        create_sealing_key(path)
+    elif not again:
+        rotate_sealing_key(path)
+    signing_key = load_signing_key(study_dir / "keys" / "ledger.key")
+    notice = sealing_notice(path, signing_key=signing_key, lost=() if lost is None else (check_hash(lost),))
+    write_atomically(out, notice.render().encode())
+    typer.echo(f"codes are sealed to {notice.sealing_key} from now on; {out}: the notice for every site")
 
 
 def _describe(report: VerifyReport) -> str:

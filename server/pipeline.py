@@ -14,8 +14,9 @@ from contextlib import contextmanager
 
 from common.errors import ConsiliumError
 from common.events import EventLog, read_events
-from common.ledger.keys import load_sealing_key, load_signing_key
+from common.ledger.keys import load_signing_key
 from common.ledger.store import Ledger
+from common.sealing_rotation import load_sealing_keys
 from server.query import Aggregator, Transport, plan_queries
 from server.workspace import Workspace
 
@@ -56,7 +57,7 @@ def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> 
             queries=queries,
             sites=workspace.sites,
             ledger=ledger,
-            sealing_key=load_sealing_key(workspace.sealing_key_file),
+            sealing_key=load_sealing_keys(workspace.sealing_key_file),
             events=events,
         )
         core.run(transport, should_stop=workspace.stop_file.exists)

@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from common.canonical import digest
@@ -45,7 +44,7 @@ from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import AccountantName, QuerySpec
 from common.privacy.quantise import within
 from common.privacy.release import noisy_sum
-from common.sealing import SealContext, unseal
+from common.sealing import SealContext, SealingKeys, unseal
 from server.workspace import CodecRecord, Site
 
 REPLY_MARGIN_S = 30.0
@@ -118,7 +117,7 @@ class Aggregator:
         queries: Sequence[QuerySpec],
         sites: Callable[[], Sequence[Site]],
         ledger: Ledger,
-        sealing_key: X25519PrivateKey,
+        sealing_key: SealingKeys,
         events: EventLog,
         sampler: Sampler = rounded_gaussian,
         clock: Callable[[], float] = time.monotonic,

@@ -1,0 +1,124 @@
+"""The sealing key changes in the middle of a study, and no code is lost: the old key opens until it is deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from typer.testing import CliRunner
+
+from client import control
+from client.policy import load_site
+from common.errors import InvalidInput
+from common.ledger.keys import create_sealing_key, create_signing_key, load_sealing_key, public_hex
+from common.sealing_rotation import SealingNotice, load_sealing_keys, rotate_sealing_key, sealing_notice
+from consilium.ledger_cli import app as ledger_app
+from tests.client.test_control import site_toml
+from tests.federation import Federation, make_study
+
+RUN = CliRunner()
+
+
+@pytest.fixture
+def fed(tmp_path: Path) -> Iterator[Federation]:
+    """A federation whose keys lie where a study's do."""
+    study = make_study(planned_queries=8)
+    federation = Federation(tmp_path, study=replace(study, collection=replace(study.collection, batch_size=2)))
+    (tmp_path / "keys").mkdir()
+    federation.sealing_key = create_sealing_key(tmp_path / "keys/sealing.key")
+    federation.signing_key = create_signing_key(tmp_path / "keys/ledger.key")
+    for site in federation.sites:
+        folder = tmp_path / site.name
+        (folder / "site.toml").write_text("# ours\n" + site_toml(federation, site.name, site.pool))
+    use_keys(federation)
+    yield federation
+    federation.close()
+
+
+def use_keys(fed: Federation) -> None:
+    """Restart core and workers: the keys on disk at the server, those in site.toml at the sites."""
+    fed.sealing_key = load_sealing_keys(fed.root / "keys/sealing.key")
+    for site in fed.sites:
+        worker = fed.workers[site.node_id]
+        server = load_site(fed.root / site.name).server
+        worker._config = replace(worker._config, server=replace(worker._config.server, sealing_key=server.sealing_key))
+
+
+def run_batches(fed: Federation, count: int) -> None:
+    fed.core().run(fed.transport, should_stop=iter([*[False] * count, True]).__next__)
+
+
+def rotate(fed: Federation) -> SealingNotice:
+    notice = fed.root / "notice.json"
+    result = RUN.invoke(ledger_app, ["rotate-sealing-key", str(fed.root), "--out", str(notice)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return SealingNotice.load(notice)
+
+
+def test_a_study_goes_on_while_some_sites_seal_to_the_old_key_and_some_to_the_new(fed: Federation) -> None:
+    run_batches(fed, 1)
+    notice = rotate(fed)
+    assert control.take_sealing_key(fed.root / "site-0", notice)
+    use_keys(fed)
+    run_batches(fed, 1)
+    assert len(fed.ledger.answers(fed.study.id)) == 4
+    assert fed.events("code-refused") == []
+    assert load_site(fed.root / "site-0").server.sealing_key == notice.sealing_key
+    assert load_site(fed.root / "site-1").server.sealing_key in notice.replaces
+    assert (fed.root / "site-0/site.toml").read_text().startswith("# ours\n")
+    assert not control.take_sealing_key(fed.root / "site-0", notice), "a second time changes nothing"
+
+
+def test_once_the_old_key_is_deleted_what_is_sealed_to_it_opens_no_more(fed: Federation) -> None:
+    control.take_sealing_key(fed.root / "site-0", rotate(fed))
+    control.take_sealing_key(fed.root / "site-2", SealingNotice.load(fed.root / "notice.json"))
+    (old,) = (fed.root / "keys").glob("sealing.key.retired-*")
+    assert old.stat().st_mode & 0o777 == 0o600
+    old.unlink()
+    use_keys(fed)
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
+    run_batches(fed, 1)
+    assert {event["site"] for event in fed.events("code-refused")} == {"site-1"}
+    assert {entry.site for entry in fed.ledger.answers(fed.study.id)[0].roster} == {"site-0", "site-1", "site-2"}
+
+
+def test_a_site_takes_a_key_from_a_known_signer_alone_and_never_goes_back(fed: Federation) -> None:
+    folder = fed.root / "site-0"
+    first = rotate(fed)
+    forged = SealingNotice(first.sealing_key, first.replaces).signed(Ed25519PrivateKey.generate())
+    with pytest.raises(InvalidInput, match=r"signed by a key in site\.toml"):
+        control.take_sealing_key(folder, forged)
+    with pytest.raises(InvalidInput, match=r"signed by a key in site\.toml"):
+        control.take_sealing_key(folder, replace(first, sealing_key="ab" * 32))
+    second = rotate(fed)
+    control.take_sealing_key(folder, second)  # it missed the first: the second names both old keys
+    with pytest.raises(InvalidInput, match=r"in place of the key in site\.toml"):
+        control.take_sealing_key(folder, first)
+    assert load_site(folder).server.sealing_key == second.sealing_key
+
+
+def test_an_interrupted_rotation_is_finished_by_running_it_again(tmp_path: Path) -> None:
+    path = tmp_path / "sealing.key"
+    old = create_sealing_key(path)
+    following = create_sealing_key(tmp_path / "sealing.key.next")  # killed after the next key was made
+    rotate_sealing_key(path)
+    assert [public_hex(key) for key in load_sealing_keys(path)] == [public_hex(following), public_hex(old)]
+    assert public_hex(load_sealing_key(path)) == public_hex(following)
+    assert sealing_notice(path, signing_key=Ed25519PrivateKey.generate()).replaces == (public_hex(old),)
+
+
+def test_a_lost_sealing_key_is_replaced_and_sites_are_told(fed: Federation) -> None:
+    path = fed.root / "keys/sealing.key"
+    old = public_hex(load_sealing_key(path))
+    arguments = ["rotate-sealing-key", str(fed.root), "--out", str(fed.root / "notice.json"), "--lost", old]
+    assert isinstance(RUN.invoke(ledger_app, arguments).exception, InvalidInput), "it is not lost"
+    path.unlink()
+    assert RUN.invoke(ledger_app, arguments).exit_code == 0
+    for site in fed.sites:
+        assert control.take_sealing_key(fed.root / site.name, SealingNotice.load(fed.root / "notice.json"))
+    use_keys(fed)
+    run_batches(fed, 1)
+    assert fed.events("code-refused") == []
