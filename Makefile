@@ -9,7 +9,7 @@ RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow check docker-image docker-demo docker-down clean
+.PHONY: help venv demo test test-slow test-faults test-docker check docker-image docker-demo docker-down bundle clean
 
 help:  ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
@@ -30,10 +30,10 @@ demo: $(RUNTIME)  ## hospitals, real daemons, a student and demo-out/report.html
 	$(BIN)/consilium demo --out demo-out
 
 test: $(DEV)  ## the fast tests
-	$(BIN)/python -m pytest -m "not slow and not docker and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not docker and not faults and not gpu"
 
 test-slow: $(DEV)  ## the slow ones: federations, long statistics
-	$(BIN)/python -m pytest -m "slow and not docker and not gpu"
+	$(BIN)/python -m pytest -m "slow and not docker and not faults and not gpu"
 
 check: $(DEV)  ## format, lint, types, fast tests
 	$(BIN)/ruff format --check .
@@ -41,7 +41,13 @@ check: $(DEV)  ## format, lint, types, fast tests
 	$(BIN)/mypy
 	$(MAKE) test
 
-docker-image:  ## build the container image
+test-faults: $(DEV)  ## real daemons killed, cut off and starved; needs root; about half an hour
+	$(BIN)/python -m pytest -m faults tests/faults/deployment
+
+test-docker: $(DEV)  ## the federation in containers, from nothing to a student; starts an engine if none answers
+	docker/engine.sh run $(BIN)/python -m pytest -m docker tests/docker
+
+docker-image:  ## build the container images
 	docker/image.sh
 
 docker-demo: docker-image  ## a server and three sites in containers, a study to its end, results in docker-out/
@@ -49,6 +55,9 @@ docker-demo: docker-image  ## a server and three sites in containers, a study to
 
 docker-down:  ## remove the containers, networks and volumes of docker-demo
 	docker/demo.sh down
+
+bundle: docker-image  ## pack images, compose files, units, documents and checksums for machines without internet
+	docker/bundle.sh
 
 clean:  ## remove the environment, caches and the demo's output
 	rm -rf $(VENV) demo-out build dist consilium.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -35,10 +35,10 @@ up() {
   echo '*' >"$out/.gitignore"
   in_study consilium study status /study --json >"$out/status.json" || true
   # The ledger is checked against the key that a site was given, not against whatever key lies beside the ledger.
-  key=$("${compose[@]}" exec -T site-1 sed -n 's/^signing_key = "\([0-9a-f]*\)"$/\1/p' /site/site.toml) || status=1
+  key=$("${compose[@]}" exec -T site-1-worker sed -n 's/^signing_key = "\([0-9a-f]*\)"$/\1/p' /site/site.toml) || status=1
   in_study consilium verify /study/ledger.sqlite --public-key "$key" | tee "$out/verify.txt" || status=1
   for site in 1 2 3; do
-    "${compose[@]}" exec -T "site-$site" consilium site status --site-dir /site >"$out/site-$site.txt" || status=1
+    "${compose[@]}" exec -T "site-$site-worker" consilium site status --site-dir /site >"$out/site-$site.txt" || status=1
   done
   "${compose[@]}" stop server >/dev/null  # so that nobody writes to the ledger while it is copied
   in_study tar -C /study -cf - bundle ledger.sqlite events.jsonl study.toml | tar -C "$out" -xf - || status=1

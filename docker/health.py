@@ -1,13 +1,14 @@
 """Health checks of the containers, with the standard library alone so that they cost little.
 
-``health.py server``: SuperLink and the gateway answer over TLS, verified by the consortium's own authority.
-``health.py site``: the teacher worker takes a connection and the SuperNode beside it answers.
+``health.py server``: SuperLink answers over TLS, verified by the consortium's own authority.
+``health.py gateway``: the gateway turns this unsigned request away.
+``health.py worker``: the teacher worker takes a connection.
+``health.py node``: the SuperNode answers, and the server has let it in.
 Exit status 0: healthy; 1: not, with one line that says why.
 """
 
 from __future__ import annotations
 
-import glob
 import json
 import socket
 import ssl
@@ -19,26 +20,37 @@ from pathlib import Path
 
 TIMEOUT_S = 5.0
 STUDY = Path("/study")
-WORKER_SOCKETS = "/tmp/consilium-*/worker.sock"
+NODE = Path("/site/node")
 
 
 def check_server(study: Path = STUDY) -> None:
-    """SuperLink answers, and the gateway turns this unsigned request away, each under its own name."""
+    """SuperLink, by the name and port the consortium's own processes use."""
     endpoint = json.loads((study / "endpoint.json").read_text(encoding="utf-8"))
     context = ssl.create_default_context(cafile=str(study / "tls" / "ca.crt"))
     _get(f"https://{endpoint['internal_host']}:{endpoint['internal_port']}/health", context)
-    _get(f"https://{endpoint['host']}:{endpoint['port']}/", context, expected=401)
 
 
-def check_site(pattern: str = WORKER_SOCKETS, processes: Path = Path("/proc")) -> None:
-    """The worker's Unix socket and the SuperNode's own port."""
-    sockets = glob.glob(pattern)
-    if not sockets:
-        raise OSError("the worker has no socket yet")
+def check_gateway(url: str = "https://127.0.0.1:8443/") -> None:
+    """The gateway asks for a signature. Its name is not checked here: the address is its own container's."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    _get(url, context, expected=401)
+
+
+def check_worker(node: Path = NODE) -> None:
+    """The worker's Unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(TIMEOUT_S)
-        client.connect(max(sockets, key=lambda path: Path(path).stat().st_mtime))
+        client.connect(str(node / "run" / "worker.sock"))
+
+
+def check_node(node: Path = NODE, processes: Path = Path("/proc")) -> None:
+    """The SuperNode's own port, and the last word of its supervisor on it."""
     _get(f"http://127.0.0.1:{supernode_port(processes)}/health", None)
+    facts = (json.loads(line) for line in (node / "logs" / "daemons.jsonl").read_text(encoding="utf-8").splitlines())
+    last = [fact["event"] for fact in facts if str(fact.get("daemon", "")).startswith("supernode")][-1:]
+    if last != ["daemon-ready"]:
+        raise OSError("the server has not let the SuperNode in; see logs/supernode.log")
 
 
 def supernode_port(processes: Path = Path("/proc")) -> int:
@@ -68,9 +80,14 @@ def _get(url: str, context: ssl.SSLContext | None, *, expected: int = 200) -> No
 
 def main(arguments: list[str]) -> int:
     """Run the check that is named."""
-    checks: dict[str, Callable[[], None]] = {"server": check_server, "site": check_site}
+    checks: dict[str, Callable[[], None]] = {
+        "server": check_server,
+        "gateway": check_gateway,
+        "worker": check_worker,
+        "node": check_node,
+    }
     if len(arguments) != 1 or arguments[0] not in checks:
-        print("usage: health.py server|site", file=sys.stderr)
+        print(f"usage: health.py {'|'.join(checks)}", file=sys.stderr)
         return 2
     try:
         checks[arguments[0]]()

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Build the image. Variables: DOCKER (the client), IMAGE (the tag), DOCKER_BUILD_FLAGS (words for `docker build`),
-# PIP_INDEX_URL, PIP_EXTRA_INDEX_URL (handed to pip), PIP_FIND_LINKS (folders whose wheels come along).
+# Build the images consilium-server, consilium-site and consilium-gateway. Variables: DOCKER (the client), TAG (local),
+# DOCKER_BUILD_FLAGS (words for `docker build`), PIP_INDEX_URL, PIP_EXTRA_INDEX_URL (handed to pip), PIP_FIND_LINKS (folders whose wheels come along).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 docker=${DOCKER:-docker}
-image=${IMAGE:-consilium:local}
+tag=${TAG:-local}
 base=python:3.11-slim
 
 for folder in ${PIP_FIND_LINKS:-}; do
@@ -19,5 +19,8 @@ if ! "$docker" image inspect "$base" >/dev/null 2>&1 && ! "$docker" pull "$base"
 fi
 
 # shellcheck disable=SC2086  # flags are words
-DOCKER_BUILDKIT=1 "$docker" build ${DOCKER_BUILD_FLAGS:-} --file docker/Dockerfile --tag "$image" \
-  ${PIP_INDEX_URL:+--build-arg PIP_INDEX_URL} ${PIP_EXTRA_INDEX_URL:+--build-arg PIP_EXTRA_INDEX_URL} .
+for image in gateway server site; do
+  DOCKER_BUILDKIT=1 "$docker" build ${DOCKER_BUILD_FLAGS:-} --file docker/Dockerfile --target "$image" \
+    --tag "consilium-$image:$tag" \
+    ${PIP_INDEX_URL:+--build-arg PIP_INDEX_URL} ${PIP_EXTRA_INDEX_URL:+--build-arg PIP_EXTRA_INDEX_URL} .
+done

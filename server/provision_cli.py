@@ -131,6 +131,11 @@ def revoke(directory: StudyDir, site: Annotated[str, typer.Argument(help="The si
         typer.echo("SuperLink is not up, so its node stays listed there; it cannot be reached by it", err=True)
 
 
+@server_app.callback()
+def _server() -> None:
+    """The consortium's daemons."""
+
+
 @server_app.command("up")
 def up(
     directory: StudyDir,

@@ -6,10 +6,12 @@ import importlib.util
 import re
 import shlex
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,20 +21,24 @@ import pytest
 import typer.main
 import yaml
 
+from common.supervision import json_report
 from consilium.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 SITES = ("site-1", "site-2", "site-3")
-DAEMONS = ("server", *SITES)
+WORKERS = tuple(f"{site}-worker" for site in SITES)
+NODES = tuple(f"{site}-node" for site in SITES)
+DAEMONS = ("server", "gateway", *WORKERS, *NODES)
+STUDY = {"/study": "study", "/study/objects": "objects", "/study/gateway": "gateway"}
 ONE_SHOTS = ("prepare", "register", "study")
 SCRIPTS = ("prepare.sh", "register.sh")
 
 
 def volumes_of(name: str) -> dict[str, str]:
     """A service's mounts: volume by target."""
-    return {target: volume for volume, target in (mount.split(":") for mount in SERVICES[name].get("volumes", ()))}
+    return {target: volume for volume, target, *_ in (mount.split(":") for mount in SERVICES[name].get("volumes", ()))}
 
 
 def test_the_services_are_the_parties_of_a_study() -> None:
@@ -79,23 +85,45 @@ def test_no_secret_in_the_environment(name: str) -> None:
     }
 
 
-def test_a_party_sees_its_own_volume_and_no_other() -> None:
-    for site in SITES:
-        assert volumes_of(site) == {"/site": site}
+def test_a_party_sees_its_own_volumes_and_no_other() -> None:
+    for number, site in enumerate(SITES, start=1):
+        assert volumes_of(f"{site}-worker") == {"/site": site, "/site/node": f"node-{number}"}
     for name in ("server", "register", "study"):
-        assert volumes_of(name) == {"/study": "study"}
+        assert volumes_of(name) == STUDY
 
 
-def test_what_sees_every_volume_has_no_network() -> None:
-    several = [name for name in SERVICES if len(volumes_of(name)) > 1]
+def test_what_takes_messages_from_outside_sees_neither_data_nor_models() -> None:
+    for number, site in enumerate(SITES, start=1):
+        assert volumes_of(f"{site}-node") == {"/site/node": f"node-{number}"}
+
+
+def test_the_gateway_sees_no_ledger_and_writes_nothing() -> None:
+    assert SERVICES["gateway"]["volumes"] == ["objects:/study/objects:ro", "gateway:/study/gateway:ro"]
+
+
+def test_what_sees_several_parties_volumes_has_no_network() -> None:
+    parties = {name: {volume.replace("node", "site") for volume in volumes_of(name).values()} for name in SERVICES}
+    several = [name for name, seen in parties.items() if len(seen - set(STUDY.values())) + ("study" in seen) > 1]
     assert several == ["prepare"]
     assert SERVICES["prepare"]["network_mode"] == "none"
 
 
-def test_a_site_shares_a_network_with_the_server_alone() -> None:
+def test_a_site_shares_a_network_with_the_gateway_alone() -> None:
     for site in SITES:
-        assert SERVICES[site]["networks"] == [site]
-        assert {name for name in SERVICES if site in SERVICES[name].get("networks", ())} == {site, "server"}
+        members = {name for name in SERVICES if site in SERVICES[name].get("networks", ())}
+        assert members == {f"{site}-worker", f"{site}-node", "gateway"}
+        for part in ("worker", "node"):
+            assert SERVICES[f"{site}-{part}"]["networks"] == [site]
+
+
+def test_superlink_is_on_the_consortium_s_own_network_alone() -> None:
+    assert SERVICES["server"]["networks"] == ["operations"]
+    assert {name for name in SERVICES if "operations" in SERVICES[name].get("networks", ())} == {
+        "server",
+        "gateway",
+        "register",
+        "study",
+    }
 
 
 def test_no_network_leads_outside() -> None:
@@ -115,17 +143,53 @@ def test_one_stage_waits_for_the_other() -> None:
     def waits(name: str) -> dict[str, str]:
         return {other: value["condition"] for other, value in SERVICES[name].get("depends_on", {}).items()}
 
-    assert waits("server") == {"prepare": "service_completed_successfully"}
-    assert waits("register") == {"server": "service_healthy"}
+    assert waits("server") == waits("gateway") == {"prepare": "service_completed_successfully"}
+    assert waits("register") == {"server": "service_healthy", "gateway": "service_healthy"}
     for site in SITES:
-        assert waits(site) == {"register": "service_completed_successfully"}
-    assert waits("study") == dict.fromkeys(DAEMONS, "service_healthy")
+        assert waits(f"{site}-worker") == {"register": "service_completed_successfully"}
+        assert waits(f"{site}-node") == {f"{site}-worker": "service_healthy"}
+    assert waits("study") == dict.fromkeys(("server", *NODES), "service_healthy")
+
+
+@pytest.mark.parametrize(("file", "parts"), [("site.yml", {"worker", "node"}), ("server.yml", {"server", "gateway"})])
+def test_what_a_party_runs_alone_has_no_privilege_and_one_port_at_most(file: str, parts: set[str]) -> None:
+    services = yaml.safe_load((ROOT / "docker" / file).read_text(encoding="utf-8"))["services"]
+    assert set(services) == parts
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["read_only"] is service["init"] is True
+        assert service["user"].startswith("${CONSILIUM_UID:-10001}")
+        assert ("ports" in service) == (name == "gateway")
+        mounts = [mount.rpartition("}")[2] if mount.endswith(":ro") else mount for mount in service["volumes"]]
+        assert all(mount.endswith(":ro") for mount in mounts) or name != "gateway"
+    if file == "site.yml":
+        assert [mount.rpartition(":")[2] for mount in services["node"]["volumes"]] == ["/site/node"]
+
+
+@pytest.mark.parametrize("unit", sorted((ROOT / "docker" / "systemd").glob("*.service")), ids=lambda path: path.stem)
+def test_systemd_runs_commands_that_exist_without_privilege(unit: Path) -> None:
+    text = unit.read_text(encoding="utf-8")
+    (line,) = re.findall(r"^ExecStart=\S+/consilium (.*)$", text, re.MULTILINE)
+    assert_command_exists(shlex.split(line))
+    for needed in ("User=consilium", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "ProtectSystem=strict"):
+        assert f"\n{needed}\n" in text
+    if "node" in unit.stem:
+        assert "\nTemporaryFileSystem=/srv" in text
+        assert "\nBindPaths=/srv/consilium/site/node\n" in text
+
+
+def test_the_list_of_contents_names_what_is_installed() -> None:
+    sbom = module("sbom")
+    found = {entry["name"]: entry for entry in sbom.python_components(sys.executable)}
+    assert found["cryptography"]["purl"] == f"pkg:pypi/cryptography@{metadata.version('cryptography')}"
 
 
 def test_the_image_ends_as_another_user_than_root_and_takes_only_what_is_named() -> None:
     text = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
-    final = text[text.rindex("\nFROM ") :]
-    assert re.findall(r"^USER (.*)$", final, re.MULTILINE) == ["10001:10001"]
+    assert re.findall(r"^USER (.*)$", text, re.MULTILINE) == ["10001:10001"]
+    last = [line for line in text.splitlines() if line.startswith("FROM ")][4:]
+    assert last == ["FROM common AS gateway", "FROM common AS party", "FROM party AS site", "FROM party AS server"]
     assert not re.search(r"^ADD ", text, re.MULTILINE)
     rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert next(rule for rule in rules if not rule.startswith("#")) == "*"
@@ -142,12 +206,16 @@ def commands_in_scripts() -> Iterator[tuple[str, list[str]]]:
             if line.strip().startswith("consilium "):
                 yield script, shlex.split(line.strip().rstrip("&"))[1:]
     for name, service in SERVICES.items():
-        if "entrypoint" not in service:
+        if "entrypoint" not in service and name != "gateway":
             yield name, service["command"]
 
 
 @pytest.mark.parametrize(("where", "words"), list(commands_in_scripts()))
 def test_every_command_is_one_that_consilium_has(where: str, words: list[str]) -> None:
+    assert_command_exists(words, where=where)
+
+
+def assert_command_exists(words: list[str], *, where: str = "") -> None:
     command: click.Command = typer.main.get_command(app)
     context = click.Context(command)
     rest = list(words)
@@ -164,15 +232,19 @@ def test_every_command_is_one_that_consilium_has(where: str, words: list[str]) -
     assert all(set(parameter.opts) & set(given) for parameter in required), f"{where}: {words}"
 
 
-@pytest.fixture(scope="module")
-def health() -> ModuleType:
-    """The containers' health check, which is a script and in no package."""
-    spec = importlib.util.spec_from_file_location("health", ROOT / "docker" / "health.py")
+def module(name: str) -> ModuleType:
+    """A script of the containers, which is in no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docker" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def health() -> ModuleType:
+    return module("health")
 
 
 class _Healthy(BaseHTTPRequestHandler):
@@ -200,19 +272,31 @@ def supernode(tmp_path: Path) -> Iterator[Path]:
     server.server_close()
 
 
-def test_a_site_is_healthy_when_worker_and_node_answer(health: ModuleType, supernode: Path) -> None:
+def test_a_worker_is_healthy_when_it_listens(health: ModuleType) -> None:
     with tempfile.TemporaryDirectory() as folder:  # a Unix socket's path must be short
+        (Path(folder) / "run").mkdir()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as worker:
-            worker.bind(f"{folder}/worker.sock")
+            worker.bind(f"{folder}/run/worker.sock")
             with pytest.raises(OSError):  # bound, and nobody listens
-                health.check_site(f"{folder}/*.sock", supernode)
+                health.check_worker(Path(folder))
             worker.listen()
-            health.check_site(f"{folder}/*.sock", supernode)
-            (supernode / "7" / "cmdline").write_bytes(b"sleep\0007")
-            with pytest.raises(OSError, match="no SuperNode"):
-                health.check_site(f"{folder}/*.sock", supernode)
-        with pytest.raises(OSError):
-            health.check_site(f"{folder}/none-*.sock", supernode)
+            health.check_worker(Path(folder))
+
+
+def test_a_node_is_healthy_when_it_answers_and_was_let_in(health: ModuleType, supernode: Path, tmp_path: Path) -> None:
+    report = json_report(tmp_path / "logs" / "daemons.jsonl")
+    report("daemon-ready", daemon="launcher north", pid=1)
+    with pytest.raises(OSError, match="let the SuperNode in"):
+        health.check_node(tmp_path, supernode)
+    report("daemon-ready", daemon="supernode north", pid=2)
+    health.check_node(tmp_path, supernode)
+    report("daemon-ended", daemon="supernode north", why="signal 9")
+    report("daemon-ready", daemon="launcher north", pid=3)
+    with pytest.raises(OSError, match="let the SuperNode in"):
+        health.check_node(tmp_path, supernode)
+    (supernode / "7" / "cmdline").write_bytes(b"sleep\0007")
+    with pytest.raises(OSError, match="no SuperNode"):
+        health.check_node(tmp_path, supernode)
 
 
 def test_the_health_check_ends_with_a_status(health: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

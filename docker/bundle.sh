@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Pack what a machine without internet needs into dist/offline/: images, compose files, documents, checksums and the lists
+# of what the images contain. Variables: DOCKER, TAG (local), BUNDLE (dist/offline).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+docker=${DOCKER:-docker}
+tag=${TAG:-local}
+out=${BUNDLE:-dist/offline}
+rm -rf "$out"
+mkdir -p "$out/sbom"
+for image in gateway server site; do
+  "$docker" image inspect "consilium-$image:$tag" >/dev/null
+  "$docker" run --rm --network none --entrypoint cat "consilium-$image:$tag" /opt/consilium/sbom/sbom.json >"$out/sbom/$image.json"
+done
+# server and site share their layers, so one archive holds them once
+"$docker" save "consilium-gateway:$tag" "consilium-server:$tag" | gzip -1 >"$out/images-server.tar.gz"
+"$docker" save "consilium-site:$tag" | gzip -1 >"$out/images-site.tar.gz"
+cp docker/server.yml docker/site.yml docs/deployment.md LICENSE "$out/"
+cp -r docker/systemd "$out/systemd"
+(cd "$out" && find . -type f ! -name SHA256SUMS -print0 | sort -z | xargs -0 sha256sum >SHA256SUMS)
+echo "$out: $(du -sh "$out" | cut -f1); check it with \`sha256sum -c SHA256SUMS\`"

@@ -1,0 +1,304 @@
+"""A federation of real daemons, each party started by the command its administrator types, in a network of its own.
+
+Every party lives in a network namespace: the server's holds a bridge, each site hangs on it by one cable, which a test
+can pull out. Parties are directories, made once (phantoms, teachers of four steps) and copied for every test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from client.setup import SiteKit, create_site
+from client.training.site import train_site
+from common.admission import read_request
+from common.config import CodecConfig, CollectionConfig, PrivacyConfig, Study, TrainingConfig
+from common.data.msd import read_dataset, write_dataset
+from common.data.synthetic import study_data, write_phantoms
+from common.events import read_events
+from common.ledger.site import SiteLedger
+from common.ledger.store import Ledger
+from common.privacy.mechanism import AccountantName
+from server import provision, setup
+from server.workspace import Endpoint, Workspace
+
+SITES = ("site-1", "site-2", "site-3")
+QUERIES, BATCH, PATIENTS = 8, 2, 2
+RECIPE = TrainingConfig(channels=(4, 8), steps=4)
+HOST, PORT, INTERNAL_PORT = "10.77.0.1", 8443, 8000
+TRUTH_S = 180.0
+"""Within this an operator must see what is so."""
+
+
+def make_parties(root: Path) -> Path:
+    """Server and sites on disk, ready to be started; returns ``root``."""
+    phantoms = write_phantoms(root / "all", cases=len(SITES) * PATIENTS + QUERIES + 8, seed=1)
+    cases = list(phantoms.cases)
+    study = Study(
+        name="faults",
+        data=study_data(2),
+        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=QUERIES, quorum=2),
+        codec=CodecConfig(augmentations=20, max_dimension=8),
+        teacher=RECIPE,
+        student=RECIPE,
+        collection=CollectionConfig(batch_size=BATCH, offer_deadline_s=60.0, deadline_s=45.0, patience_s=240.0),
+    )
+    workspace = Workspace(root / "server")
+    setup.create_study(workspace, study)
+    rest = cases[len(SITES) * PATIENTS :]
+    setup.publish_volumes(workspace, [case.image for case in rest[:QUERIES]])
+    setup.fit_study_codec(workspace, [case.label for case in rest[QUERIES:]], sites=len(SITES))
+    provision.set_up_server(workspace, Endpoint(host=HOST, port=PORT, internal_port=INTERNAL_PORT))
+    for number, name in enumerate(SITES):
+        directory = root / name
+        part = cases[number * PATIENTS : (number + 1) * PATIENTS]
+        write_dataset(directory / "data", name=name, labels=phantoms.labels, channels=phantoms.channels, cases=part)
+        provision.make_kit(workspace, name, root / "kits" / name)
+        create_site(directory, pool=name, data=directory / "data", kit=SiteKit.load(root / "kits" / name))
+        train_site(
+            read_dataset(directory / "data"),
+            teachers=directory / "teachers",
+            data=study.data,
+            recipe=RECIPE,
+            voters=1,
+        )
+    shutil.rmtree(root / "all")
+    return root
+
+
+@dataclass
+class Party:
+    """A party's processes: what its administrator started, and the daemons below it by role."""
+
+    name: str
+    namespace: str
+    facts: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def pid(self, role: str) -> int:
+        """The living daemon of a role, by the supervisor's own record."""
+        for fact in reversed(self.records()):
+            if fact["event"] == "daemon-started" and fact["daemon"].startswith(role):
+                os.kill(fact["pid"], 0)
+                return int(fact["pid"])
+        raise LookupError(role)
+
+    def records(self) -> list[dict]:
+        if not self.facts.exists():
+            return []
+        return [json.loads(line) for line in self.facts.read_text(encoding="utf-8").splitlines()]
+
+    def count(self, event: str, role: str = "") -> int:
+        return sum(f["event"] == event and f.get("daemon", "").startswith(role) for f in self.records())
+
+
+@dataclass
+class Federation:
+    """Everybody, on copies of the parties' directories below ``root``."""
+
+    root: Path
+    tag: str
+    parties: dict[str, Party] = field(default_factory=dict)
+    run: subprocess.Popen[bytes] | None = None
+
+    @property
+    def workspace(self) -> Workspace:
+        return Workspace(self.root / "server")
+
+    # -- network ------------------------------------------------------------------------------------------------
+
+    def wire(self) -> None:
+        """One bridge in the server's namespace, one cable to each site's."""
+        hub = f"{self.tag}h"
+        ip("netns", "add", hub)
+        ip("-n", hub, "link", "set", "lo", "up")
+        ip("-n", hub, "link", "add", "br0", "type", "bridge")
+        ip("-n", hub, "addr", "add", f"{HOST}/24", "dev", "br0")
+        ip("-n", hub, "link", "set", "br0", "up")
+        self.parties["server"] = Party("server", hub, self.root / "server" / "logs" / "daemons.jsonl")
+        for number, name in enumerate(SITES, start=1):
+            space, cable = f"{self.tag}{number}", f"v{self.tag}{number}"
+            ip("netns", "add", space)
+            ip("-n", space, "link", "set", "lo", "up")
+            ip("-n", hub, "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", space)
+            ip("-n", hub, "link", "set", cable, "master", "br0", "up")
+            ip("-n", space, "addr", "add", f"10.77.0.{10 + number}/24", "dev", "eth0")
+            ip("-n", space, "link", "set", "eth0", "up")
+            self.parties[name] = Party(name, space, self.root / name / "logs" / "daemons.jsonl")
+
+    def pull_cable(self, site: str) -> None:
+        ip("-n", f"{self.tag}h", "link", "set", f"v{self.tag}{site[-1]}", "down")
+
+    def plug_cable(self, site: str) -> None:
+        ip("-n", f"{self.tag}h", "link", "set", f"v{self.tag}{site[-1]}", "up")
+
+    def inside(self, party: str, *command: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
+        """Run a command in a party's network to its end."""
+        words = ["ip", "netns", "exec", self.parties[party].namespace, *command]
+        return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, **kwargs)  # type: ignore[call-overload,no-any-return]
+
+    # -- daemons ------------------------------------------------------------------------------------------------
+
+    def start(self, name: str, *, env: dict[str, str] | None = None) -> Party:
+        """Start a party as its administrator does."""
+        party = self.parties[name]
+        if name == "server":
+            words = ["server", "up", str(self.workspace.root), "--bind", HOST]
+        else:
+            words = ["site", "up", "--site-dir", str(self.root / name)]
+        party.process = self._spawn(party, words, env=env)
+        return party
+
+    def _spawn(
+        self, party: Party, words: Sequence[str], *, env: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        with (self.root / f"{party.name}.out").open("ab") as log:
+            return subprocess.Popen(
+                ["ip", "netns", "exec", party.namespace, *consilium(*words)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **(env or {})},
+            )
+
+    def up(self, sites: Sequence[str] = SITES) -> None:
+        """Server, admission, sites; returns when all of them are connected."""
+        self.start("server")
+        self.until(lambda: self.parties["server"].count("all-ready") > 0, "the server is up")
+        known = {site.name for site in self.workspace.registered()}
+        for name in SITES:
+            if name not in known:
+                self.admit(name)
+        for name in sites:
+            self.start(name)
+        for name in sites:
+            self.until(lambda name=name: self.parties[name].count("all-ready") > 0, f"{name} is connected")  # type: ignore[misc]
+
+    def admit(self, name: str) -> None:
+        request = self.root / name / "request.json"
+        fingerprint = read_request(request).fingerprint
+        done = self.command(
+            "provision", "approve", str(self.workspace.root), str(request), "--fingerprint", fingerprint
+        )
+        assert done.returncode == 0, done.stderr
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """What the operator types, at the server."""
+        return self.inside("server", *consilium(*words))
+
+    def start_run(self) -> None:
+        self.run = self._spawn(self.parties["server"], ["study", "run", str(self.workspace.root)])
+
+    def finish_run(self, *, timeout_s: float = 420.0) -> int:
+        assert self.run is not None
+        return self.run.wait(timeout_s)
+
+    def stop(self, name: str, signum: signal.Signals = signal.SIGTERM) -> int:
+        party = self.parties[name]
+        assert party.process is not None
+        party.process.send_signal(signum)
+        status = party.process.wait(60)
+        party.process = None
+        return status
+
+    def close(self) -> None:
+        """End everything below this federation, whatever state it is in."""
+        processes = [self.run, *(party.process for party in self.parties.values())]
+        for process in processes:
+            if process is not None and process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in processes:
+            if process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(30)
+        for party in self.parties.values():
+            left = subprocess.run(["ip", "netns", "pids", party.namespace], capture_output=True, text=True, check=False)
+            for pid in left.stdout.split():
+                with contextlib.suppress(OSError):
+                    os.kill(int(pid), signal.SIGKILL)
+            subprocess.run(["ip", "netns", "del", party.namespace], capture_output=True, check=False)
+
+    # -- what is so ---------------------------------------------------------------------------------------------
+
+    def until(self, true: Callable[[], object], what: str, *, timeout_s: float = 180.0) -> float:
+        """Wait until something holds; the seconds it took."""
+        started = time.monotonic()
+        while not true():
+            ended = [party.name for party in self.parties.values() if party.process and party.process.poll()]
+            assert not ended, f"{ended} ended while waiting: {what}\n{self.tails()}"
+            assert time.monotonic() - started < timeout_s, f"not within {timeout_s:g} s: {what}\n{self.tails()}"
+            time.sleep(0.2)
+        return time.monotonic() - started
+
+    def events(self, kind: str) -> list[dict]:
+        return [event for event in read_events(self.workspace.events_file) if event["event"] == kind]
+
+    def wait(self, kind: str, *, count: int = 1, timeout_s: float = 180.0) -> dict:
+        self.until(lambda: len(self.events(kind)) >= count, f"{count} {kind}", timeout_s=timeout_s)
+        return self.events(kind)[-1]
+
+    def tails(self) -> str:
+        texts = [f"{path.name}:\n" + path.read_text(errors="replace")[-1500:] for path in self.root.glob("*.out")]
+        return "\n".join(texts)
+
+    def assert_whole(self, *, answers: int = QUERIES, releases: int = QUERIES // BATCH) -> None:
+        """The study's books: every answer once, charged once, no more than planned, verified, nothing running."""
+        with Ledger.open(self.workspace.ledger_file) as ledger:
+            study = self.workspace.study()
+            stored = ledger.answers(study.id)
+            exact = ledger.study_guarantees(study.id)[AccountantName.EXACT].epsilon
+        assert len({answer.query.id for answer in stored}) == len(stored) == answers
+        assert 8 * 0.999 <= exact <= 8 or answers < QUERIES
+        released = [query for event in self.events("released") for query in event["queries"]]
+        assert len(released) == len(set(released)) <= answers  # an event may be lost with its process, an answer not
+        verified = self.command("verify", str(self.workspace.ledger_file))
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+        status = json.loads(self.command("study", "status", str(self.workspace.root), "--json").stdout)
+        assert status["running"] is False
+        assert status["answers"] == answers
+
+    def site_charges(self, site: str) -> int:
+        """How many queries a site's own ledger has charged its patients with."""
+        with SiteLedger.read(self.root / site / "site-ledger.sqlite") as ledger:
+            return int(ledger.summary()["queries_accepted"])
+
+
+def consilium(*words: str) -> list[str]:
+    return [sys.executable, "-c", "from consilium.cli import main; main()", *words]
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def namespaces_work() -> bool:
+    """Whether this user may make network namespaces."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        return False
+    name = f"cx{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
+    if made:
+        ip("netns", "del", name)
+    return made
+
+
+@contextlib.contextmanager
+def federation(made: Path, root: Path) -> Iterator[Federation]:
+    """A copy of the parties in networks of their own; everything is gone at the end."""
+    shutil.copytree(made, root, dirs_exist_ok=True)
+    one = Federation(root, tag=f"c{os.getpid() % 100000}")
+    try:
+        one.wire()
+        yield one
+    finally:
+        one.close()
