@@ -43,6 +43,36 @@ def init(
     typer.echo(request.fingerprint)
 
 
+@site_app.command("cases")
+def cases(
+    site_dir: SiteDir,
+    for_server: Annotated[
+        bool, typer.Option("--for-server", help="Numbers alone, for the server's operator; site.toml must allow it.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """Which cases the last training left out, and why: for this site's own eyes.
+
+    Exit code 6: --for-server, and `case_counts` in [share] of site.toml is not true.
+    Example: consilium site cases --site-dir /srv/consilium
+    """
+    from client.cases import counts_for_server, load_cases
+
+    if for_server:
+        typer.echo(json.dumps(counts_for_server(site_dir)))
+        return
+    record = load_cases(site_dir)
+    if as_json:
+        problems = [{"case": problem.case, "reason": problem.reason} for problem in record.problems]
+        facts = {"listed": record.listed, "patients": record.patients, "patient_identity": record.patient_identity}
+        typer.echo(json.dumps({**facts, "left_out": problems}))
+        return
+    typer.echo(f"{record.listed - record.left_out} of {record.listed} cases used, {record.patients} patients")
+    typer.echo(record.patient_identity.sentence)
+    for problem in record.problems:
+        typer.echo(f"left out {problem.case}: {problem.reason}")
+
+
 @site_app.command("serve")
 def serve(
     site_dir: SiteDir,

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
 from common.canonical import check_hash
 from common.config import Study, read_section
+from common.data.layouts import DatasetSettings, read_settings
 from common.errors import InvalidInput
 from common.messages import Offer
 from common.privacy.calibration import study_mechanism
@@ -128,8 +129,18 @@ class AllowLists:
 
 
 @dataclass(frozen=True, slots=True)
+class Sharing:
+    """``[share]``: what a site lets the server's operator know beyond its answers. Nothing, unless it says so."""
+
+    case_counts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SiteConfig:
-    """A hospital's ``site.toml``. ``pool`` is the stable name of its patient pool, to which budgets belong."""
+    """A hospital's ``site.toml``. ``pool`` is the stable name of its patient pool, to which budgets belong.
+
+    ``dataset`` says how its data is to be read: ``[dataset]`` layout and patients, ``[labels]``, ``[channels]``.
+    """
 
     site: str
     pool: str
@@ -138,6 +149,8 @@ class SiteConfig:
     caps: Caps
     allow: AllowLists = AllowLists()
     study: str = "study.toml"
+    dataset: DatasetSettings = field(default_factory=DatasetSettings)
+    share: Sharing = Sharing()
     root: Path = field(default=Path())
 
     def __post_init__(self) -> None:
@@ -164,7 +177,8 @@ def load_site(directory: Path) -> SiteConfig:
         raise InvalidInput(f"site.toml is not TOML ({error})") from error
     if document.pop("schema", None) != SITE_SCHEMA:
         raise InvalidInput("site.toml schema", limit=f"schema = {SITE_SCHEMA}")
-    known = {"site", "pool", "data", "study", "server", "caps", "allow"}
+    dataset = read_settings(document, root=directory)
+    known = {"site", "pool", "data", "study", "server", "caps", "allow", "share"}
     unknown = sorted(document.keys() - known)
     missing = sorted({"site", "pool", "data", "server", "caps"} - document.keys())
     if unknown or missing:
@@ -172,9 +186,10 @@ def load_site(directory: Path) -> SiteConfig:
     server = read_section(ServerFacts, document.pop("server"), where="server")
     caps = read_section(Caps, document.pop("caps"), where="caps")
     allow = read_section(AllowLists, document.pop("allow", {}), where="allow")
+    share = read_section(Sharing, document.pop("share", {}), where="share")
     if not all(isinstance(value, str) for value in document.values()):
         raise InvalidInput("site, pool, data and study in site.toml", limit="strings")
-    return SiteConfig(**document, server=server, caps=caps, allow=allow, root=directory)
+    return SiteConfig(**document, server=server, caps=caps, allow=allow, dataset=dataset, share=share, root=directory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,10 +24,17 @@ app = typer.Typer(help="Train a site's teachers.")
 def train(
     site_dir: Annotated[Path, typer.Option("--site-dir", help="The site's directory; teachers go below it.")],
     data: Annotated[
-        Path | None, typer.Option("--data", help="The site's dataset (MSD layout); by default the one in site.toml.")
+        Path | None, typer.Option("--data", help="The site's dataset, in any layout; by default the one in site.toml.")
     ] = None,
     study: Annotated[
         Path | None, typer.Option("--study", help="The study's TOML file; by default the site's own copy.")
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="msd, nnunet, bids or table; found by itself, or as site.toml says.")
+    ] = None,
+    label_map: Annotated[
+        Path | None,
+        typer.Option(help="TOML with [labels] and [channels], the site's names = the study's; else as in site.toml."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Deals patients to voters; drawn at random and stored if not given.", min=0)
@@ -42,22 +50,31 @@ def train(
     How many are trained at once changes no weight. Exit code 7: a voter's process died; the others are done.
     Example: consilium site train --site-dir /srv/consilium --jobs 4
     """
+    from client.cases import record_cases
     from client.policy import load_site
     from client.training.side_by_side import default_jobs, side_by_side
     from client.training.site import train_site
     from common.config import load_study
-    from common.data.msd import read_dataset
+    from common.data.layouts import DatasetSettings, load_names, open_for_training
 
-    if data is None or study is None:
+    settings = DatasetSettings()
+    if data is None or study is None or (site_dir / "site.toml").exists():
         config = load_site(site_dir)
         data = data or config.path(config.data)
         study = study or config.path(config.study)
+        settings = config.dataset
+    if label_map is not None:
+        names = load_names(label_map)
+        settings = replace(settings, labels=names.labels, channels=names.channels)
+    if layout is not None:
+        settings = replace(settings, layout=layout)
     plan = load_study(study)
+    dataset = open_for_training(data, plan.data, settings)
     voters = plan.privacy.voters_per_site
     try:
         with _progress(voters, plan.teacher.steps) as on_progress:
             report = train_site(
-                read_dataset(data),
+                dataset,
                 teachers=site_dir / "teachers",
                 data=plan.data,
                 recipe=plan.teacher,
@@ -69,7 +86,13 @@ def train(
     except KeyboardInterrupt:
         typer.echo("interrupted: run the same command again to go on where it stopped", err=True)
         raise typer.Exit(130) from None
-    typer.echo(json.dumps(report.to_json(), allow_nan=False) if as_json else _summary(report, plan.data.labels))
+    cases = record_cases(site_dir / "teachers", dataset, report.problems)
+    if as_json:
+        facts = {"patients": cases.patients, "patient_identity": str(cases.patient_identity)}
+        typer.echo(json.dumps({**report.to_json(), **facts}, allow_nan=False))
+    else:
+        typer.echo(_summary(report, plan.data.labels))
+        typer.echo(f"{cases.patients} patients in {cases.listed} cases: {cases.patient_identity.sentence}")
     if report.crashes:
         raise DaemonFailed(
             f"{len(report.crashes)} of {voters} teachers did not come to an end; to fix: run the same command again"

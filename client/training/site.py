@@ -25,8 +25,9 @@ from client.training.slots import load_or_deal
 from client.training.standard import StandardTrainer
 from common.canonical import digest, sha256_file
 from common.config import DataConfig, TrainingConfig
-from common.data.msd import Case, Dataset, Problem, check_labels
-from common.data.volume import load_label, load_volume
+from common.data.dataset import Case, Dataset, Problem, check_labels
+from common.data.patients import content_hash
+from common.data.volume import load_example
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, mean_present
 from common.models.fit import OnStep, predict
@@ -294,7 +295,7 @@ def train_voter(task: VoterTask, *, on_step: OnStep) -> VoterOutcome:
 class _Example:
     image: np.ndarray
     label: np.ndarray
-    hashes: tuple[str, str]
+    hashes: tuple[str, ...]
 
 
 def _load(task: VoterTask) -> tuple[dict[str, _Example], tuple[Problem, ...]]:
@@ -309,16 +310,17 @@ def _load(task: VoterTask) -> tuple[dict[str, _Example], tuple[Problem, ...]]:
             problems.append(known.get(scan, Problem(scan, "no longer in the dataset")))
             continue
         try:
-            volume = load_volume(case.image, task.data)
-            label = load_label(case.label, task.data, volume=volume)
-            hashes = (sha256_file(case.image), sha256_file(case.label))
+            example = load_example(case, task.data)
+            hashes = [content_hash(path) for path in (*case.images, case.label)]
+            if case.channel_order or case.label_map:
+                hashes.append(repr((case.channel_order, case.label_map)))
         except InvalidInput as error:
             problems.append(Problem(scan, str(error)))
             continue
         except OSError as error:
             problems.append(Problem(scan, f"cannot be read ({error.strerror})"))
             continue
-        usable[scan] = _Example(volume.image, label, hashes)
+        usable[scan] = _Example(example.volume.image, example.label, tuple(hashes))
     return usable, tuple(problems)
 
 

@@ -119,5 +119,5 @@ def check_labels(dataset: Dataset, data: DataConfig) -> None:
             "the dataset's channels are not the study's",
             value=dataset.channels,
             limit=", ".join(data.channels),
-            remedy="map them to the study's in [channels] of site.toml, or with --channel-map",
+            remedy="map them to the study's in [channels] of site.toml, or with --label-map",
         )

@@ -8,6 +8,7 @@ like no layout, and names that are neither the study's nor mapped to it.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -61,6 +62,43 @@ class DatasetSettings:
     patients: Path | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     channels: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_settings(document: dict[str, object], *, root: Path) -> DatasetSettings:
+    """Take ``[dataset]``, ``[labels]`` and ``[channels]`` out of a TOML document; paths are relative to ``root``."""
+    tables: dict[str, dict[str, str]] = {}
+    for name in ("dataset", "labels", "channels"):
+        table = document.pop(name, {})
+        if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
+            raise InvalidInput(f"[{name}]", value=table, limit="a table of strings")
+        tables[name] = table
+    unknown = sorted(tables["dataset"].keys() - {"layout", "patients"})
+    if unknown:
+        raise InvalidInput("unknown key in [dataset]", value=unknown[0], limit="layout, patients")
+    layout = tables["dataset"].get("layout", AUTO)
+    if layout != AUTO and layout not in LAYOUTS:
+        raise InvalidInput("dataset.layout", value=layout, limit=", ".join((AUTO, *LAYOUTS)))
+    patients = tables["dataset"].get("patients")
+    return DatasetSettings(
+        layout=layout,
+        patients=None if patients is None else root / patients,
+        labels=tables["labels"],
+        channels=tables["channels"],
+    )
+
+
+def load_names(path: Path) -> DatasetSettings:
+    """The file of ``--label-map``: TOML with the tables ``[labels]`` and ``[channels]``, as in site.toml."""
+    try:
+        document: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidInput(
+            "label map cannot be read", value=path.name, limit="TOML with tables [labels] and [channels]"
+        ) from error
+    settings = read_settings(document, root=path.parent)
+    if document:
+        raise InvalidInput("unknown key in the label map", value=sorted(document)[0], limit="labels, channels")
+    return settings
 
 
 def open_for_training(directory: Path, data: DataConfig, settings: DatasetSettings) -> Dataset:
@@ -209,7 +247,7 @@ def _channel_order(dataset: Dataset, data: DataConfig, mapping: Mapping[str, str
             f"channel {doubled[0]} is there twice" if doubled else "a channel of the study is not in the dataset",
             value=dataset.channels,
             limit=", ".join(data.channels),
-            remedy="map the site's channels to the study's in [channels] of site.toml, or with --channel-map",
+            remedy="map the site's channels to the study's in [channels] of site.toml, or with --label-map",
         )
     return tuple(means.index(_contrast(name)) for name in data.channels)
 

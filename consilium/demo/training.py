@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from client.cases import site_dataset
 from client.policy import load_site
 from client.training.side_by_side import side_by_side
 from client.training.site import Crash, SiteReport, VoterTask, plan_site, site_report
 from common.config import load_study
-from common.data.msd import read_dataset
 from common.errors import DaemonFailed, InvalidInput
 
 OnSteps = Callable[[int, int], None]
@@ -59,7 +59,7 @@ def _plan(directory: Path, *, seed: int) -> tuple[VoterTask, ...]:
     config = load_site(directory)
     study = load_study(config.path(config.study))
     return plan_site(
-        read_dataset(config.path(config.data)),
+        site_dataset(config, study.data),
         teachers=directory / "teachers",
         data=study.data,
         recipe=study.teacher,

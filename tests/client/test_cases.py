@@ -1,0 +1,141 @@
+"""One bad case in a hundred: the site trains on ninety-nine, its administrator sees which and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from client.cases import counts_for_server, load_cases
+from client.cli import site_app
+from client.policy import load_site
+from common.data.msd import Case, write_dataset
+from common.errors import InvalidInput, Refused
+
+STUDY = """
+schema = 1
+name = "trial"
+[data]
+labels = ["background", "core"]
+spacing_mm = [1, 1, 1]
+grid = [8, 8, 8]
+[privacy]
+epsilon = 8.0
+delta = 1e-3
+planned_queries = 4
+quorum = 2
+[teacher]
+channels = [2, 4]
+steps = 2
+batch_size = 1
+"""
+
+SITE = """
+schema = 1
+site = "north"
+pool = "north"
+data = "set"
+study = "study.toml"
+[server]
+sealing_key = "{key}"
+signing_key = "{key}"
+objects_url = "https://pate.example.org"
+superlink = "pate.example.org:9092"
+root_certificates = "ca.crt"
+[caps]
+epsilon = 8.0
+delta = 1e-3
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("site")
+    cases = []
+    for i in range(100):
+        rng = np.random.default_rng(i)
+        labels = np.zeros((8, 8, 8), dtype=np.uint8)
+        labels[2:6, 2:6, 2:5] = 1
+        paths = [root / "raw" / f"doe-{i:03d}-{kind}.nii.gz" for kind in ("image", "label")]
+        for path, array in zip(paths, (rng.integers(20, 90, (8, 8, 8)).astype(np.int16), labels), strict=True):
+            path.parent.mkdir(exist_ok=True)
+            nib.save(nib.Nifti1Image(array, np.eye(4)), path)
+        cases.append(Case(f"doe-{i:03d}", *paths))
+    dataset = write_dataset(root / "set", name="n", labels=["background", "core"], channels=["MRI"], cases=cases)
+    whole = dataset.cases[41].image.read_bytes()
+    dataset.cases[41].image.write_bytes(whole[: len(whole) // 2])
+    (root / "study.toml").write_text(STUDY)
+    (root / "site.toml").write_text(SITE.format(key="0" * 64))
+    done = CliRunner().invoke(site_app, ["train", "--site-dir", str(root), "--jobs", "1"], catch_exceptions=False)
+    assert done.exit_code == 0
+    (root / "train.out").write_text(done.stdout)
+    return root
+
+
+def run(*arguments: str) -> str:
+    return CliRunner().invoke(site_app, [*arguments], catch_exceptions=False).stdout
+
+
+def test_the_site_trains_on_the_other_ninety_nine(site: Path) -> None:
+    report = json.loads((site / "teachers" / "voter-000" / "train.json").read_text())["report"]
+    assert report["trained_on"] + report["held_out"] == 99
+    assert report["empty_slots"] == 1
+
+
+def test_the_administrator_sees_which_case_and_why(site: Path) -> None:
+    for text in (run("cases", "--site-dir", str(site)), (site / "train.out").read_text()):
+        assert "doe-041: volume file is damaged; to fix: copy or export it again" in text
+        assert text.count("doe-") == 1
+    facts = json.loads(run("cases", "--site-dir", str(site), "--json"))
+    assert [problem["case"] for problem in facts["left_out"]] == ["doe-041"]
+    assert (site / "teachers" / "cases.json").stat().st_mode & 0o077 == 0
+
+
+def test_what_a_patient_is_stands_in_the_record(site: Path) -> None:
+    record = load_cases(site)
+    assert (record.listed, record.patients, record.left_out) == (100, 100, 1)
+    assert record.patient_identity == "file"
+    assert "every file counts as a patient of its own" in run("cases", "--site-dir", str(site))
+
+
+def test_the_operator_sees_a_count_only_where_the_policy_shares_it_and_never_a_name(site: Path) -> None:
+    with pytest.raises(Refused, match="does not share"):
+        counts_for_server(site)
+    own = (site / "site.toml").read_text()
+    (site / "site.toml").write_text(own + "[share]\ncase_counts = true\n")
+    counts = json.loads(run("cases", "--site-dir", str(site), "--for-server"))
+    (site / "site.toml").write_text(own)
+    assert counts == {
+        "site": "north",
+        "cases_listed": 100,
+        "cases_left_out": 1,
+        "patients": 100,
+        "patient_identity": "file",
+    }
+
+
+def test_without_a_training_there_is_no_record(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="site train"):
+        load_cases(tmp_path)
+
+
+def test_site_toml_says_how_the_data_is_to_be_read(site: Path, tmp_path: Path) -> None:
+    more = '[dataset]\nlayout = "bids"\npatients = "p.csv"\n[labels]\n"17" = "core"\n[channels]\nT1w = "T1"\n'
+    (tmp_path / "site.toml").write_text((site / "site.toml").read_text() + more)
+    dataset = load_site(tmp_path).dataset
+    assert (dataset.layout, dataset.patients) == ("bids", tmp_path / "p.csv")
+    assert (dataset.labels, dataset.channels) == ({"17": "core"}, {"T1w": "T1"})
+    for wrong, word in [
+        ('[dataset]\nlayout = "x"\n', "layout"),
+        ("[dataset]\ncolour = 1\n", "dataset"),
+        ('[dataset]\ncolour = "1"\n', "unknown key"),
+        ("[labels]\nx = 3\n", "labels"),
+        ("[share]\neverything = true\n", "unknown key"),
+    ]:
+        (tmp_path / "site.toml").write_text((site / "site.toml").read_text() + wrong)
+        with pytest.raises(InvalidInput, match=word):
+            load_site(tmp_path)
