@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -120,7 +119,7 @@ def export_bundle(
     """
     if directory.exists() and not (directory / "configs" / "metadata.json").is_file() and any(directory.iterdir()):
         raise InvalidInput("bundle directory holds something else", value=str(directory), remedy="choose another one")
-    fresh = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    fresh = directory.with_name(f".{directory.name}.tmp")  # one name, so that the next export clears what a crash left
     shutil.rmtree(fresh, ignore_errors=True)
     try:
         for folder in ("configs", "models", "docs"):

@@ -81,11 +81,11 @@ class Outside(EventLog):
 
 
 class Sockets:
-    """The core's transport, straight to the workers' sockets."""
+    """The core's transport, straight to the workers' sockets, by node id."""
 
-    def __init__(self, root: Path) -> None:
-        self._sockets = {site.node_id: root / f"{site.name}.sock" for site in SITES}
-        self._pool = ThreadPoolExecutor(max_workers=len(SITES))
+    def __init__(self, sockets: Mapping[int, Path]) -> None:
+        self._sockets = sockets
+        self._pool = ThreadPoolExecutor(max_workers=len(sockets))
 
     def online(self) -> frozenset[int]:
         return frozenset(node for node in self._sockets if self._call(node, HEALTH, b"", 0.5) == b"ok")
@@ -119,12 +119,13 @@ def run_core(root: Path) -> None:
             events=(outside := Outside(root, ledger, study)),
             retry_pause_s=0.05,
         )
+        transport = Sockets({site.node_id: root / f"{site.name}.sock" for site in SITES})
         while core.open_queries():
             try:
-                core.run(Sockets(root))
+                core.run(transport)
             except QuorumNotReached:
                 time.sleep(0.02)
-        core.run(Sockets(root))  # what receipts are still owed
+        core.run(transport)  # what receipts are still owed
         outside.say(answer.query.id for answer in core.answers())  # as decoding does: also what was stored and not said
     (root / "done").touch()
 
