@@ -202,15 +202,24 @@ def fit(
 
 
 @student_app.command("train")
-def student_train(directory: StudyDir) -> None:
+def student_train(
+    directory: StudyDir,
+    decisions: Annotated[
+        Path | None,
+        typer.Option(help="decisions.jsonl of the dashboard: labels rejected there are left out, from now on."),
+    ] = None,
+) -> None:
     """Decode the stored answers, train the student and its controls on them; free of privacy cost, repeatable.
 
-    Example: consilium student train trial
+    Example: consilium student train trial --decisions trial-dashboard/decisions.jsonl
     """
     from server.controls import fit_controls
+    from server.decisions import take_over
     from server.finish import decode_labels, fit_student
 
     with locked_events(Workspace(directory)) as (workspace, events):
+        if decisions is not None:
+            take_over(decisions, workspace.decisions_file)
         decode_labels(workspace, events=events)
         fit_student(workspace, events=events)
         fit_controls(workspace, events=events)

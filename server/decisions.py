@@ -18,6 +18,7 @@ from pathlib import Path
 
 from common.canonical import canonical_bytes, check_hash, checked_fields
 from common.errors import InvalidInput
+from common.objects import write_atomically
 
 DECISION_SCHEMA = 1
 MAX_NOTE_CHARACTERS = 500
@@ -80,6 +81,21 @@ def rejected_labels(path: Path, study: str) -> frozenset[tuple[str, str]]:
     """(volume, SHA-256 of the label's file) of every label of this study that stands rejected."""
     newest = standing(read_decisions(path), study).values()
     return frozenset((one.volume, one.label) for one in newest if one.verdict is Verdict.REJECT)
+
+
+def take_over(source: Path, target: Path) -> None:
+    """Copy a decisions file to where training looks for it. InvalidInput for one that is missing or does not hold, and
+    for one that lacks decisions taken over before: a decision can be reversed by a later one, never dropped."""
+    if not source.is_file():
+        raise InvalidInput(
+            "decisions file", value=str(source), limit="a file", remedy="see the dashboard's Labels page"
+        )
+    decisions, known = read_decisions(source), read_decisions(target)
+    if decisions[: len(known)] != known:
+        raise InvalidInput(
+            "decisions file", value=str(source), limit=f"one that goes on from the {len(known)} taken over before"
+        )
+    write_atomically(target, source.read_bytes(), mode=0o600)
 
 
 def utc_now() -> datetime:

@@ -34,6 +34,7 @@ from common.privacy.calibration import noise_multiplier
 from common.privacy.mechanism import AccountantName
 from common.student_statement import StudentStatement
 from server.bundle import PrivacyFacts, export_bundle
+from server.decisions import rejected_labels
 from server.decode import decode_answer
 from server.objects_app import statement_file
 from server.student import train_student
@@ -83,11 +84,13 @@ def decode_labels(workspace: Workspace, *, events: EventLog) -> None:
 
 
 def load_labels(workspace: Workspace) -> dict[str, Float[np.ndarray, "c x y z"]]:
-    """Decoded pseudo-label probabilities (float32) by volume hash, in query order."""
+    """Decoded pseudo-label probabilities (float32) by volume hash, in query order; those that stand rejected in
+    ``decisions.jsonl`` of the study's directory are left out."""
     labels = {}
+    rejected = rejected_labels(workspace.decisions_file, workspace.study().id)
     for volume in workspace.volumes():
         path = workspace.labels_dir / f"{volume}.npz"
-        if path.exists():
+        if path.exists() and (volume, sha256_file(path)) not in rejected:
             with np.load(path, allow_pickle=False) as stored:
                 labels[volume] = as_stored(stored["probabilities"])
     return labels

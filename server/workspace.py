@@ -126,6 +126,11 @@ class Workspace:
         return self.root / "bundle"
 
     @property
+    def decisions_file(self) -> Path:
+        """Decisions about labels that training keeps to; the dashboard's own file is copied here."""
+        return self.root / "decisions.jsonl"
+
+    @property
     def stop_file(self) -> Path:
         """Its presence asks a run to stop at the next safe point."""
         return self.root / "stop-requested"

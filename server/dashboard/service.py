@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 from server.dashboard import views
 from server.dashboard.follow import Follower
 from server.dashboard.jobs import Job, work
+from server.dashboard.labels import LabelFiles
+from server.dashboard.planning import Spectra
+from server.dashboard.reports import SiteReport, read_reports
 from server.decisions import DecisionStore
 
 T = TypeVar("T")
@@ -18,6 +21,7 @@ Certifier = Callable[[Path, Path], Sequence[str]]
 """The command that writes the certificate of a study's directory into a folder."""
 
 FRESH_S = 5.0
+KEPT_VOLUMES = 6
 
 
 class Service:
@@ -45,7 +49,10 @@ class Service:
             self.certificate = Job(
                 state / "certificate.txt", lambda: certifier(root, self.certificate_dir.absolute()), now=now
             )
+        self.label_files = LabelFiles(follower.workspace)
+        self.spectra = Spectra(follower.workspace)
         self._views: dict[Hashable, tuple[tuple[int, int], Any]] = {}
+        self._arrays: dict[str, tuple[str, dict[str, Any]]] = {}
         self._making = threading.Lock()
 
     def view(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -66,6 +73,24 @@ class Service:
 
     def study(self) -> views.StudyPage:
         return self.view("study", lambda: views.study_page(self.follower))
+
+    def arrays(self, volume: str, key: str, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A volume's arrays, the last few kept in memory while their picture is the same."""
+        known = self._arrays.pop(volume, None)
+        if known is None or known[0] != key:
+            known = (key, load())
+        self._arrays[volume] = known
+        while len(self._arrays) > KEPT_VOLUMES:
+            self._arrays.pop(next(iter(self._arrays)), None)
+        return known[1]
+
+    def noise(self) -> views.NoiseView | None:
+        """None before a codec is fitted, and for one that states no spectrum."""
+        spectrum = self.spectra.get()
+        return None if spectrum is None else self.view("noise", lambda: views.noise_view(self.follower, spectrum.stds))
+
+    def reports(self) -> dict[str, SiteReport]:
+        return read_reports(self.follower.workspace.root / "site-reports")
 
     def close(self) -> None:
         """End jobs that run."""

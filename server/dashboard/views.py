@@ -22,10 +22,10 @@ from common.errors import InvalidInput
 from common.ledger.records import Spend, charge_of
 from common.privacy.accounting import epsilon_by, guarantee
 from common.privacy.calibration import noise_multiplier, study_mechanism
-from common.privacy.mechanism import Budget, Protection
+from common.privacy.mechanism import GRID_BITS, AccountantName, Budget, Protection
 from server.dashboard.follow import STAGES, Follower, SiteState
 
-GATES = ("exact", "rdp")
+GATES = tuple(str(name) for name in AccountantName)
 CURVES = ("exact", "rdp", "paper")
 CURVE_POINTS = 160
 _UP = Context(prec=3, rounding=ROUND_CEILING)
@@ -727,6 +727,37 @@ def _refusal(refusal: Any) -> RefusalView:
         pool=refusal.pool,
         requested=float(parse_rational(refusal.requested)) if refusal.requested else None,
         remaining=float(parse_rational(refusal.remaining)) if refusal.remaining else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseView:
+    """The code's public standard deviations, largest first, against the noise on the mean of ``voters`` codes."""
+
+    stds: tuple[float, ...]
+    noise: float
+    voters: int
+    above: int
+    words: str
+
+
+def noise_view(follower: Follower, stds: Sequence[float]) -> NoiseView:
+    """Which coordinates of an answer stand out of its noise, by public knowledge alone.
+
+    The voters are those of the newest release, or of all registered sites before there is one.
+    """
+    study = follower.study
+    batches = list(follower.ledger.batches.values())
+    voters = batches[-1].voters if batches else max(1, len(follower.sites)) * study.privacy.voters_per_site
+    noise = float(_mechanism(study).noise_std) / 2**GRID_BITS / voters
+    above = sum(std > noise for std in stds)
+    return NoiseView(
+        stds=tuple(stds),
+        noise=noise,
+        voters=voters,
+        above=above,
+        words=f"{above} of {len(stds)} coordinates vary more over public shapes than the noise on the mean of {voters} "
+        f"codes; the decoder shrinks every coordinate by its own signal to noise.",
     )
 
 

@@ -77,3 +77,18 @@ async function poll() {
 tellTimes();
 setInterval(tellTimes, 1000);
 if ("live" in body.dataset) follow();
+
+// --- jobs on the Ledger page: look again while one runs, without losing the place
+
+async function watchJob(path, place, done) {
+  const answer = await fetch(path, { headers: { accept: "application/json" } });
+  if (!answer.ok) return;
+  const { job } = await answer.json();
+  if (job.state === "running") setTimeout(() => watchJob(path, place, done), 700);
+  else done();
+}
+
+for (const [id, path] of [["verify-state", "/api/ledger/verify"], ["certificate-state", "/api/certificate"]]) {
+  const place = document.getElementById(id);
+  if (place && /since/.test(place.textContent)) watchJob(path, place, () => location.reload());
+}

@@ -13,7 +13,7 @@ from server.dashboard.auth import Role, Sessions, Throttle, UserFile
 from server.dashboard.security import local_path
 from tests.server.dashboard.conftest import PASSWORD, Clock, TestClient
 
-PAGES = ("/",)
+PAGES = ("/", "/study", "/sites", "/ledger", "/labels", "/student", "/planner")
 
 
 def test_without_a_session_pages_lead_to_the_sign_in_and_the_api_says_401(client):

@@ -1,0 +1,194 @@
+"""Labels and student: what can be said of each volume's pseudo-label, and what somebody decided about it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import HTTPException
+
+from common.canonical import sha256_file
+from server.dashboard.pictures import VolumeFacts, read_facts
+from server.decisions import MAX_NOTE_CHARACTERS, Decision, Verdict, standing
+from server.workspace import Workspace
+
+if TYPE_CHECKING:
+    from server.dashboard.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class LabelView:
+    """One public volume. ``state`` is waiting (no answer), answered (not decoded), preparing (no picture) or ready;
+    ``verdict`` is what stands about the label as it is now: none, accept or reject."""
+
+    volume: str
+    number: int
+    state: str
+    verdict: str
+    decision: Decision | None
+    facts: VolumeFacts | None
+
+
+@dataclass(frozen=True, slots=True)
+class LabelsPage:
+    """Every public volume, in query order, and how the pictures are coming along."""
+
+    labels: tuple[LabelView, ...]
+    ready: int
+    decoded: int
+    accepted: int
+    rejected: int
+    preparing: str
+    problem: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControlView:
+    """A control's training: its weights once they exist."""
+
+    name: str
+    weights: str | None
+    time: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StudentPage:
+    """The student: its loss curve, weights, controls, and the bundle if it was exported."""
+
+    losses: tuple[tuple[int, float], ...]
+    steps: int
+    weights: str | None
+    trained: str | None
+    seconds: float | None
+    labels_used: int
+    labels_rejected: int
+    controls: tuple[ControlView, ...]
+    bundle: str | None
+    exported: str | None
+    files: tuple[tuple[str, int], ...]
+    privacy: dict[str, Any]
+    examples: tuple[VolumeFacts, ...]
+
+
+class LabelFiles:
+    """SHA-256 of label files, read again only when a file changed."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._known: dict[str, tuple[int, str]] = {}
+
+    def hash(self, volume: str) -> str | None:
+        """The SHA-256 of a volume's label file; None before it is decoded."""
+        path = self._workspace.labels_dir / f"{volume}.npz"
+        try:
+            stamp = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+        known = self._known.get(volume)
+        if known is None or known[0] != stamp:
+            known = (stamp, sha256_file(path))
+            self._known[volume] = known
+        return known[1]
+
+
+def published(workspace: Workspace, planned: int) -> tuple[str, ...]:
+    """The public volumes that are queried, in order; none before they are published."""
+    return workspace.volumes()[:planned] if (workspace.root / "public.json").exists() else ()
+
+
+def labels_page(service: Service, files: LabelFiles) -> LabelsPage:
+    """The Labels page; starts the preparation of pictures that are missing or out of date."""
+    follower = service.follower
+    study, workspace = follower.study, follower.workspace
+    decided = standing(service.decisions.decisions(), study.id)
+    answered = len(follower.ledger.points)
+    found = []
+    stale = False
+    for number, volume in enumerate(published(workspace, study.privacy.planned_queries), start=1):
+        label = files.hash(volume)
+        known = read_facts(service.pictures_dir, volume)
+        facts = known[0] if known is not None and known[0].label == label else None
+        stale = stale or (label is not None and (facts is None or _lacks_student(facts, workspace)))
+        decision = decided.get(volume)
+        verdict = str(decision.verdict) if decision is not None and decision.label == label else "none"
+        state = "ready" if facts else "preparing" if label else "answered" if number <= answered else "waiting"
+        found.append(LabelView(volume, number, state, verdict, decision, facts))
+    if stale and not _just_failed(service):
+        service.pictures.start()
+    job = service.pictures.state
+    return LabelsPage(
+        labels=tuple(found),
+        ready=sum(one.state == "ready" for one in found),
+        decoded=sum(one.state in ("ready", "preparing") for one in found),
+        accepted=sum(one.verdict == Verdict.ACCEPT for one in found),
+        rejected=sum(one.verdict == Verdict.REJECT for one in found),
+        preparing=job.state,
+        problem=job.words if job.state == "failed" else "",
+        command=f"consilium student train {workspace.root} --decisions {service.decisions.path}",
+    )
+
+
+def take_decision(
+    service: Service, files: LabelFiles, volume: str, *, user: str, verdict: Verdict, note: str
+) -> Decision:
+    """Enter a decision about a volume's label as it is now; 404 for a volume without one."""
+    study = service.follower.study
+    label = files.hash(volume)
+    if label is None or volume not in published(service.follower.workspace, study.privacy.planned_queries):
+        raise HTTPException(404, "there is no label of this volume")
+    if len(note) > MAX_NOTE_CHARACTERS:
+        raise HTTPException(400, f"a note has at most {MAX_NOTE_CHARACTERS} characters")
+    return service.decisions.decide(user=user, study=study.id, volume=volume, label=label, verdict=verdict, note=note)
+
+
+def _lacks_student(facts: VolumeFacts, workspace: Workspace) -> bool:
+    return not facts.has_student and (workspace.student_dir / "weights.pt").exists()
+
+
+def _just_failed(service: Service) -> bool:
+    return service.pictures.state.state == "failed"
+
+
+def student_page(service: Service, labels: LabelsPage) -> StudentPage:
+    """The Student page."""
+    events, workspace = service.follower.events, service.follower.workspace
+    exported = bundle(workspace)
+    ready = [one.facts for one in labels.labels if one.facts is not None and one.facts.has_student]
+    by_agreement = sorted(ready, key=lambda facts: -1.0 if facts.agreement is None else facts.agreement)
+    examples = [*by_agreement[:3], *by_agreement[-3:]] if len(by_agreement) > 6 else by_agreement
+    return StudentPage(
+        losses=tuple(events.losses),
+        steps=events.loss_total or service.follower.study.student.steps,
+        weights=events.student[0] if events.student else None,
+        trained=events.student[1] if events.student else None,
+        seconds=events.student[2] if events.student else None,
+        labels_used=labels.decoded - labels.rejected,
+        labels_rejected=labels.rejected,
+        controls=tuple(
+            ControlView(name, *events.controls.get(name, (None, None)))
+            for name in ("zero_code", "shuffled_codes", "public_only")
+        ),
+        bundle=events.bundle[0] if events.bundle else None,
+        exported=events.bundle[1] if events.bundle else None,
+        files=tuple((path.relative_to(workspace.bundle_dir).as_posix(), path.stat().st_size) for path in exported),
+        privacy=_bundle_privacy(workspace.bundle_dir),
+        examples=tuple(examples),
+    )
+
+
+def bundle(workspace: Workspace) -> list[Path]:
+    """The exported bundle's files by name; none before it is exported."""
+    folder = workspace.bundle_dir
+    return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+
+
+def _bundle_privacy(folder: Path) -> dict[str, Any]:
+    """The bundle's own statement of what its labels cost."""
+    try:
+        facts: dict[str, Any] = json.loads((folder / "configs" / "privacy.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return facts

@@ -1,0 +1,108 @@
+"""The Planner page: a budget's consequences before it is spent, by the planner's own arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from common.codecs.base import parse_hex, unpack
+from common.config import Study
+from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from common.privacy.planner import plan
+from server.workspace import Workspace
+
+MOST_QUERIES = 100_000
+MOST_DIMENSION = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Spectrum:
+    """A codec's public standard deviations, one a coordinate of the code, in code units; sorted, largest first."""
+
+    codec: str
+    stds: tuple[float, ...]
+
+
+class Wishes(BaseModel, frozen=True):
+    """A plan to look at. ``dimension`` is the code's length l; the codec's spectrum is used if it has that length."""
+
+    epsilon: float = Field(8.0, ge=0.05, le=32, description="Budget ε")
+    delta: float = Field(1e-5, ge=1e-10, le=0.1, description="Budget δ")
+    queries: int = Field(16, ge=1, le=MOST_QUERIES, description="Planned queries N")
+    hospitals: int = Field(8, ge=1, le=1000, description="Hospitals K")
+    voters: int = Field(1, ge=1, le=256, description="Voters m a site")
+    dimension: int = Field(64, ge=1, le=MOST_DIMENSION, description="Length of a code l")
+    accountant: AccountantName = AccountantName.EXACT
+    unit: Unit = Unit.HOSPITAL
+    relation: Relation = Relation.REPLACE_ONE
+
+
+def wishes_of(study: Study, *, hospitals: int, dimension: int) -> Wishes:
+    """The study's own plan."""
+    privacy = study.privacy
+    return Wishes(
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        queries=privacy.planned_queries,
+        hospitals=max(1, hospitals),
+        voters=privacy.voters_per_site,
+        dimension=dimension,
+        accountant=privacy.accountant,
+        unit=privacy.unit,
+        relation=privacy.relation,
+    )
+
+
+def planned(wishes: Wishes, study: Study, spectrum: Spectrum | None) -> dict[str, Any]:
+    """What the planner says about these wishes, JSON-ready. InvalidInput for unsound combinations."""
+    return _planned(wishes, study.codec.radius, spectrum)
+
+
+@lru_cache(maxsize=512)
+def _planned(wishes: Wishes, radius: float, spectrum: Spectrum | None) -> dict[str, Any]:
+    fits = spectrum is not None and len(spectrum.stds) == wishes.dimension
+    result = plan(
+        budget=Budget(epsilon=wishes.epsilon, delta=wishes.delta),
+        accountant=wishes.accountant,
+        protection=Protection(unit=wishes.unit, relation=wishes.relation),
+        queries=wishes.queries,
+        hospitals=wishes.hospitals,
+        voters_per_site=wishes.voters,
+        radius=radius,
+        dimension=wishes.dimension,
+        spectrum=[std**2 for std in spectrum.stds] if fits and spectrum else None,
+    )
+    above = None
+    if fits and spectrum is not None:
+        above = sum(std > result.noise_per_coordinate for std in spectrum.stds)
+    return {
+        **result.to_json(),
+        "uses_codec_spectrum": fits,
+        "components_above_noise": above,
+        "wishes": wishes.model_dump(mode="json"),
+    }
+
+
+class Spectra:
+    """The study's codec's spectrum, read once for each codec."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._known: Spectrum | None = None
+
+    def get(self) -> Spectrum | None:
+        """Standard deviations of the code's coordinates over public shapes; None before a codec is fitted, or for a
+        codec that states none."""
+        if not (self._workspace.root / "codec.json").exists():
+            return None
+        name = self._workspace.codec().sha256
+        if self._known is None or self._known.codec != name:
+            header, arrays = unpack(self._workspace.objects.get(name))
+            powers = arrays.get("powers", np.zeros(0))
+            unit = parse_hex(header["radius"]) if header["name"] == "ball-ae" else 1.0  # its powers are in units of C²
+            self._known = Spectrum(name, tuple(float(std) for std in unit * np.sort(np.sqrt(powers))[::-1]))
+        return self._known if self._known.stds else None

@@ -1,0 +1,90 @@
+"""What hospitals chose to hand over about themselves: ``site-reports/<site>.json`` in the study's directory.
+
+Each is what ``consilium site status --json`` prints at a hospital. Two parts are shown only if the hospital put them
+in: ``training`` (strategy, and the ε it claims for one patient against everyone) and ``shared`` (figures of its own).
+They are the hospital's word, and ``shared`` is outside the guarantee. An ill-formed report is named, never guessed at.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+MAX_SHARED = 24
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFigure:
+    """One figure a hospital shares of its own accord, outside the guarantee."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class SiteReport:
+    """A hospital's own account. ``problem`` says why a report could not be read; the other fields are then empty."""
+
+    site: str
+    given: str
+    problem: str = ""
+    spent_epsilon: float | None = None
+    cap_epsilon: float | None = None
+    accountant: str = ""
+    queries_accepted: int | None = None
+    codes_stored: int | None = None
+    receipted: int | None = None
+    patients_withdrawn: int | None = None
+    alarms: tuple[str, ...] = ()
+    strategy: str = ""
+    patient_epsilon: float | None = None
+    patient_terms: str = ""
+    shared: tuple[SharedFigure, ...] = ()
+
+
+def read_reports(folder: Path) -> dict[str, SiteReport]:
+    """Every report by the site it names."""
+    found = {}
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        report = _read(path)
+        found[report.site] = report
+    return found
+
+
+def _read(path: Path) -> SiteReport:
+    given = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        gate = str(data["cap"]["accountant"])
+        training = data.get("training") or {}
+        shared = data.get("shared") or {}
+        patient = training.get("epsilon")
+        return SiteReport(
+            site=str(data["site"]),
+            given=given,
+            spent_epsilon=float(data["spent"][gate]["epsilon"]),
+            cap_epsilon=float(data["cap"]["epsilon"]),
+            accountant=gate,
+            queries_accepted=int(data["queries_accepted"]),
+            codes_stored=int(data["codes_stored"]),
+            receipted=int(data["receipted"]),
+            patients_withdrawn=int(data["patients_withdrawn"]),
+            alarms=tuple(str(alarm) for alarm in data["alarms"]),
+            strategy=str(training.get("strategy", "")),
+            patient_epsilon=None if patient is None else float(patient),
+            patient_terms=", ".join(
+                f"{word} {training[key]}"
+                for key, word in (("accountant", "accountant"), ("delta", "δ ="), ("relation", "relation"))
+                if key in training
+            ),
+            shared=tuple(SharedFigure(str(name), str(value)) for name, value in list(shared.items())[:MAX_SHARED]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return SiteReport(
+            site=path.stem,
+            given=given,
+            problem=f"{path.name} is not what `consilium site status --json` prints ({type(error).__name__})",
+        )

@@ -1,0 +1,183 @@
+"""The ledger's rows as they are stored: a page of them, one of them, all of them; read only, nothing derived."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import InvalidInput
+from server.dashboard.follow import open_ledger
+
+KINDS = ("genesis", "study", "pool", "release", "recovered", "reuse", "refusal", "key", "note")
+MOST_ON_A_PAGE = 500
+MAX_TEXT = 128
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """A row: its number, time, kind, what it concerns in words, and the hash that the next row holds."""
+
+    seq: int
+    time: str
+    kind: str
+    subject: str
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowPage:
+    """Newest first. ``older`` and ``newer`` are what to ask for next (``before``/``after``), None at the ends."""
+
+    rows: tuple[RowView, ...]
+    older: int | None
+    newer: int | None
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadView:
+    """A signed head: whoever keeps one elsewhere notices a cut or rewritten ledger."""
+
+    role: str
+    ledger_id: str
+    seq: int
+    hash: str
+    public_key: str
+    signature: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowDetail:
+    """One row in full, and the signed head that covers it first (None while its transaction is being written)."""
+
+    seq: int
+    time: str
+    kind: str
+    subject: str
+    prev_hash: str
+    hash: str
+    body: dict[str, Any]
+    head: HeadView | None
+
+
+def row_page(
+    ledger: Path, *, kind: str | None, text: str, before: int | None, after: int | None, limit: int
+) -> RowPage:
+    """Rows that match: of one kind, whose body holds ``text``, older than ``before`` or newer than ``after``."""
+    where, values = _where(kind, text)
+    with closing(open_ledger(ledger)) as db:
+        newest = int(db.execute("SELECT coalesce(max(seq), 0) FROM rows").fetchone()[0])
+        columns = "SELECT seq, time_utc, kind, body, hash FROM rows WHERE"
+        if after is not None and before is None:
+            sql = f"{columns} {where} AND seq > ? ORDER BY seq LIMIT ?"
+            found = db.execute(sql, (*values, after, limit)).fetchall()[::-1]
+        else:
+            sql = f"{columns} {where} AND seq < ? ORDER BY seq DESC LIMIT ?"
+            found = db.execute(sql, (*values, newest + 1 if before is None else before, limit)).fetchall()
+        rows = tuple(_view(row) for row in found)
+        older = newer = None
+        if rows:
+            last, first = rows[-1].seq, rows[0].seq
+            any_ = f"SELECT EXISTS (SELECT 1 FROM rows WHERE {where} AND seq"
+            older = last if db.execute(f"{any_} < ?)", (*values, last)).fetchone()[0] else None
+            newer = first if db.execute(f"{any_} > ?)", (*values, first)).fetchone()[0] else None
+    return RowPage(rows, older, newer, newest)
+
+
+def row_detail(ledger: Path, seq: int, *, ledger_id: str) -> RowDetail | None:
+    """One row with its body, or None if there is none of that number."""
+    with closing(open_ledger(ledger)) as db:
+        found = db.execute(
+            "SELECT seq, time_utc, kind, body, prev_hash, hash FROM rows WHERE seq = ?", (seq,)
+        ).fetchone()
+        if found is None:
+            return None
+        head = db.execute(
+            "SELECT seq, hash, public_key, signature FROM heads WHERE seq >= ? ORDER BY seq LIMIT 1", (seq,)
+        ).fetchone()
+    number, time, kind, body, prev_hash, row_hash = found
+    parsed = json.loads(body)
+    return RowDetail(
+        seq=number,
+        time=time,
+        kind=kind,
+        subject=subject(kind, parsed),
+        prev_hash=prev_hash,
+        hash=row_hash,
+        body=parsed,
+        head=None if head is None else HeadView("server", ledger_id, *head),
+    )
+
+
+def newest_head(ledger: Path, *, ledger_id: str) -> HeadView | None:
+    """The newest signed head."""
+    with closing(open_ledger(ledger)) as db:
+        found = db.execute("SELECT seq, hash, public_key, signature FROM heads ORDER BY seq DESC LIMIT 1").fetchone()
+    return None if found is None else HeadView("server", ledger_id, *found)
+
+
+def all_rows(ledger: Path, *, kind: str | None, text: str) -> Iterator[tuple[int, str, str, str, str, str]]:
+    """(seq, time, kind, body, prev_hash, hash) of every matching row, oldest first, a few hundred at a time."""
+    where, values = _where(kind, text)
+    seen = 0
+    while True:
+        with closing(open_ledger(ledger)) as db:
+            sql = f"SELECT seq, time_utc, kind, body, prev_hash, hash FROM rows WHERE {where} AND seq > ?"
+            found = db.execute(f"{sql} ORDER BY seq LIMIT 500", (*values, seen)).fetchall()
+        if not found:
+            return
+        yield from found
+        seen = found[-1][0]
+
+
+def subject(kind: str, body: dict[str, Any]) -> str:
+    """What a row concerns, in a few words."""
+    match kind:
+        case "release":
+            sites = ", ".join(site for site, _ in body["roster"])
+            return f"answer to query {body['query_id'][:10]}, {body['voters']} voters of {sites}"
+        case "refusal":
+            return f"{len(body['query_ids'])} queries not released: {body['reason']} of {body['pool'] or 'no pool'}"
+        case "pool":
+            return f"pool {body['pool']} of {body['site']}, ε ≤ {float.fromhex(body['epsilon']):g}"
+        case "study":
+            return f"study {body['study']['name']}, {body['study_id'][:10]}"
+        case "key":
+            return f"signing key becomes {body['public_key'][:10]}"
+        case "note":
+            return str(body["text"])
+        case "recovered":
+            return f"charge known from a receipt of {body['origin']}"
+        case "reuse":
+            return f"{len(body['query_ids'])} answers of another study used again"
+        case "genesis":
+            return f"ledger {body['ledger_id'][:10]}, key {body['public_key'][:10]}"
+    return ""
+
+
+def _view(row: tuple[int, str, str, str, str]) -> RowView:
+    seq, time, kind, body, row_hash = row
+    return RowView(seq, time, kind, subject(kind, json.loads(body)), row_hash)
+
+
+def _where(kind: str | None, text: str) -> tuple[str, tuple[str, ...]]:
+    if kind is not None and kind not in KINDS:
+        raise InvalidInput("kind of row", value=kind, limit=", ".join(KINDS))
+    if len(text) > MAX_TEXT or "\0" in text:
+        raise InvalidInput("text to look for", value=len(text), limit=f"up to {MAX_TEXT} characters")
+    parts: list[str] = ["1"]
+    values: list[str] = []
+    if kind is not None:
+        parts.append("kind = ?")
+        values.append(kind)
+    if text:
+        parts.append("(instr(body, ?) OR hash = ?)")
+        values += [text, text]
+    return " AND ".join(parts), tuple(values)
+
+
+__all__ = ["KINDS", "HeadView", "RowDetail", "RowPage", "RowView", "all_rows", "newest_head", "row_detail", "row_page"]

@@ -1,0 +1,108 @@
+// ε over releases, noise against the spectrum, the student's loss: drawn from the page's own JSON.
+
+const page = document.body.dataset.page;
+const drawn = new Map();
+
+function colours() {
+  const style = getComputedStyle(document.documentElement);
+  const get = (name) => style.getPropertyValue(name).trim();
+  return { ink: get("--ink-2"), line: get("--line"), bad: get("--bad"), c: [get("--c1"), get("--c2"), get("--c3"), get("--c4")] };
+}
+
+function axes(c, xLabel, yLabel, extra = {}) {
+  const font = "12px system-ui, sans-serif";
+  const one = { stroke: c.ink, grid: { stroke: c.line, width: 1 }, ticks: { stroke: c.line, width: 1 }, font, labelFont: font, labelSize: 18 };
+  return [{ ...one, label: xLabel, size: 34 }, { ...one, label: yLabel, size: 52, ...extra }];
+}
+
+function draw(id, make) {
+  const place = document.getElementById(id);
+  if (!place) return;
+  drawn.get(id)?.destroy();
+  const { options, data } = make(colours());
+  place.replaceChildren();
+  const width = Math.max(280, place.clientWidth);
+  drawn.set(id, new uPlot({ width, height: options.height ?? 260, ...options }, data, place));
+}
+
+const whole = (u, splits) => splits.map((v) => (Number.isInteger(v) ? v.toLocaleString("en") : ""));
+const fixed = (u, v) => (v == null ? "–" : v.toPrecision(4));
+
+async function json(path) {
+  const answer = await fetch(path, { headers: { accept: "application/json" } });
+  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
+  return answer.json();
+}
+
+function epsilonChart(study, c) {
+  const x = [0, ...study.curve.map((p) => p.answers)];
+  const series = ["exact", "rdp", "paper"].map((name) => [0, ...study.curve.map((p) => p[name])]);
+  const budget = x.map(() => study.budget.budget);
+  const line = (label, i, dash) => ({ label, stroke: c.c[i], width: 2, dash, value: fixed, points: { show: x.length < 40, size: 5 } });
+  return {
+    options: {
+      scales: { x: { time: false }, y: { range: (u, lo, hi) => [0, Math.max(hi, study.budget.budget) * 1.06] } },
+      axes: [{ ...axes(c, "answers released", "ε")[0], values: whole }, axes(c, "", "ε")[1]],
+      series: [{ label: "answers" }, line("exact", 0), line("RDP", 1, [8, 4]), line("paper", 2, [2, 3]), { label: "budget", stroke: c.bad, width: 1.5, dash: [12, 5], value: fixed, points: { show: false } }],
+      legend: { live: true },
+    },
+    data: [x, ...series, budget],
+  };
+}
+
+function noiseChart(noise, c) {
+  const x = noise.stds.map((_, i) => i + 1);
+  return {
+    options: {
+      height: 210,
+      scales: { x: { time: false }, y: { distr: 3 } },
+      axes: [{ ...axes(c, "coordinate of the code", "")[0], values: whole }, axes(c, "", "standard deviation", { values: (u, s) => s.map((v) => (v == null ? "" : v.toPrecision(1))) })[1]],
+      series: [{ label: "coordinate" }, { label: "public shapes", stroke: c.c[0], width: 2, value: fixed, points: { show: x.length < 60, size: 5 } }, { label: "noise on the mean", stroke: c.bad, width: 1.5, dash: [8, 4], value: fixed, points: { show: false } }],
+    },
+    data: [x, noise.stds, x.map(() => noise.noise)],
+  };
+}
+
+function lossChart(student, c) {
+  return {
+    options: {
+      scales: { x: { time: false } },
+      axes: [{ ...axes(c, "step", "")[0], values: whole }, axes(c, "", "loss")[1]],
+      series: [{ label: "step" }, { label: "loss", stroke: c.c[0], width: 2, value: fixed, points: { show: student.losses.length < 60, size: 5 } }],
+    },
+    data: [student.losses.map((p) => p[0]), student.losses.map((p) => p[1])],
+  };
+}
+
+const kept = {};
+
+async function load() {
+  if (page === "study") {
+    kept.study = await json("/api/study");
+    if (document.getElementById("chart-noise")) kept.noise = await json("/api/study/noise");
+  } else if (page === "student" && document.getElementById("chart-loss")) {
+    kept.student = await json("/api/student");
+  }
+  redraw();
+}
+
+function redraw() {
+  if (kept.study) draw("chart-epsilon", (c) => epsilonChart(kept.study, c));
+  if (kept.noise) draw("chart-noise", (c) => noiseChart(kept.noise, c));
+  if (kept.student) draw("chart-loss", (c) => lossChart(kept.student, c));
+}
+
+let pending = null;
+function later() {
+  clearTimeout(pending);
+  pending = setTimeout(redraw, 150);
+}
+
+document.body.addEventListener("blocks", (event) => {
+  if (event.detail.some((name) => name === "budget" || name === "facts")) load().catch(() => {});
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+addEventListener("resize", later);
+load().catch((error) => {
+  for (const place of document.querySelectorAll(".chart")) place.textContent = `The chart could not be loaded (${error.message}). Load the page again.`;
+});

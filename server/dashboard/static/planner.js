@@ -1,0 +1,81 @@
+// Sliders with consequences: every move asks the planner again.
+
+const form = document.getElementById("planner");
+const number = (value) => (value == null ? "–" : Number(value.toPrecision(4)).toString());
+const up = (value) => {
+  if (value === 0) return "0";
+  const scale = 10 ** (2 - Math.floor(Math.log10(value)));
+  return Number((Math.ceil(value * scale - 1e-9) / scale).toPrecision(3)).toString();
+};
+
+function put(plan) {
+  document.getElementById("r-problem").hidden = true;
+  const verdict = document.getElementById("r-verdict");
+  verdict.className = `verdict ${plan.verdict}`;
+  verdict.textContent = plan.summary;
+  const facts = { ...plan, explained_percent: `${Math.round(100 * plan.explained_at_most)} %` };
+  facts.known_twice = plan.known_twice ? `ε ${up(plan.known_twice.epsilon)}` : "beyond any use";
+  for (const place of document.querySelectorAll("[data-fact]")) {
+    const value = facts[place.dataset.fact];
+    place.textContent = typeof value === "string" ? value : number(value);
+  }
+  const advice = document.getElementById("r-advice");
+  advice.replaceChildren();
+  if (plan.advice.length) {
+    const title = document.createElement("h3");
+    title.textContent = "Any one of these would make it informative";
+    const list = document.createElement("ul");
+    list.className = "log";
+    for (const line of plan.advice) {
+      const item = document.createElement("li");
+      item.className = "soft advice";
+      item.textContent = line;
+      list.append(item);
+    }
+    advice.append(document.createElement("br"), title, list);
+  }
+  document.getElementById("r-spectrum").textContent = plan.uses_codec_spectrum
+    ? "With the study's codec and its public spectrum."
+    : "Without a spectrum of this length: all coordinates are taken as equally uncertain.";
+  const rows = plan.guarantees.map((one) => {
+    const row = document.createElement("tr");
+    for (const [text, kind] of [[one.accountant], [up(one.epsilon), "n"], [String(one.delta), "n"], [one.unit], [one.relation]]) {
+      const cell = document.createElement("td");
+      cell.textContent = text;
+      if (kind) cell.className = kind;
+      row.append(cell);
+    }
+    return row;
+  });
+  document.getElementById("r-guarantees").replaceChildren(...rows);
+  document.getElementById("r-note").textContent = plan.accountant_note;
+}
+
+let asking = null;
+async function ask() {
+  asking?.abort();
+  asking = new AbortController();
+  const wishes = new URLSearchParams(new FormData(form));
+  try {
+    const answer = await fetch(`/api/plan?${wishes}`, { signal: asking.signal, headers: { accept: "application/json" } });
+    const result = await answer.json();
+    if (answer.ok) {
+      put(result);
+      history.replaceState(null, "", `/planner?${wishes}`);
+    } else {
+      const problem = document.getElementById("r-problem");
+      problem.textContent = typeof result.detail === "string" ? result.detail : "These values do not make a plan.";
+      problem.hidden = false;
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") throw error;
+  }
+}
+
+let pending = null;
+form.addEventListener("input", (event) => {
+  const place = document.getElementById(`o-${event.target.name}`);
+  if (place) place.textContent = event.target.value;
+  clearTimeout(pending);
+  pending = setTimeout(ask, 120);
+});
