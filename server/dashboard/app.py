@@ -217,7 +217,7 @@ def _health(app: FastAPI, *, options: Options, gate: Gate, service: Service) -> 
     @app.get("/healthz", include_in_schema=False)
     def health() -> JSONResponse:
         """Whether the process follows the study; says nothing about the study itself."""
-        following = options.clock() - follower.looked < 60 if follower.looked else follower.ledger.rows > 0
+        following = follower.looked is not None and options.clock() - follower.looked < 60
         ok = following and follower.ledger.problem is None
         facts = {"ok": ok, "following": following, "ledger_readable": follower.ledger.problem is None}
         return JSONResponse(facts, status_code=200 if ok else 503)

@@ -401,7 +401,7 @@ class Follower:
         self.ledger = LedgerFold(workspace.ledger_file, study_id=self.study.id)
         self.events = EventFold(workspace.events_file, study_id=self.study.id)
         self.version = 0
-        self.looked: float = 0.0
+        self.looked: float | None = None
         self._sites: tuple[Site, ...] = ()
         self._small: tuple[Any, ...] = ()
         self._stopping = threading.Event()
@@ -415,14 +415,15 @@ class Follower:
     def poll(self) -> bool:
         """Look once, to the end of both files; whether anything changed."""
         changed = self._read_small()
+        if self.events.step(self.lock):
+            self.version += 1
+            changed = True
         for stepped in self.ledger.steps(self.lock):
             if stepped:
                 self.version += 1
                 changed = True
             if self._stopping.wait(0.0005):  # let requests in between the steps of a long fold
                 return changed
-        if self.events.step(self.lock):
-            changed = True
         if changed:
             self.version += 1
         return changed
@@ -431,9 +432,10 @@ class Follower:
         """Poll in a daemon thread until :meth:`stop`."""
 
         def follow() -> None:
-            while not self._stopping.wait(every_s if self.looked else 0.0):
+            pause = 0.0
+            while not self._stopping.wait(pause):
                 self.poll()
-                self.looked = clock()
+                self.looked, pause = clock(), every_s
 
         self._thread = threading.Thread(target=follow, name="follow", daemon=True)
         self._thread.start()

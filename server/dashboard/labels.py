@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import HTTPException
 
@@ -69,7 +69,7 @@ class StudentPage:
     bundle: str | None
     exported: str | None
     files: tuple[tuple[str, int], ...]
-    privacy: dict[str, Any]
+    guarantee: str
     examples: tuple[VolumeFacts, ...]
 
 
@@ -174,7 +174,7 @@ def student_page(service: Service, labels: LabelsPage) -> StudentPage:
         bundle=events.bundle[0] if events.bundle else None,
         exported=events.bundle[1] if events.bundle else None,
         files=tuple((path.relative_to(workspace.bundle_dir).as_posix(), path.stat().st_size) for path in exported),
-        privacy=_bundle_privacy(workspace.bundle_dir),
+        guarantee=_guarantee(workspace.bundle_dir),
         examples=tuple(examples),
     )
 
@@ -185,10 +185,9 @@ def bundle(workspace: Workspace) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
 
 
-def _bundle_privacy(folder: Path) -> dict[str, Any]:
-    """The bundle's own statement of what its labels cost."""
+def _guarantee(folder: Path) -> str:
+    """The bundle's own statement of what its labels cost; empty before it is exported."""
     try:
-        facts: dict[str, Any] = json.loads((folder / "configs" / "privacy.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return facts
+        return str(json.loads((folder / "configs" / "privacy.json").read_text(encoding="utf-8"))["guarantee"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return ""

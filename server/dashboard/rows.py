@@ -138,8 +138,7 @@ def subject(kind: str, body: dict[str, Any]) -> str:
     """What a row concerns, in a few words."""
     match kind:
         case "release":
-            sites = ", ".join(site for site, _ in body["roster"])
-            return f"answer to query {body['query_id'][:10]}, {body['voters']} voters of {sites}"
+            return f"answer to query {body['query_id'][:10]} by {len(body['roster'])} sites, {body['voters']} voters"
         case "refusal":
             return f"{len(body['query_ids'])} queries not released: {body['reason']} of {body['pool'] or 'no pool'}"
         case "pool":

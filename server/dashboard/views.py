@@ -28,7 +28,7 @@ from server.dashboard.follow import STAGES, Follower, SiteState
 GATES = tuple(str(name) for name in AccountantName)
 CURVES = ("exact", "rdp", "paper")
 CURVE_POINTS = 160
-_UP = Context(prec=3, rounding=ROUND_CEILING)
+_UP = Context(prec=4, rounding=ROUND_CEILING)
 QUIET_S = 120.0
 NEARLY_SPENT = 0.9
 
@@ -318,7 +318,7 @@ def _budget_words(epsilon: float, budget: float, left: int, share: float) -> str
 
 
 def up(value: float) -> str:
-    """An ε to three significant digits, never rounded down."""
+    """An ε to four significant digits, never rounded down."""
     rounded = _UP.create_decimal(repr(value))
     return f"{rounded.normalize():f}"
 

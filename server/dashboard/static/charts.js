@@ -41,6 +41,7 @@ function epsilonChart(study, c) {
   const line = (label, i, dash) => ({ label, stroke: c.c[i], width: 2, dash, value: fixed, points: { show: x.length < 40, size: 5 } });
   return {
     options: {
+      height: 380,
       scales: { x: { time: false }, y: { range: (u, lo, hi) => [0, Math.max(hi, study.budget.budget) * 1.06] } },
       axes: [{ ...axes(c, "answers released", "ε")[0], values: whole }, axes(c, "", "ε")[1]],
       series: [{ label: "answers" }, line("exact", 0), line("RDP", 1, [8, 4]), line("paper", 2, [2, 3]), { label: "budget", stroke: c.bad, width: 1.5, dash: [12, 5], value: fixed, points: { show: false } }],
@@ -66,6 +67,7 @@ function noiseChart(noise, c) {
 function lossChart(student, c) {
   return {
     options: {
+      height: 300,
       scales: { x: { time: false } },
       axes: [{ ...axes(c, "step", "")[0], values: whole }, axes(c, "", "loss")[1]],
       series: [{ label: "step" }, { label: "loss", stroke: c.c[0], width: 2, value: fixed, points: { show: student.losses.length < 60, size: 5 } }],

@@ -4,8 +4,8 @@ const form = document.getElementById("planner");
 const number = (value) => (value == null ? "–" : Number(value.toPrecision(4)).toString());
 const up = (value) => {
   if (value === 0) return "0";
-  const scale = 10 ** (2 - Math.floor(Math.log10(value)));
-  return Number((Math.ceil(value * scale - 1e-9) / scale).toPrecision(3)).toString();
+  const scale = 10 ** (3 - Math.floor(Math.log10(value)));
+  return Number((Math.ceil(value * scale - 1e-9) / scale).toPrecision(4)).toString();
 };
 
 function put(plan) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,14 +38,35 @@ def collected(tmp_path_factory) -> Recorded:
     return study
 
 
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    """A state directory with an operator, ada, and a privacy officer, paul."""
-    folder = tmp_path / "state"
+@pytest.fixture(scope="session")
+def users_text(tmp_path_factory) -> bytes:
+    """The users file of an operator, ada, and a privacy officer, paul; hashing is slow, so it is done once."""
+    folder = tmp_path_factory.mktemp("users")
     users = users_file(folder)
     users.add("ada", Role.OPERATOR, PASSWORD)
     users.add("paul", Role.PRIVACY_OFFICER, PASSWORD)
+    return (folder / "users.json").read_bytes()
+
+
+@pytest.fixture
+def state(tmp_path: Path, users_text: bytes) -> Path:
+    """A state directory with ada and paul."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    (folder / "users.json").write_bytes(users_text)
     return folder
+
+
+@pytest.fixture(scope="module")
+def reader(collected: Recorded, users_text: bytes, tmp_path_factory) -> Iterator[TestClient]:
+    """The privacy officer, signed in once for all tests of a module that only read."""
+    state = tmp_path_factory.mktemp("state")
+    (state / "users.json").write_bytes(users_text)
+    app = create_app(Options(study=collected.workspace.root, state=state))
+    with TestClient(app, base_url="http://localhost", follow_redirects=False) as client:
+        until_followed(client)
+        assert client.post("/login", data={"name": "paul", "password": PASSWORD}).status_code == 303
+        yield client
 
 
 @pytest.fixture
@@ -57,7 +79,16 @@ def client(collected: Recorded, state: Path, clock: Clock) -> Iterator[TestClien
     """Nobody is signed in; redirects are not followed."""
     options = Options(study=collected.workspace.root, state=state, clock=clock, metrics_token="m" * 20)
     with TestClient(create_app(options), base_url="http://localhost", follow_redirects=False) as client:
+        until_followed(client)
         yield client
+
+
+def until_followed(client: TestClient) -> None:
+    """Wait for the first look at the study."""
+    until = time.monotonic() + 30
+    while client.get("/healthz").status_code != 200:
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 @pytest.fixture

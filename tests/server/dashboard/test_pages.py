@@ -1,0 +1,330 @@
+"""Every page and its JSON say the same, roles are kept, tables go out as CSV, and decisions reach the training."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
+
+from common.errors import InvalidInput
+from common.ledger.store import Ledger
+from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from common.privacy.planner import plan
+from server.dashboard import pictures
+from server.dashboard.reports import read_reports
+from server.decisions import DecisionStore, Verdict, read_decisions, take_over
+from tests.dashboard_study import QUERIES, SITES
+
+PAGES = ("/", "/study", "/sites", "/ledger", "/ledger/7", "/labels", "/student", "/planner")
+
+
+def token(client) -> dict[str, str]:
+    return {"x-csrf-token": client.get("/api/me").json()["csrf"]}
+
+
+def csv_rows(answer) -> list[dict[str, str]]:
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/csv")
+    return list(csv.DictReader(io.StringIO(answer.text)))
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_is_there_without_inline_script_or_style(reader, path):
+    answer = reader.get(path)
+    assert answer.status_code == 200
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=|javascript:", answer.text)
+    assert not re.search(r"""(?:src|href|action)="(?:https?:)?//""", answer.text)
+
+
+def test_every_epsilon_on_a_page_has_its_terms_on_it_too(reader):
+    client = reader
+    for path in ("/", "/study", "/sites", "/planner"):
+        text = client.get(path).text
+        assert "ε" in text
+        for word in ("δ", "hospital", "replace-one", "exact"):
+            assert word in text.lower(), (path, word)
+
+
+def test_the_first_page_says_what_is_spent_and_left_for_the_study_and_every_site(reader):
+    client = reader
+    facts = client.get("/api/overview").json()
+    text = client.get("/").text
+    assert f"<strong>{QUERIES}</strong> of {QUERIES} planned answers" in text
+    assert "more fit the budget" in text
+    for site in facts["sites"]:
+        assert site["name"] in text
+        assert site["budget"]["words"] in text
+        assert site["budget"]["epsilon"] <= site["budget"]["budget"]
+
+
+def test_the_ledger_can_be_paged_through_and_every_row_comes_once(reader, collected):
+    client = reader
+    with Ledger.open(collected.workspace.ledger_file) as ledger:
+        rows = [(row.seq, row.hash) for row in ledger.rows()]
+    seen, before = [], None
+    while True:
+        page = client.get("/api/ledger", params={"limit": 4} | ({"before": before} if before else {})).json()
+        seen += [(row["seq"], row["hash"]) for row in page["rows"]]
+        before = page["older"]
+        if before is None:
+            break
+    assert seen == rows[::-1]
+    newer = client.get("/api/ledger", params={"after": 4, "limit": 3}).json()
+    assert [row["seq"] for row in newer["rows"]] == [7, 6, 5]
+
+
+def test_rows_are_filtered_and_go_out_as_csv_and_json(reader, collected):
+    client = reader
+    assert len(client.get("/api/ledger", params={"kind": "release"}).json()["rows"]) == QUERIES
+    with Ledger.open(collected.workspace.ledger_file) as ledger:
+        rows = list(ledger.rows())
+    listed = csv_rows(client.get("/api/ledger/rows.csv"))
+    assert [(int(row["seq"]), row["body"], row["hash"]) for row in listed] == [(r.seq, r.body, r.hash) for r in rows]
+    found = client.get("/api/ledger/rows.json", params={"kind": "pool", "text": "north"}).json()
+    assert [row["body"]["site"] for row in found] == ["north"]
+    assert client.get("/api/ledger", params={"kind": "nonsense"}).status_code == 422
+    assert client.get("/api/ledger/rows/999").status_code == 404
+    row = client.get("/api/ledger/rows/7").json()
+    assert row["body"] == json.loads(rows[6].body)
+    assert row["head"]["seq"] >= 7
+
+
+def test_every_table_goes_out_as_csv(reader):
+    client = reader
+    sites = csv_rows(client.get("/api/tables/sites.csv"))
+    assert [row["name"] for row in sites] == sorted(SITES)
+    assert float(sites[0]["epsilon_spent"]) == client.get("/api/overview").json()["sites"][0]["budget"]["epsilon"]
+    assert len(csv_rows(client.get("/api/tables/curve.csv"))) == QUERIES
+    assert sum(int(row["answers"]) for row in csv_rows(client.get("/api/tables/batches.csv"))) == QUERIES
+    for name in ("refusals", "labels", "decisions"):
+        assert client.get(f"/api/tables/{name}.csv").status_code == 200
+
+
+def test_a_spreadsheet_takes_no_text_for_a_formula():
+    from server.dashboard.api import csv_response
+
+    text = csv_response("x", [{"a": "=1+1", "b": -2.5, "c": "@x"}]).body.decode()
+    assert text.splitlines()[1] == "'=1+1,-2.5,'@x"
+
+
+def test_metrics_carry_the_documented_names_and_the_ledgers_figures(client, collected):
+    answer = client.get("/metrics", headers={"authorization": "Bearer " + "m" * 20})
+    families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+    spent = {s.labels["site"]: s.value for s in families["pate_privacy_epsilon_spent"].samples}
+    with Ledger.open(collected.workspace.ledger_file) as ledger:
+        expected = {p.site: ledger.pool_guarantees(p.pool)[AccountantName.EXACT].epsilon for p in ledger.pools()}
+    assert spent == expected
+    outcomes = {s.labels["outcome"]: s.value for s in families["pate_releases"].samples if s.name.endswith("_total")}
+    assert outcomes == {"released": QUERIES, "refused": 0}
+    seen = {s.labels["site"]: s.value for s in families["pate_client_last_seen_timestamp_seconds"].samples}
+    assert seen.keys() == set(SITES)
+    assert all(abs(time.time() - value) < 3600 for value in seen.values())
+    assert not re.search("patient_id|case|voxel", answer.text)
+
+
+def test_the_planner_page_says_what_the_planner_says(reader, collected):
+    client = reader
+    wishes = {"epsilon": 4, "delta": 1e-5, "queries": 20, "hospitals": 16, "dimension": 32}
+    given = client.get("/api/plan", params=wishes).json()
+    expected = plan(
+        budget=Budget(epsilon=4, delta=1e-5),
+        accountant=AccountantName.EXACT,
+        protection=Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE),
+        queries=20,
+        hospitals=16,
+        voters_per_site=1,
+        radius=collected.workspace.study().codec.radius,
+        dimension=32,
+    ).to_json()
+    assert {key: given[key] for key in expected} == json.loads(json.dumps(expected))
+    assert expected["summary"] in client.get("/planner", params=wishes).text
+    assert client.get("/api/plan", params={"unit": "patient", "relation": "zero-out"}).status_code == 400
+    assert "zero-out" in client.get("/planner", params={"unit": "patient", "relation": "zero-out"}).text
+
+
+def test_without_a_student_or_labels_pages_say_what_to_do(reader):
+    client = reader
+    assert "consilium student train" in client.get("/labels").text
+    assert "consilium student train" in client.get("/student").text
+    assert client.get("/api/student/bundle.zip").status_code == 404
+    volume = client.get("/api/labels").json()["labels"][0]["volume"]
+    assert "no picture of this volume yet" in client.get(f"/labels/{volume}").text
+    assert client.get(f"/api/labels/{volume}/slice.png").status_code == 404
+
+
+def test_only_an_operator_with_the_sessions_token_decides(signed_in, collected, state):
+    client = signed_in("paul")
+    volume = client.get("/api/labels").json()["labels"][0]["volume"]
+    path = f"/api/labels/{volume}/decision"
+    assert client.post(path, json={"verdict": "reject"}, headers=token(client)).status_code == 403
+    client = signed_in("ada")
+    assert client.post(path, json={"verdict": "reject"}).status_code == 403
+    assert client.post(path, json={"verdict": "reject"}, headers={"x-csrf-token": "guess"}).status_code == 403
+    assert client.post(path, json={"verdict": "reject"}, headers=token(client)).status_code == 404  # no label yet
+    assert not (state / "decisions.jsonl").exists()
+
+
+def test_the_verification_is_a_real_one(reader):
+    client = reader
+    assert client.get("/api/ledger/verify").json()["job"]["state"] == "never"
+    assert client.post("/api/ledger/verify", headers=token(client)).status_code == 202
+    until = time.monotonic() + 60
+    while (facts := client.get("/api/ledger/verify").json())["job"]["state"] == "running":
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert facts["job"]["state"] == "done", facts
+    assert facts["result"]["ok"]
+    assert facts["result"]["rows"] == client.get("/api/overview").json()["ledger"]["rows"]
+    assert "Everything holds" in client.get("/ledger").text
+
+
+def test_a_site_shares_nothing_by_default_and_what_it_shares_is_marked(tmp_path, reader):
+    assert read_reports(tmp_path / "none") == {}
+    assert "outside the guarantee" not in reader.get("/sites").text
+    spent = {"exact": {"epsilon": 1.5}, "rdp": {"epsilon": 1.7}}
+    report = {
+        "site": "north",
+        "cap": {"accountant": "exact", "epsilon": 8.0},
+        "spent": spent,
+        "queries_accepted": 4,
+        "codes_stored": 4,
+        "receipted": 4,
+        "patients_withdrawn": 0,
+        "alarms": [],
+    }
+    folder = tmp_path / "site-reports"
+    folder.mkdir()
+    (folder / "north.json").write_text(json.dumps(report))
+    (folder / "east.json").write_text("{}")
+    plain = read_reports(folder)
+    assert (plain["north"].shared, plain["north"].patient_epsilon, plain["north"].strategy) == ((), None, "")
+    assert "KeyError" in plain["east"].problem
+    report |= {"training": {"strategy": "dp-sgd", "epsilon": 2.0}, "shared": {"Dice on held-out cases": 0.81}}
+    (folder / "north.json").write_text(json.dumps(report))
+    full = read_reports(folder)["north"]
+    assert (full.strategy, full.patient_epsilon) == ("dp-sgd", 2.0)
+    assert [(one.name, one.value) for one in full.shared] == [("Dice on held-out cases", "0.81")]
+
+
+# --- pictures
+
+
+def arrays() -> dict[str, np.ndarray]:
+    image = np.zeros((10, 20, 30), dtype=np.uint8)
+    image[2, 3, 4] = 255  # right is x = 9: this voxel is on the patient's left, posterior, inferior
+    label = np.zeros_like(image)
+    label[2, 3, 4] = 1
+    confidence = np.full_like(image, 255)
+    return {"image": image, "label": label, "confidence": confidence}
+
+
+@pytest.mark.parametrize(
+    ("plane", "index", "corner"),
+    [("axial", 4, ("right", "bottom")), ("coronal", 3, ("right", "bottom")), ("sagittal", 2, ("right", "bottom"))],
+)
+def test_slices_are_shown_as_radiologists_read_them(plane, index, corner):
+    """x to the left, y and z upwards; sagittal: anterior on the left. The bright voxel lies left, posterior, low."""
+    png = pictures.draw(arrays(), plane=plane, index=index, layer="none", spacing_mm=(1, 1, 1), side=300)
+    picture = np.asarray(Image.open(io.BytesIO(png)).convert("L")).astype(float)
+    rows, columns = np.nonzero(picture > 0.9 * picture.max())
+    assert ("right" if columns.mean() > picture.shape[1] / 2 else "left") == corner[0]
+    assert ("bottom" if rows.mean() > picture.shape[0] / 2 else "top") == corner[1]
+
+
+def test_a_slice_has_the_volumes_true_proportions_and_only_the_label_is_coloured():
+    png = pictures.draw(arrays(), plane="coronal", index=3, layer="label", spacing_mm=(2.0, 1.0, 1.0), side=300)
+    picture = Image.open(io.BytesIO(png))
+    assert picture.size == (200, 300)  # 10 · 2 mm across, 30 mm up
+    pixels = np.asarray(picture).astype(int)
+    coloured = pixels.max(axis=2) != pixels.min(axis=2)
+    assert 0 < coloured.mean() < 0.02
+    plain = pictures.draw(arrays(), plane="coronal", index=5, layer="label", spacing_mm=(2.0, 1.0, 1.0), side=300)
+    pixels = np.asarray(Image.open(io.BytesIO(plain))).astype(int)
+    assert (pixels.max(axis=2) == pixels.min(axis=2)).all()
+
+
+def test_slices_off_the_grid_and_layers_without_a_student_are_refused():
+    with pytest.raises(InvalidInput, match="slice"):
+        pictures.draw(arrays(), plane="axial", index=30, layer="none", spacing_mm=(1, 1, 1))
+    with pytest.raises(InvalidInput, match="no student"):
+        pictures.draw(arrays(), plane="axial", index=0, layer="disagreement", spacing_mm=(1, 1, 1))
+
+
+def test_a_volumes_figures_are_voxel_counts():
+    label = np.zeros((4, 4, 4), dtype=np.uint8)
+    label[:2, 0, 0] = 1
+    student = np.zeros_like(label)
+    student[1:4, 0, 0] = 1
+    facts = pictures.summarise(
+        "v" * 64,
+        "l" * 64,
+        {"label": label, "confidence": np.full_like(label, 204), "student": student},
+        names=("background", "a", "b"),
+        spacing_mm=(10.0, 10.0, 10.0),
+    )
+    first, second = facts["structures"]
+    assert (first["ml"], first["student_ml"]) == (2.0, 3.0)
+    assert first["confidence"] == pytest.approx(0.8)
+    assert first["dice"] == pytest.approx(2 * 1 / 5)
+    assert (second["ml"], second["confidence"], second["dice"]) == (0.0, None, None)
+    assert facts["agreement"] == pytest.approx(0.4)
+
+
+# --- decisions and training
+
+
+def test_training_keeps_to_decisions_and_none_can_be_dropped_later(tmp_path):
+    volume, label, study = "a" * 64, "b" * 64, "c" * 64
+    store = DecisionStore(tmp_path / "dashboard" / "decisions.jsonl")
+    with pytest.raises(InvalidInput, match="decisions file"):
+        take_over(store.path, tmp_path / "decisions.jsonl")
+    store.decide(user="ada", study=study, volume=volume, label=label, verdict=Verdict.REJECT)
+    take_over(store.path, tmp_path / "decisions.jsonl")
+    store.decide(user="ada", study=study, volume=volume, label=label, verdict=Verdict.ACCEPT)
+    take_over(store.path, tmp_path / "decisions.jsonl")
+    assert len(read_decisions(tmp_path / "decisions.jsonl")) == 2
+    other = DecisionStore(tmp_path / "other.jsonl")
+    other.decide(user="eve", study=study, volume=volume, label=label, verdict=Verdict.ACCEPT)
+    with pytest.raises(InvalidInput, match="goes on from"):
+        take_over(other.path, tmp_path / "decisions.jsonl")
+
+
+def test_nothing_in_the_dashboard_can_sign_or_release():
+    """No module of it, nor any it pulls in for serving, reads a private key; the certificate is another program's."""
+    from tests.test_layers import ROOT
+
+    text = "".join(path.read_text() for path in sorted((ROOT / "server" / "dashboard").rglob("*.py")))
+    for name in (
+        "load_signing_key",
+        "load_sealing_key",
+        "release_batch",
+        "signing_key=",
+        "Ledger.create",
+        "Ledger.open",
+    ):
+        assert name not in text, name
+
+
+def test_serving_loads_no_torch(collected, tmp_path):
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom server.dashboard.app import Options, create_app\n"
+        "create_app(Options(study=Path(sys.argv[1]), state=Path(sys.argv[2])))\n"
+        "print([name for name in ('torch', 'monai', 'matplotlib', 'flwr') if name in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(collected.workspace.root), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
