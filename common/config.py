@@ -102,12 +102,16 @@ class PrivacyConfig:
 
 @dataclass(frozen=True, slots=True)
 class CodecConfig:
-    """Which codec, and how it is fitted on public label maps; ``max_dimension`` bounds l, ``radius`` is C."""
+    """Which codec, and how it is fitted on public label maps; ``max_dimension`` bounds l, ``radius`` is C.
+
+    ``joint``: one query asks about all public volumes at once (``common.codecs.frame``), and l is a volume's share.
+    """
 
     name: str = "pca"
     radius: float = 1.0
     max_dimension: int = 128
     augmentations: int = 240
+    joint: bool = False
 
     def __post_init__(self) -> None:
         if not 2**-8 <= self.radius <= 2**10:
@@ -116,6 +120,8 @@ class CodecConfig:
             raise InvalidInput("codec.max_dimension", value=self.max_dimension, limit="1 to 4096")
         if not 0 <= self.augmentations <= 10_000:
             raise InvalidInput("codec.augmentations", value=self.augmentations, limit="0 to 10000")
+        if self.joint and self.name != "pca":
+            raise InvalidInput("codec.joint", value=self.name, limit="codec pca")
 
 
 AUGMENTATIONS = ("smooth", "rotate-mirror")

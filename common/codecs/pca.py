@@ -161,7 +161,11 @@ class PcaCodec:
         ratios = [shapes.to_log_ratios(m.astype(np.float64), factor=factor) for m in (*exact, *copies)]
         samples = np.stack([(r * metric).ravel() for r in ratios])
         basis, variances = principal_components(samples, most=config.max_dimension)
-        powers = water_fill(variances, noise_std=provenance.noise_std, power=(FILL * config.radius) ** 2)
+        power = (FILL * config.radius) ** 2
+        if config.joint:  # the frame of a joint query spreads the radius, over coordinates and volumes at once
+            powers = power * variances / variances.sum()
+        else:
+            powers = water_fill(variances, noise_std=provenance.noise_std, power=power)
         kept = powers > 0
         return cls(
             basis=basis[kept].reshape(-1, labels - 1, *metric.shape),

@@ -1,0 +1,340 @@
+"""What a student is worth under a guarantee, beside everything it must be compared with.
+
+The production functions do the work: codec, frame, clip and quantise, noise, decoding, student. Left out are the
+daemons, the sealing and the ledger, which change no number. Each arm of a seed is one cell, computed once and kept, so
+a run that was stopped goes on where it was. All arms of a seed share roles, teachers, public start and steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+
+from common.canonical import digest, sha256_bytes
+from common.codecs import Codec, fit_codec
+from common.codecs.frame import Frame, Observation, plan_frame, prior_variances
+from common.codecs.pca import PcaCodec
+from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.models.fit import fit, one_hot, predict
+from common.models.unet import build_unet, load_weights, save_weights, weights_to_bytes
+from common.objects import write_atomically
+from common.privacy.calibration import study_mechanism
+from common.privacy.mechanism import GRID_BITS, Mechanism, Unit
+from common.privacy.quantise import quantise
+from common.privacy.release import noisy_sum
+from consilium.bench.roles import Cases, Roles
+from server.controls import DERANGEMENT_SEED, derangement
+from server.decode import decode_answer, mean_noise_std
+from server.joint import RESIDUAL, Start, codes_of, labels_of, public_start, refine
+from server.student import score
+
+CONTROLS = ("zero_code", "shuffled_codes", "public_only")
+ARMS = ("student", *CONTROLS, "non_private")
+BOUNDS = ("mean_teacher", "ensemble", "all_data")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table: a recipe under a guarantee. ``recipe``: ``joint`` or ``pca``."""
+
+    recipe: str
+    hospitals: int
+    voters: int
+    epsilon: float
+    delta: float
+    unit: Unit
+    queries: int
+    teacher: TrainingConfig
+    student: TrainingConfig
+
+    @property
+    def name(self) -> str:
+        return f"{self.recipe}-{self.hospitals}x{self.voters}-{self.unit}-{self.epsilon:g}-{self.delta:g}"
+
+
+def study_of(setting: Setting, data: DataConfig) -> Study:
+    """The study this setting stands for. A joint query is one release about all volumes."""
+    joint = setting.recipe == "joint"
+    return Study(
+        name="bench-utility",
+        data=data,
+        privacy=PrivacyConfig(
+            epsilon=setting.epsilon,
+            delta=setting.delta,
+            planned_queries=1 if joint else setting.queries,
+            quorum=setting.hospitals,
+            unit=setting.unit,
+            voters_per_site=setting.voters,
+        ),
+        codec=CodecConfig(joint=joint),
+        teacher=setting.teacher,
+        student=setting.student,
+    )
+
+
+class Bench:
+    """One setting at one seed. ``cache`` keeps what is expensive by the hash of all it depends on."""
+
+    def __init__(self, setting: Setting, roles: Roles, data: DataConfig, *, seed: int, cache: Path) -> None:
+        self.setting, self.roles, self.seed, self._cache = setting, roles, seed, cache
+        self.study = study_of(setting, data)
+        self.images = roles.public.images if setting.recipe == "joint" else roles.public.images[: setting.queries]
+        self._data = digest(
+            "bench-roles", [_hash(part) for part in (*roles.private, roles.public, roles.maps, roles.held_out)]
+        )
+
+    # --- what the arms share
+
+    def codec(self) -> PcaCodec:
+        voters = self.setting.hospitals * self.setting.voters
+        noise_std = mean_noise_std(study_mechanism(self.study, dimension=1).noise_std, voters=voters)
+        codec = fit_codec(self.study, list(self.roles.maps.labels), noise_std=noise_std, seed=0)
+        assert isinstance(codec, PcaCodec)
+        return codec
+
+    def start(self, codec: PcaCodec) -> Start:
+        """The public start, trained once a seed."""
+        key = self._key("start", [sha256_bytes(codec.to_bytes()), repr(self.setting.student), self.seed])
+        path = self._cache / f"start-{key}.pt"
+        model = self._empty(self.setting.student)
+        if path.exists():
+            load_weights(path, model)
+            codes = np.load(path.with_suffix(".npy"))
+            return Start(model=model, codes=codes)
+        start = public_start(self.images, codec, codec.powers, self.setting.student, seed=self.seed)
+        np.save(path.with_suffix(".npy"), start.codes)
+        save_weights(path, start.model)
+        return start
+
+    def teachers(self, start: Start | None) -> list[torch.nn.Module]:
+        """One teacher a voter; with ``start`` trained on from its weights, which are public."""
+        weights = None if start is None else _weights_hash(start.model)
+        models = []
+        for hospital, site in enumerate(self.roles.private):
+            for voter in range(self.setting.voters):
+                part = site[np.arange(voter, len(site), self.setting.voters)]
+                seed = 1000 * hospital + voter
+                key = self._key("teacher", [repr(self.setting.teacher), _hash(part), seed, weights or "random"])
+                path = self._cache / f"teacher-{key}.pt"
+                model = self._empty(self.setting.teacher, seed=seed)
+                if path.exists():
+                    load_weights(path, model)
+                else:
+                    if start is not None:
+                        model.load_state_dict(start.model.state_dict())
+                    targets = np.stack([one_hot(label, self.study_classes) for label in part.labels])
+                    fit(model, part.images, targets, self.setting.teacher, seed=seed)
+                    save_weights(path, model)
+                model.eval()
+                models.append(model)
+        return models
+
+    @property
+    def study_classes(self) -> int:
+        return len(self.study.data.labels)
+
+    def codes(self, teachers: list[torch.nn.Module], codec: PcaCodec) -> Float[np.ndarray, "k n l"]:
+        """Every teacher's codes of the public volumes. # sensitive: in a benchmark of stand-in data only"""
+        name = sha256_bytes(codec.to_bytes())
+        result = []
+        for model in teachers:
+            key = self._key("codes", [name, _weights_hash(model), len(self.images)])
+            result.append(self._kept(f"codes-{key}.npy", partial(codes_of, model, self.images, codec)))
+        return np.stack(result)
+
+    # --- arms
+
+    def run(self, report: Callable[[str], None]) -> dict[str, float]:
+        """Dice of every arm and bound on the held-out cases, and of the decoded labels on the public volumes."""
+        path = self._cache / f"cell-{self._key('cell', [repr(self.setting), self.seed])}.json"
+        done: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+        codec = self.codec()
+        joint = self.setting.recipe == "joint"
+        start = self.start(codec) if joint else None
+        report("teachers")
+        teachers = self.teachers(start)
+
+        def keep(values: dict[str, float]) -> None:
+            done.update(values)
+            write_atomically(path, (json.dumps(done, indent=1) + "\n").encode())
+
+        if "ensemble" not in done:
+            keep(self._bounds(teachers))
+        if "all_data" not in done:
+            report("all_data")
+            keep({"all_data": self._all_data()})
+        codes = self.codes(teachers, codec)
+        for arm in ARMS:
+            if arm not in done:
+                report(arm)
+                keep(self._joint(arm, codec, start, codes) if start is not None else self._single(arm, codec, codes))
+        return done
+
+    def _joint(self, arm: str, codec: PcaCodec, start: Start, codes: Float[np.ndarray, "k n l"]) -> dict[str, float]:
+        mechanism, noise_std = self._mechanism(1)
+        frame = plan_frame(
+            images=self.images,
+            centre=start.codes,
+            variances=codec.powers,
+            residual=RESIDUAL,
+            noise_std=noise_std,
+            radius=self.study.codec.radius,
+            codec=sha256_bytes(codec.to_bytes()),
+        )
+        mechanism = replace(mechanism, dimension=frame.dimension)
+        model, final = refine(
+            start,
+            self.images,
+            codec,
+            self._observations(arm, frame, mechanism, codes, noise_std=noise_std),
+            self.setting.student,
+            prior=prior_variances(self.images, codec.powers, residual=RESIDUAL),
+            seed=self.seed + 100,
+        )
+        values = {arm: self._dice(model, self.roles.held_out)}
+        if arm == "student":
+            values["labels"] = score(
+                _hard(labels_of(codec, final)), self.roles.public.labels[: len(self.images)], self.study_classes
+            ).mean
+        return values
+
+    def _observations(
+        self, arm: str, frame: Frame, mechanism: Mechanism, codes: Float[np.ndarray, "k n l"], *, noise_std: float
+    ) -> list[Observation]:
+        if arm == "public_only":
+            return []
+        if arm == "non_private":
+            mean = frame.rotation @ codes.mean(axis=0)
+            return [Observation(rotation=frame.rotation, value=mean, variance=np.zeros_like(mean))]
+        if arm == "zero_code":
+            return [frame.read(np.zeros(frame.dimension), noise_std=noise_std)]
+        answer = self._released("joint", [[frame.encode(each)] for each in codes], mechanism)[0]
+        observation = frame.read(answer / (len(codes) * 2.0**GRID_BITS), noise_std=noise_std)
+        return [dealt_to_the_wrong_volumes(observation, frame) if arm == "shuffled_codes" else observation]
+
+    def _single(self, arm: str, codec: Codec, codes: Float[np.ndarray, "k n l"]) -> dict[str, float]:
+        mechanism, noise_std = self._mechanism(codec.dimension)
+        voters = len(codes)
+        silence = codec.decode(np.zeros(codec.dimension), noise_std=noise_std)
+        if arm in ("zero_code", "public_only"):
+            labels = np.repeat(silence[None], len(self.images), axis=0)
+        elif arm == "non_private":
+            labels = np.stack([codec.decode(code, noise_std=0.0) for code in codes.mean(axis=0)])
+        else:
+            answers = self._released("single", list(codes), mechanism)
+            labels = np.stack(
+                [decode_answer(codec, a, voters=voters, noise_std_int=mechanism.noise_std) for a in answers]
+            )
+            if arm == "shuffled_codes":
+                labels = labels[list(derangement(len(labels), seed=DERANGEMENT_SEED))]
+        model = self._student(labels)
+        if arm == "public_only":  # self-training: the zero code's student labels the volumes for a fresh one
+            model = self._student(np.stack([predict(model, image) for image in self.images]))
+        values = {arm: self._dice(model, self.roles.held_out)}
+        if arm == "student":
+            truth = self.roles.public.labels[: len(self.images)]
+            values["labels"] = score(_hard(labels), truth, self.study_classes).mean
+        return values
+
+    # --- pieces
+
+    def _mechanism(self, dimension: int) -> tuple[Mechanism, float]:
+        mechanism = study_mechanism(self.study, dimension=dimension)
+        return mechanism, mean_noise_std(mechanism.noise_std, voters=self.setting.hospitals * self.setting.voters)
+
+    def _released(
+        self, kind: str, codes: Sequence[Iterable[Float[np.ndarray, "d"]]], mechanism: Mechanism
+    ) -> Int64[np.ndarray, "q d"]:
+        """The noisy sums of the voters' codes [k][q], drawn once and kept: student and control read one release."""
+
+        def release() -> np.ndarray:
+            sums = []
+            for query in zip(*codes, strict=True):
+                integers = [quantise(code, radius_int=mechanism.radius_int) for code in query]
+                sums.append(noisy_sum(integers, mechanism))
+            return np.stack(sums)
+
+        return self._kept(f"release-{self._key(kind, [repr(self.setting), self.seed])}.npy", release)
+
+    def _student(self, labels: Float[np.ndarray, "n k x y z"]) -> torch.nn.Module:
+        model = self._empty(self.setting.student, seed=self.seed)
+        fit(model, self.images, labels, self.setting.student, seed=self.seed)
+        return model
+
+    def _bounds(self, teachers: list[torch.nn.Module]) -> dict[str, float]:
+        total = np.zeros((len(self.roles.held_out), self.study_classes, *self.study.data.grid), dtype=np.float32)
+        each = []
+        for model in teachers:
+            probabilities = np.stack([predict(model, image) for image in self.roles.held_out.images])
+            each.append(score(_hard(probabilities), self.roles.held_out.labels, self.study_classes).mean)
+            total += probabilities
+        ensemble = score(_hard(total), self.roles.held_out.labels, self.study_classes).mean
+        return {"mean_teacher": float(np.mean(each)), "ensemble": ensemble}
+
+    def _all_data(self) -> float:
+        """One network on everybody's patients: what no hospital may do."""
+        pooled = Cases(
+            *(np.concatenate([getattr(site, f) for site in self.roles.private]) for f in ("images", "labels"))
+        )
+        recipe = TrainingConfig(steps=self.setting.student.steps)
+        model = self._empty(recipe, seed=self.seed)
+        fit(
+            model,
+            pooled.images,
+            np.stack([one_hot(label, self.study_classes) for label in pooled.labels]),
+            recipe,
+            seed=self.seed,
+        )
+        return self._dice(model, self.roles.held_out)
+
+    def _dice(self, model: torch.nn.Module, cases: Cases) -> float:
+        predictions = np.stack([predict(model, image) for image in cases.images])
+        return score(_hard(predictions), cases.labels, self.study_classes).mean
+
+    def _empty(self, recipe: TrainingConfig, *, seed: int = 0) -> torch.nn.Module:
+        channels = len(self.study.data.channels)
+        return build_unet(recipe.channels, in_channels=channels, out_channels=self.study_classes, seed=seed)
+
+    def _kept(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+        path = self._cache / name
+        if not path.exists():
+            np.save(path, make())
+        array: np.ndarray = np.load(path)
+        return array
+
+    def _key(self, kind: str, parts: list[object]) -> str:
+        return digest(f"bench-{kind}", [self._data, *(str(part) for part in parts)])[:32]
+
+
+def dealt_to_the_wrong_volumes(observation: Observation, frame: Frame) -> Observation:
+    """The same release with every volume's offset given to another volume; what volumes share stays as it is."""
+    volumes = frame.volumes
+    offsets = frame.rotation.T @ (observation.value - frame.rotation @ frame.centre)
+    wrong = offsets[list(derangement(volumes, seed=DERANGEMENT_SEED))]
+    return replace(observation, value=frame.rotation @ (frame.centre + wrong))
+
+
+def settings_json(setting: Setting) -> dict[str, object]:
+    """The setting as plain JSON."""
+    return json.loads(json.dumps(asdict(setting), default=str))  # type: ignore[no-any-return]
+
+
+def _hard(probabilities: Float[np.ndarray, "n k x y z"]) -> np.ndarray:
+    result: np.ndarray = probabilities.argmax(axis=1).astype(np.uint8)
+    return result
+
+
+def _hash(cases: Cases) -> str:
+    images, labels = np.ascontiguousarray(cases.images), np.ascontiguousarray(cases.labels)
+    return sha256_bytes(images.tobytes() + labels.tobytes())
+
+
+def _weights_hash(model: torch.nn.Module) -> str:
+    return sha256_bytes(weights_to_bytes(model))

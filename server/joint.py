@@ -1,0 +1,144 @@
+"""The student of a joint query: a public start, then passes of relabelling and refitting around one release.
+
+Everything here is post-processing: public images and label maps, the codec, and observations read from stored answers.
+The label of a volume is always the public mean shape plus a code, never the network's own prediction beyond the codec:
+that would retrain the student on its own errors. A release is used in several passes, which costs nothing: each pass
+takes the student's newest predictions as what is expected of the volumes and lets the observations correct it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from common.codecs.base import Codec
+from common.codecs.frame import Observation, estimate
+from common.config import TrainingConfig
+from common.errors import InvalidInput
+from common.models.fit import OnStep, fit, predict
+from common.models.unet import build_unet
+
+PUBLIC_PASSES = 3
+"""Rounds of self-training that make the public start."""
+
+SPREAD = 0.5
+"""The spread of a student's shapes over volumes is raised to this share of the public maps' own."""
+
+SPREAD_COORDINATES = 16
+"""The spread is compared on this many leading coordinates."""
+
+PASSES = 3
+"""How often a release is used: relabel, refit."""
+
+RESIDUAL = 0.45
+"""Share of the shapes' variance the public start is expected to leave open; halved with each pass."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """A student made of public data alone, and its codes [n, l] of the public volumes."""
+
+    model: torch.nn.Module
+    codes: Float[np.ndarray, "n l"]
+
+
+def public_start(
+    images: Float[np.ndarray, "n c x y z"],
+    codec: Codec,
+    variances: Float[np.ndarray, "l"],
+    recipe: TrainingConfig,
+    *,
+    seed: int,
+    on_step: OnStep | None = None,
+) -> Start:
+    """Train a student without any answer: on the public mean shape, then on its own shapes with their spread restored.
+
+    A network that learnt one blurred shape for all volumes still moves with the image, too timidly: its shapes keep
+    their direction and lose their size. Each pass enlarges their offsets from their mean until they vary as much as
+    :data:`SPREAD` of the public label maps do, then trains on. ``recipe.steps`` is split evenly over the mean shape and
+    the passes.
+    """
+    steps = _split(recipe, PUBLIC_PASSES + 1)
+    model = build_unet(recipe.channels, in_channels=images.shape[1], out_channels=codec.labels, seed=seed)
+    silence = codec.decode(np.zeros(codec.dimension), noise_std=0.0)
+    fit(model, images, np.repeat(silence[None], len(images), axis=0), steps[0], seed=seed, on_step=on_step)
+    for number, part in enumerate(steps[1:], start=1):
+        labels = labels_of(codec, restore_spread(codes_of(model, images, codec), variances))
+        fit(model, images, labels, part, seed=seed + number, on_step=_after(on_step, steps, number))
+    return Start(model=model, codes=restore_spread(codes_of(model, images, codec), variances))
+
+
+def refine(
+    start: Start,
+    images: Float[np.ndarray, "n c x y z"],
+    codec: Codec,
+    observations: Sequence[Observation],
+    recipe: TrainingConfig,
+    *,
+    prior: Float[np.ndarray, "n l"],
+    seed: int,
+    on_step: OnStep | None = None,
+) -> tuple[torch.nn.Module, Float[np.ndarray, "n l"]]:
+    """The student after :data:`PASSES` passes over the observations, and the codes its last labels came from.
+
+    ``prior`` [n, l]: expected squares of the rotated offsets from the start's codes; halved after every pass, as the
+    student takes the observations in. Without observations it is self-training with the same steps: the control.
+    """
+    model, expected, variance = copy.deepcopy(start.model), start.codes, prior
+    steps = _split(recipe, PASSES)
+    codes = expected
+    for number, part in enumerate(steps):
+        codes = estimate(list(observations), expected=expected, variances=variance)
+        fit(
+            model,
+            images,
+            labels_of(codec, codes),
+            part,
+            seed=seed + number,
+            on_step=_after(on_step, steps, number),
+        )
+        expected, variance = codes_of(model, images, codec), variance / 2
+    return model, codes
+
+
+def codes_of(model: torch.nn.Module, images: Float[np.ndarray, "n c x y z"], codec: Codec) -> Float[np.ndarray, "n l"]:
+    """The codec's codes of a model's predictions, unclipped."""
+    return np.stack([codec.encode(predict(model, image)) for image in images])
+
+
+def labels_of(codec: Codec, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n k x y z"]:
+    """Float32 probabilities the codes stand for."""
+    return np.stack([codec.decode(code, noise_std=0.0) for code in codes])
+
+
+def restore_spread(
+    codes: Float[np.ndarray, "n l"], variances: Float[np.ndarray, "l"], *, share: float = SPREAD
+) -> Float[np.ndarray, "n l"]:
+    """Enlarge the codes' offsets from their mean to ``share`` of the public shapes' variance; never shrinks them."""
+    mean = codes.mean(axis=0)
+    leading = slice(0, SPREAD_COORDINATES)
+    found = float(np.square(codes - mean)[:, leading].sum() / len(codes))
+    wanted = share * float(variances[leading].sum())
+    factor = max(1.0, np.sqrt(wanted / found)) if found > 0 else 1.0
+    result: np.ndarray = mean + factor * (codes - mean)
+    return result
+
+
+def _split(recipe: TrainingConfig, parts: int) -> list[TrainingConfig]:
+    if recipe.steps < parts:
+        raise InvalidInput("student.steps", value=recipe.steps, limit=f"at least {parts} for a joint query")
+    base, rest = divmod(recipe.steps, parts)
+    return [replace(recipe, steps=base + (number < rest)) for number in range(parts)]
+
+
+def _after(on_step: OnStep | None, steps: Sequence[TrainingConfig], number: int) -> Callable[[int, float], None] | None:
+    """Count a part's steps on from those before it."""
+    if on_step is None:
+        return None
+    before = sum(part.steps for part in steps[:number])
+    return lambda step, loss: on_step(before + step, loss)
