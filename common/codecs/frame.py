@@ -192,7 +192,8 @@ def estimate(
     """The volumes' codes: posterior mean under Gaussian ``observations`` and a prior N(expected, variances).
 
     ``expected`` [n, l] in the volumes' order; ``variances`` of its rotated coordinates. Several rounds about the same
-    volumes pool. Without noise it returns what was observed, without observations what was expected; in between it is Wiener's weight.
+    volumes pool. Without noise the result is what was observed, without observations what was expected; in between
+    each coordinate has Wiener's weight.
     """
     if not observations:
         return np.array(expected)
