@@ -43,6 +43,11 @@ class Job:
     seed: int
 
 
+@app.callback()
+def _bench() -> None:
+    """A group also while it has one command."""
+
+
 @app.command("utility")
 def utility(
     data: Annotated[Path, typer.Option("--data", help="An MSD dataset: private, public and validation cases.")],
