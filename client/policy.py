@@ -226,7 +226,9 @@ def _review_query(query: QuerySpec, consent: Consent) -> str:
     study, mechanism = consent.study, query.mechanism
     if query.edition != study.privacy.edition:
         return "wrong-edition"
-    if mechanism.dimension > study.codec.max_dimension or query.weights != "codec" or query.centre != "zero":
+    shaped = query.centre != "zero" if study.codec.joint else query.centre == "zero" and len(query.volumes) == 1
+    fits = mechanism.dimension <= study.codec.max_dimension * len(query.volumes)
+    if not shaped or not fits or query.weights != "codec":
         return "wrong-codec"
     sound = (
         mechanism.radius_int == consent.radius_int

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from client.control import retired_voters
 from client.policy import Consent, SiteConfig, load_site, review
 from common.codecs.base import Codec, load_codec
+from common.codecs.frame import Frame
 from common.config import DataConfig, load_study
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, Refused
 from common.ledger.receipts import Receipt
@@ -184,37 +185,62 @@ class Worker:
         mechanism = query.mechanism
         total = np.zeros(mechanism.dimension, dtype=np.int64)
         try:
-            if len(query.volumes) != 1:
-                raise InvalidInput("volumes of a query", value=len(query.volumes), limit="one, for this codec")
-            codec = self._codec(query)
-            maps = self._voters.predict(self._fetch(query.volumes[0]))
-            if len(maps) > mechanism.voters_per_site:
-                raise InvalidInput("voters", value=len(maps), limit=f"at most {mechanism.voters_per_site}")
+            codec, frame = self._codec(query), self._frame(query)
+            codes = [self._encoded(codec, volume, query) for volume in query.volumes]
+            voters = list(zip(*codes, strict=True))
+            if len(voters) > mechanism.voters_per_site:
+                raise InvalidInput("voters", value=len(voters), limit=f"at most {mechanism.voters_per_site}")
         except Exception as error:  # noqa: BLE001
             log.warning("event=zero-code query=%s cause=%s", query.id[:12], type(error).__name__)
             return total, "zero-code"
         zero_votes = 0
-        for slot, probabilities in enumerate(maps):
+        for slot, each in enumerate(voters):
             try:
-                if probabilities is None:
-                    raise InvalidInput("voter", limit="a trained teacher in this slot")
-                total += quantise(codec.encode(probabilities), radius_int=mechanism.radius_int)
+                known = [code for code in each if code is not None]
+                if len(known) < len(each):
+                    raise InvalidInput("voter's codes", limit="one a volume")
+                code = known[0] if frame is None else frame.encode(np.stack(known))
+                total += quantise(code, radius_int=mechanism.radius_int)
             except Exception as error:  # noqa: BLE001  one voter's failure is that voter's zero code
                 log.warning("event=zero-vote query=%s slot=%d cause=%s", query.id[:12], slot, type(error).__name__)
                 zero_votes += 1
         return total, f"zero-votes-{zero_votes}" if zero_votes else "stored"
 
+    def _encoded(self, codec: Codec, volume: str, query: QuerySpec) -> list[NDArray[np.float64] | None]:
+        """Every voter's unclipped code of one public volume; None for a voter that has none. # sensitive"""
+        codes: list[NDArray[np.float64] | None] = []
+        for slot, probabilities in enumerate(self._voters.predict(self._fetch(volume))):
+            try:
+                if probabilities is None:
+                    raise InvalidInput("voter", limit="a trained teacher in this slot")
+                codes.append(codec.encode(probabilities))
+            except Exception as error:  # noqa: BLE001
+                log.warning("event=no-code query=%s slot=%d cause=%s", query.id[:12], slot, type(error).__name__)
+                codes.append(None)
+        return codes
+
     def _codec(self, query: QuerySpec) -> Codec:
         if query.codec not in self._codecs:
-            codec = load_codec(self._fetch(query.codec))
+            codec = load_codec(self._fetch(query.codec), expected_hash=query.codec)
             study = self._consent.study
             if codec.grid != study.data.grid or codec.labels != len(study.data.labels):
                 raise InvalidInput("codec", limit="the study's grid and labels")
             self._codecs[query.codec] = codec
         codec = self._codecs[query.codec]
-        if codec.dimension != query.mechanism.dimension:
+        if query.centre == "zero" and codec.dimension != query.mechanism.dimension:
             raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(codec.dimension))
         return codec
+
+    def _frame(self, query: QuerySpec) -> Frame | None:
+        """The frame of a joint query, None for a query about one volume."""
+        if query.centre == "zero":
+            return None
+        frame = Frame.from_bytes(self._fetch(query.centre))
+        if (frame.codec, frame.volumes) != (query.codec, len(query.volumes)):
+            raise InvalidInput("frame of a joint query", limit="the query's codec and volumes")
+        if frame.dimension != query.mechanism.dimension:
+            raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(frame.dimension))
+        return frame
 
 
 def serve(worker: Worker, *, socket: Path) -> grpc.Server:

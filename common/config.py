@@ -208,6 +208,12 @@ class Study:
             or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in self.name)
         ):
             raise InvalidInput("study name", value=self.name, limit="1 to 64 letters, digits, '-', '_', '.'")
+        if self.codec.joint and self.privacy.planned_queries != 1:
+            raise InvalidInput(
+                "privacy.planned_queries",
+                value=self.privacy.planned_queries,
+                limit="1 where codec.joint is true: one release is about all public volumes",
+            )
 
     @property
     def id(self) -> str:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -32,14 +31,13 @@ from common.errors import InvalidInput
 from common.events import EventLog
 from common.ledger.store import Ledger
 from common.models.fit import predict
+from server.dealing import DERANGEMENT_SEED, derangement
 from server.decode import decode_answer
 from server.finish import PROGRESS_STEPS, FitFiles, as_stored, fit_labels, load_labels, load_model
+from server.joint_run import fit_joint
 from server.workspace import Workspace
 
 CONTROLS = ("zero_code", "shuffled_codes", "public_only")
-
-DERANGEMENT_SEED = 0
-"""Fixes who gets whose answer in ``shuffled_codes``; it protects nothing."""
 
 
 def fit_controls(workspace: Workspace, *, events: EventLog) -> None:
@@ -53,17 +51,20 @@ def fit_controls(workspace: Workspace, *, events: EventLog) -> None:
             if step % PROGRESS_STEPS == 0 or step == steps:
                 events.emit("stage-progress", stage="controls", done=before + step, total=len(CONTROLS) * steps)
 
-        labels = control_labels(workspace, name)  # in this order: the last one's are the first one's predictions
-        if not labels:
-            continue
-        hashes = [[volume, sha256_bytes(label.tobytes())] for volume, label in labels.items()]
-        fitted = fit_labels(
-            workspace,
-            labels,
-            files=_files(workspace, name),
-            inputs=digest("control-inputs", [name, study.id, repr(study.student), hashes]),
-            on_step=on_step,
-        )
+        if study.codec.joint:
+            fitted = fit_joint(workspace, control=name, files=_files(workspace, name), on_step=on_step)
+        else:
+            labels = control_labels(workspace, name)  # in this order: the last one's are the first one's predictions
+            if not labels:
+                continue
+            hashes = [[volume, sha256_bytes(label.tobytes())] for volume, label in labels.items()]
+            fitted = fit_labels(
+                workspace,
+                labels,
+                files=_files(workspace, name),
+                inputs=digest("control-inputs", [name, study.id, repr(study.student), hashes]),
+                on_step=on_step,
+            )
         if fitted is not None:
             events.emit("control-trained", name=name, weights=fitted.weights, seconds=fitted.seconds)
 
@@ -102,23 +103,6 @@ def self_labels(
     return [as_stored(predict(model, image)) for image in images]
 
 
-def derangement(count: int, *, seed: int) -> tuple[int, ...]:
-    """A permutation of 0 … count - 1 that leaves nothing in its place: one random cycle through all of them.
-
-    Source: Sattolo 1986. The same arguments give the same permutation. Fewer than two have none and are refused.
-    """
-    if count < 2:
-        raise InvalidInput(
-            "answers to deal to the wrong volumes", value=count, limit="at least 2", remedy="plan two queries or more"
-        )
-    draws = np.random.default_rng(seed)
-    order = list(range(count))
-    for last in range(count - 1, 0, -1):
-        other = int(draws.integers(last))  # never ``last`` itself: so one cycle, and no fixed point
-        order[last], order[other] = order[other], order[last]
-    return tuple(order)
-
-
 def control_trained(workspace: Workspace, name: str) -> bool:
     """Whether this control has weights."""
     return _files(workspace, name).weights.exists()
@@ -151,7 +135,4 @@ def _zero_labels(workspace: Workspace, own: Mapping[str, np.ndarray]) -> dict[st
 
 
 def _files(workspace: Workspace, name: str) -> FitFiles:
-    folder: Path = workspace.student_dir / "controls"
-    return FitFiles(
-        weights=folder / f"{name}.pt", inputs=folder / f"{name}.inputs", checkpoint=folder / f"{name}.checkpoint"
-    )
+    return FitFiles.at(workspace.student_dir / "controls", name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,6 +54,13 @@ class FitFiles:
     inputs: Path
     checkpoint: Path
 
+    @classmethod
+    def at(cls, folder: Path, name: str = "") -> FitFiles:
+        """The files of the network ``name`` in ``folder``; of the only one there by default."""
+        if not name:
+            return cls(folder / "weights.pt", folder / "inputs", folder / "checkpoint.pt")
+        return cls(folder / f"{name}.pt", folder / f"{name}.inputs", folder / f"{name}.checkpoint")
+
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
@@ -73,10 +80,15 @@ def decode_labels(workspace: Workspace, *, events: EventLog) -> None:
         name = answer.query.codec
         if name not in codecs:
             codecs[name] = load_codec(workspace.objects.get(name), expected_hash=name)
-        probabilities = decode_answer(
-            codecs[name], answer.noisy_sum, voters=answer.voters, noise_std_int=answer.query.mechanism.noise_std
-        )
-        for volume in answer.query.volumes:
+        if study.codec.joint:
+            from server.joint_run import decode_joint
+
+            labels = decode_joint(workspace, answer)
+        else:
+            noise_std_int = answer.query.mechanism.noise_std
+            decoded = decode_answer(codecs[name], answer.noisy_sum, voters=answer.voters, noise_std_int=noise_std_int)
+            labels = dict.fromkeys(answer.query.volumes, decoded)
+        for volume, probabilities in labels.items():
             stream = io.BytesIO()
             np.savez_compressed(stream, probabilities=probabilities.astype(np.float16))
             write_atomically(workspace.labels_dir / f"{volume}.npz", stream.getvalue())
@@ -115,14 +127,14 @@ def fit_student(workspace: Workspace, *, events: EventLog) -> None:
         if step % PROGRESS_STEPS == 0 or step == total:
             events.emit("student-step", step=step, total=total, loss=round(loss, 5))
 
-    folder = workspace.student_dir
-    fitted = fit_labels(
-        workspace,
-        labels,
-        files=FitFiles(weights=folder / "weights.pt", inputs=folder / "inputs", checkpoint=folder / "checkpoint.pt"),
-        inputs=digest("student-inputs", [study.id, repr(study.student), _label_hashes(workspace, labels)]),
-        on_step=on_step,
-    )
+    files = FitFiles.at(workspace.student_dir)
+    if study.codec.joint:
+        from server.joint_run import fit_joint
+
+        fitted = fit_joint(workspace, files=files, on_step=on_step)
+    else:
+        inputs = digest("student-inputs", [study.id, repr(study.student), _label_hashes(workspace, labels)])
+        fitted = fit_labels(workspace, labels, files=files, inputs=inputs, on_step=on_step)
     if fitted is not None:
         events.emit("student-trained", weights=fitted.weights, seconds=fitted.seconds)
 
@@ -139,23 +151,36 @@ def fit_labels(
 
     ``inputs``: digest of all that shapes the result. None, and nothing done, where weights for these inputs exist.
     """
+
+    def train() -> torch.nn.Module:
+        model, _ = train_student(
+            public_images(workspace, tuple(labels)),
+            np.stack(list(labels.values())),
+            workspace.study().student,
+            seed=STUDENT_SEED,
+            checkpoint=files.checkpoint,
+            on_step=on_step,
+        )
+        return model
+
+    return fit_once(train, files=files, inputs=inputs)
+
+
+def fit_once(train: Callable[[], torch.nn.Module], *, files: FitFiles, inputs: str) -> Fitted | None:
+    """Train and keep the weights, unless weights for these ``inputs`` are kept already: then None."""
     if files.weights.exists() and files.inputs.exists() and files.inputs.read_text(encoding="utf-8") == inputs:
         return None
-    study = workspace.study()
     files.weights.parent.mkdir(parents=True, exist_ok=True)
-    images = np.stack([volume_from_bytes(workspace.objects.get(volume), study.data).image for volume in labels])
     started = time.monotonic()
-    model, _ = train_student(
-        images,
-        np.stack(list(labels.values())),
-        study.student,
-        seed=STUDENT_SEED,
-        checkpoint=files.checkpoint,
-        on_step=on_step,
-    )
-    name = save_weights(files.weights, model)
+    name = save_weights(files.weights, train())
     write_atomically(files.inputs, inputs.encode())
     return Fitted(weights=name, seconds=round(time.monotonic() - started, 3))
+
+
+def public_images(workspace: Workspace, volumes: Sequence[str]) -> Float[np.ndarray, "n c x y z"]:
+    """Public volumes by content hash, on the study's grid."""
+    data = workspace.study().data
+    return np.stack([volume_from_bytes(workspace.objects.get(volume), data).image for volume in volumes])
 
 
 def load_student(workspace: Workspace) -> torch.nn.Module:

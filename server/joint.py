@@ -11,17 +11,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
 from common.codecs.base import Codec
-from common.codecs.frame import Observation, estimate
+from common.codecs.frame import Frame, Observation, estimate
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import OnStep, fit, predict
 from common.models.unet import build_unet
+from server.dealing import DERANGEMENT_SEED, derangement
 
 PUBLIC_PASSES = 3
 """Rounds of self-training that make the public start."""
@@ -82,12 +84,14 @@ def refine(
     *,
     prior: Float[np.ndarray, "n l"],
     seed: int,
+    checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> tuple[torch.nn.Module, Float[np.ndarray, "n l"]]:
     """The student after :data:`PASSES` passes over the observations, and the codes its last labels came from.
 
     ``prior`` [n, l]: expected squares of the rotated offsets from the start's codes; halved after every pass, as the
     student takes the observations in. Without observations it is self-training with the same steps: the control.
+    An interrupted run resumes from files named after ``checkpoint``, which are deleted once the student is done.
     """
     model, expected, variance = copy.deepcopy(start.model), start.codes, prior
     steps = _split(recipe, PASSES)
@@ -100,10 +104,37 @@ def refine(
             labels_of(codec, codes),
             part,
             seed=seed + number,
+            checkpoint=_checkpoint(checkpoint, number),
             on_step=_after(on_step, steps, number),
         )
         expected, variance = codes_of(model, images, codec), variance / 2
+    for number in range(PASSES):
+        if (path := _checkpoint(checkpoint, number)) is not None:
+            path.unlink(missing_ok=True)
     return model, codes
+
+
+def control_observations(name: str, observation: Observation, frame: Frame) -> list[Observation]:
+    """What a control reads in place of ``observation``, with the same noise variances.
+
+    ``zero_code``: the code zero. ``shuffled_codes``: every volume's offset from the centre given to another volume;
+    what all volumes share stays as it is, so this control keeps whatever the teachers say about volumes in general.
+    ``public_only``: nothing.
+    """
+    centre = frame.rotation @ frame.centre
+    match name:
+        case "zero_code":
+            return [replace(observation, value=centre)]
+        case "shuffled_codes":
+            if frame.volumes < 2:
+                return []
+            offsets = frame.rotation.T @ (observation.value - centre)
+            wrong = offsets[list(derangement(frame.volumes, seed=DERANGEMENT_SEED))]
+            return [replace(observation, value=centre + frame.rotation @ wrong)]
+        case "public_only":
+            return []
+        case _:
+            raise InvalidInput("control", value=name, limit="zero_code, shuffled_codes, public_only")
 
 
 def codes_of(model: torch.nn.Module, images: Float[np.ndarray, "n c x y z"], codec: Codec) -> Float[np.ndarray, "n l"]:
@@ -134,6 +165,11 @@ def _split(recipe: TrainingConfig, parts: int) -> list[TrainingConfig]:
         raise InvalidInput("student.steps", value=recipe.steps, limit=f"at least {parts} for a joint query")
     base, rest = divmod(recipe.steps, parts)
     return [replace(recipe, steps=base + (number < rest)) for number in range(parts)]
+
+
+def _checkpoint(path: Path | None, number: int) -> Path | None:
+    """A file for each pass: one that is done is read back in no time, and the next goes on from there."""
+    return None if path is None else path.with_name(f"{path.name}-{number}")
 
 
 def _after(on_step: OnStep | None, steps: Sequence[TrainingConfig], number: int) -> Callable[[int, float], None] | None:

@@ -46,7 +46,8 @@ def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
 def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> None:
     """Answer the study's open queries through the core."""
     study = workspace.study()
-    queries = plan_queries(study, codec=workspace.codec(), volumes=workspace.volumes())
+    frame = workspace.frame() if study.codec.joint else None
+    queries = plan_queries(study, codec=workspace.codec(), volumes=workspace.volumes(), frame=frame)
     signing_key = load_signing_key(workspace.signing_key_file)
     with (
         Ledger.open(workspace.ledger_file, signing_key=signing_key) as ledger,

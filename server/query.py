@@ -70,20 +70,23 @@ class Transport(Protocol):
         """Send one body to each node; yield exactly one reply a node, as they come, all within ``timeout_s``."""
 
 
-def plan_queries(study: Study, *, codec: CodecRecord, volumes: Sequence[str]) -> tuple[QuerySpec, ...]:
-    """One query a public volume, in order, for the first ``planned_queries`` of them."""
-    mechanism = study_mechanism(study, dimension=codec.dimension)
+def plan_queries(
+    study: Study, *, codec: CodecRecord, volumes: Sequence[str], frame: CodecRecord | None = None
+) -> tuple[QuerySpec, ...]:
+    """One query a public volume, in order, for the first ``planned_queries`` of them; with ``frame`` one about all."""
+    asked: list[tuple[str, ...]] = [(volume,) for volume in volumes[: study.privacy.planned_queries]]
+    mechanism = study_mechanism(study, dimension=(frame or codec).dimension)
     return tuple(
         QuerySpec(
             edition=study.privacy.edition,
             codec=codec.sha256,
-            volumes=(volume,),
+            volumes=group,
             round=1,
-            centre="zero",
+            centre=frame.sha256 if frame else "zero",
             weights="codec",
             mechanism=mechanism,
         )
-        for volume in volumes[: study.privacy.planned_queries]
+        for group in ([tuple(volumes)] if frame else asked)
     )
 
 

@@ -85,6 +85,7 @@ def fit_study_codec(
 ) -> CodecRecord:
     """Fit the study's codec on public label maps for the planned noise on the mean code of ``sites`` sites.
 
+    For a joint query, also train the public start and make the query's frame; the volumes must be published before.
     ``private_hashes``: SHA-256 of label map files known to be of private, validation or test cases; a match is refused.
     """
     from common.codecs.base import fit_codec
@@ -105,6 +106,10 @@ def fit_study_codec(
     )
     record = CodecRecord(sha256=workspace.objects.put(codec.to_bytes()), dimension=codec.dimension)
     workspace.save_codec(record)
+    if study.codec.joint:
+        from server.joint_run import prepare  # torch, where a student is trained anyway
+
+        prepare(workspace, sites=sites)
     return record
 
 

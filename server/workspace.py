@@ -122,6 +122,11 @@ class Workspace:
         return self.root / "student"
 
     @property
+    def start_file(self) -> Path:
+        """Weights of the public start of a joint study: teachers and student may begin with them."""
+        return self.root / "start.pt"
+
+    @property
     def bundle_dir(self) -> Path:
         return self.root / "bundle"
 
@@ -181,6 +186,14 @@ class Workspace:
 
     def save_codec(self, codec: CodecRecord) -> None:
         self._write("codec.json", {"sha256": codec.sha256, "dimension": codec.dimension})
+
+    def frame(self) -> CodecRecord:
+        """Hash and dimension of the frame a joint query is asked with."""
+        record = self._read("frame.json", remedy="make it with `consilium codec fit`")
+        return CodecRecord(**checked_fields(record, {"sha256": str, "dimension": int}))
+
+    def save_frame(self, frame: CodecRecord) -> None:
+        self._write("frame.json", {"sha256": frame.sha256, "dimension": frame.dimension})
 
     def endpoint(self) -> Endpoint:
         record = self._read("endpoint.json", remedy="set it with `consilium provision server`")

@@ -114,13 +114,24 @@ def part(body: bytes, kind: type[P]) -> P | None:
 class Federation:
     """K hospitals, one server, everything on disk under ``root``."""
 
-    def __init__(self, root: Path, *, study: Study | None = None, sites: int = 3, sampler: Sampler = rounded_gaussian):
+    frame: CodecRecord | None = None
+    """The frame of a joint query, once a test has made one."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        study: Study | None = None,
+        sites: int = 3,
+        volumes: int | None = None,
+        sampler: Sampler = rounded_gaussian,
+    ):
         self.root, self.study, self.sampler = root, study or make_study(), sampler
         self.objects = ObjectStore(root / "objects")
         self.codec = make_codec(self.study)
         self.codec_hash = self.objects.put(self.codec.to_bytes())
-        planned = self.study.privacy.planned_queries
-        self.volumes = tuple(self.objects.put(f"volume {i}".encode()) for i in range(planned))
+        count = volumes or self.study.privacy.planned_queries
+        self.volumes = tuple(self.objects.put(f"volume {i}".encode()) for i in range(count))
         self.signing_key = Ed25519PrivateKey.generate()
         self.sealing_key = X25519PrivateKey.generate()
         self.ledger = Ledger.create(root / "ledger.sqlite", signing_key=self.signing_key)
@@ -177,7 +188,7 @@ class Federation:
         record = CodecRecord(sha256=self.codec_hash, dimension=self.codec.dimension)
         return Aggregator(
             study=self.study,
-            queries=plan_queries(self.study, codec=record, volumes=self.volumes),
+            queries=plan_queries(self.study, codec=record, volumes=self.volumes, frame=self.frame),
             sites=lambda: self.sites,
             ledger=self.ledger,
             sealing_key=self.sealing_key,

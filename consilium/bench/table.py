@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import t as student_t
 
-from consilium.bench.utility import ARMS, BOUNDS, CONTROLS, Setting, settings_json
+from consilium.bench.utility import ARMS, BOUNDS, Setting, settings_json
+from server.controls import CONTROLS
 
 CONFIDENCE = 0.95
 

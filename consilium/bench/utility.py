@@ -30,12 +30,12 @@ from common.privacy.mechanism import GRID_BITS, Mechanism, Unit
 from common.privacy.quantise import quantise
 from common.privacy.release import noisy_sum
 from consilium.bench.roles import Cases, Roles
-from server.controls import DERANGEMENT_SEED, derangement
+from server.controls import CONTROLS
+from server.dealing import DERANGEMENT_SEED, derangement
 from server.decode import decode_answer, mean_noise_std
-from server.joint import RESIDUAL, Start, codes_of, labels_of, public_start, refine
+from server.joint import RESIDUAL, Start, codes_of, control_observations, labels_of, public_start, refine
 from server.student import score
 
-CONTROLS = ("zero_code", "shuffled_codes", "public_only")
 ARMS = ("student", *CONTROLS, "non_private")
 BOUNDS = ("mean_teacher", "ensemble", "all_data")
 
@@ -208,16 +208,12 @@ class Bench:
     def _observations(
         self, arm: str, frame: Frame, mechanism: Mechanism, codes: Float[np.ndarray, "k n l"], *, noise_std: float
     ) -> list[Observation]:
-        if arm == "public_only":
-            return []
         if arm == "non_private":
             mean = frame.rotation @ codes.mean(axis=0)
             return [Observation(rotation=frame.rotation, value=mean, variance=np.zeros_like(mean))]
-        if arm == "zero_code":
-            return [frame.read(np.zeros(frame.dimension), noise_std=noise_std)]
         answer = self._released("joint", [[frame.encode(each)] for each in codes], mechanism)[0]
         observation = frame.read(answer / (len(codes) * 2.0**GRID_BITS), noise_std=noise_std)
-        return [dealt_to_the_wrong_volumes(observation, frame) if arm == "shuffled_codes" else observation]
+        return control_observations(arm, observation, frame) if arm in CONTROLS else [observation]
 
     def _single(self, arm: str, codec: Codec, codes: Float[np.ndarray, "k n l"]) -> dict[str, float]:
         mechanism, noise_std = self._mechanism(codec.dimension)
@@ -311,14 +307,6 @@ class Bench:
 
     def _key(self, kind: str, parts: list[object]) -> str:
         return digest(f"bench-{kind}", [self._data, *(str(part) for part in parts)])[:32]
-
-
-def dealt_to_the_wrong_volumes(observation: Observation, frame: Frame) -> Observation:
-    """The same release with every volume's offset given to another volume; what volumes share stays as it is."""
-    volumes = frame.volumes
-    offsets = frame.rotation.T @ (observation.value - frame.rotation @ frame.centre)
-    wrong = offsets[list(derangement(volumes, seed=DERANGEMENT_SEED))]
-    return replace(observation, value=frame.rotation @ (frame.centre + wrong))
 
 
 def settings_json(setting: Setting) -> dict[str, object]:

@@ -19,10 +19,10 @@ from server.controls import (
     CONTROLS,
     control_labels,
     control_trained,
-    derangement,
     fit_controls,
     load_control,
 )
+from server.dealing import derangement
 from server.finish import as_stored, decode_labels, fit_student, load_labels
 from server.student import train_student
 from server.workspace import CodecRecord, Workspace

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -17,13 +19,14 @@ from tests.contracts.codec_contract import CodecContract, patients
 RECIPE = TrainingConfig(channels=(4, 8), steps=9, learning_rate=1e-3)
 
 
-class _Joint(CodecContract):
+class _Linear(CodecContract):
     name = "pca"
 
 
 @pytest.fixture(scope="module")
 def codec() -> PcaCodec:
-    study = _Joint.study(joint=True)
+    terms = _Linear.study()
+    study = replace(terms, codec=replace(terms.codec, joint=True), privacy=replace(terms.privacy, planned_queries=1))
     fitted = fit_codec(study, list(patients(10, seed=1)), noise_std=0.05)
     assert isinstance(fitted, PcaCodec)
     return fitted
