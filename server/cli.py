@@ -195,6 +195,7 @@ def fit(
     """
     files = sorted(path for path in label_maps.iterdir() if path.name.endswith((".nii", ".nii.gz")))
     private = private_label_hashes(split) if split else frozenset()
+    typer.echo(f"fitting on {len(files)} label maps and their deformed copies; ball-ae takes a minute", err=True)
     record = setup.fit_study_codec(Workspace(directory), files, sites=sites, private_hashes=private)
     typer.echo(
         f"codec {record.sha256[:16]}… with {record.dimension} dimensions, fitted on {len(files)} public label maps"

@@ -6,7 +6,7 @@ and sure:
 
 * It starts as the linear codec. A linear map beside the convolutions is initialised from the water-filled principal
   components of the public shapes, the convolutions' last layers at zero, so no coordinate is dead at the start and what
-  is learned is a correction. An autoencoder started at random collapses (measured: docs/codecs.md).
+  is learned is a correction.
 * o₀ = (l/√(8/π))·ln‖v‖ + a, with v the direction and a learned. For a = 0, φ(o₀, v) = v / (1 + ‖v‖^l)^(1/l): the
   components themselves, softly clipped to the ball.
 * The decoder says log-odds = m + Δ(z) − Δ(0) with m the public mean shape's, so the zero code is the mean shape.
@@ -42,7 +42,7 @@ from common.codecs.base import (
     pack,
     parse_hex,
 )
-from common.codecs.pca import FILL, METRIC_FLOOR, principal_components, water_fill
+from common.codecs.pca import FILL, centre_and_metric, principal_components, water_fill
 from common.config import CodecConfig
 from common.errors import InvalidInput
 
@@ -185,10 +185,7 @@ class BallAutoencoder:
         grid = label_maps[0].shape
         factor = shapes.pooling_factor(grid, labels=labels)
         exact = [shapes.one_hot(m, labels=labels) for m in label_maps]
-        mean_shape = np.stack(exact).mean(axis=0, dtype=np.float64)
-        doubt = 1 - (shapes.pool(mean_shape, factor=factor) ** 2).sum(axis=0)
-        metric = np.sqrt(np.maximum(doubt, 0) + METRIC_FLOOR)
-        centre = shapes.to_log_ratios(mean_shape, factor=factor)
+        centre, metric = centre_and_metric(exact, factor=factor)
         copies = shapes.augmented(label_maps, labels=labels, copies=config.augmentations, seed=provenance.seed)
         ratios, truths = [], []
         for soft in (*exact, *copies):  # a copy is deformed by linear interpolation, so it is soft at its borders

@@ -154,9 +154,7 @@ class PcaCodec:
         grid = label_maps[0].shape
         factor = shapes.pooling_factor(grid, labels=labels)
         exact = [shapes.one_hot(m, labels=labels) for m in label_maps]
-        mean_shape = np.stack(exact).mean(axis=0, dtype=np.float64)
-        doubt = 1 - (shapes.pool(mean_shape, factor=factor) ** 2).sum(axis=0)
-        metric = np.sqrt(np.maximum(doubt, 0) + METRIC_FLOOR)
+        centre, metric = centre_and_metric(exact, factor=factor)
         copies = shapes.augmented(label_maps, labels=labels, copies=config.augmentations, seed=provenance.seed)
         ratios = [shapes.to_log_ratios(m.astype(np.float64), factor=factor) for m in (*exact, *copies)]
         samples = np.stack([(r * metric).ravel() for r in ratios])
@@ -169,7 +167,7 @@ class PcaCodec:
         kept = powers > 0
         return cls(
             basis=basis[kept].reshape(-1, labels - 1, *metric.shape),
-            centre=shapes.to_log_ratios(mean_shape, factor=factor),
+            centre=centre,
             metric=metric,
             variances=variances[kept],
             powers=powers[kept],
@@ -177,6 +175,15 @@ class PcaCodec:
             grid=(grid[0], grid[1], grid[2]),
             provenance=provenance,
         )
+
+
+def centre_and_metric(
+    exact: Sequence[Float[np.ndarray, "c x y z"]], *, factor: int
+) -> tuple[Float[np.ndarray, "k u v w"], Float[np.ndarray, "u v w"]]:
+    """The public mean shape's log-ratios on the coarse grid, and the voxels' weights √(1 - Σ_c p̄_c² + .02)."""
+    mean_shape = np.stack(exact).mean(axis=0, dtype=np.float64)
+    doubt = 1 - (shapes.pool(mean_shape, factor=factor) ** 2).sum(axis=0)
+    return shapes.to_log_ratios(mean_shape, factor=factor), np.sqrt(np.maximum(doubt, 0) + METRIC_FLOOR)
 
 
 def principal_components(
