@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
 from common.canonical import check_hash
-from common.config import Study, read_section
+from common.config import StatedBudget, Study, read_section
 from common.data.layouts import DatasetSettings, read_settings
 from common.errors import InvalidInput
 from common.messages import Offer
 from common.privacy.calibration import study_mechanism
-from common.privacy.mechanism import AccountantName, Budget, Protection, QuerySpec, Relation, Unit
+from common.privacy.mechanism import AccountantName, QuerySpec, Relation, Unit
 
 SITE_SCHEMA = 1
 
@@ -67,7 +67,7 @@ class ServerFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Caps:
+class Caps(StatedBudget):
     """The most this site's patient pool may ever spend, and how much it answers in a day; its own limits, checked in
     its own ledger whatever the server's says."""
 
@@ -79,20 +79,9 @@ class Caps:
     queries_per_day: int = 1000
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "accountant", AccountantName(self.accountant))
-        object.__setattr__(self, "unit", Unit(self.unit))
-        object.__setattr__(self, "relation", Relation(self.relation))
-        _ = self.budget, self.protection
+        self._check_budget("caps")
         if not 1 <= self.queries_per_day <= 1_000_000:
             raise InvalidInput("caps.queries_per_day", value=self.queries_per_day, limit="1 to 1000000")
-
-    @property
-    def budget(self) -> Budget:
-        return Budget(epsilon=self.epsilon, delta=self.delta)
-
-    @property
-    def protection(self) -> Protection:
-        return Protection(unit=self.unit, relation=self.relation)
 
 
 @dataclass(frozen=True, slots=True)

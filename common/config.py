@@ -53,8 +53,38 @@ class DataConfig:
             raise InvalidInput("data.grid", value=self.grid, limit=f"at most {MAX_GRID_VOXELS} voxels in all")
 
 
+class StatedBudget:
+    """Fields that every table stating a budget has in common: a study's ``[privacy]`` and a site's ``[caps]``."""
+
+    __slots__ = ()
+
+    epsilon: float
+    delta: float
+    accountant: AccountantName
+    unit: Unit
+    relation: Relation
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(epsilon=self.epsilon, delta=self.delta)
+
+    @property
+    def protection(self) -> Protection:
+        return Protection(unit=self.unit, relation=self.relation)
+
+    def _check_budget(self, where: str) -> None:
+        """Turn names into their enumerations; InvalidInput for an unknown one and for an unsound combination."""
+        for name, kind in (("accountant", AccountantName), ("relation", Relation), ("unit", Unit)):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, kind(value))
+            except ValueError as error:
+                raise InvalidInput(f"{where}.{name}", value=value, limit=", ".join(kind)) from error
+        _ = self.budget, self.protection
+
+
 @dataclass(frozen=True, slots=True)
-class PrivacyConfig:
+class PrivacyConfig(StatedBudget):
     """Every setting that changes the guarantee; hashed into the ledger.
 
     ``epsilon``, ``delta`` bound what one unit can lose over the whole study; ``accountant`` gates (the others are shown
@@ -73,14 +103,7 @@ class PrivacyConfig:
     edition: int = 1
 
     def __post_init__(self) -> None:
-        for name, kind in (("accountant", AccountantName), ("relation", Relation), ("unit", Unit)):
-            value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, kind(value))
-            except ValueError as error:
-                raise InvalidInput(f"privacy.{name}", value=value, limit=", ".join(kind)) from error
-        Budget(epsilon=self.epsilon, delta=self.delta)
-        Protection(unit=self.unit, relation=self.relation)
+        self._check_budget("privacy")
         for name, most in (
             ("planned_queries", 1_000_000),
             ("quorum", 10_000),
@@ -90,14 +113,6 @@ class PrivacyConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise InvalidInput(f"privacy.{name}", value=value, limit=f"an integer from 1 to {most}")
-
-    @property
-    def budget(self) -> Budget:
-        return Budget(epsilon=self.epsilon, delta=self.delta)
-
-    @property
-    def protection(self) -> Protection:
-        return Protection(unit=self.unit, relation=self.relation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,9 @@ CANNOT_PROVE = (
     "hospitals' codes and is trusted to add it.",
     "That un-noised codes were not kept or used elsewhere, and that rows after the signed head do not exist. Whoever "
     "keeps a later head or receipt can tell.",
+    "Whose scans are whose. What counts as one patient is each hospital's own statement: its table of patients or its "
+    "BIDS subjects. Where it has neither, as in plain MSD data, every image file counts as a patient of its own, and a "
+    "person with several files is protected less well than unit patient says.",
     "That training, the data and the teachers of a hospital were as it says, or that the writer's clock was right.",
 )
 

@@ -351,7 +351,7 @@ def _identity(pages: _Pages, facts: dict[str, Any]) -> None:
         ["Versions", ", ".join(f"{name} {value}" for name, value in facts["versions"].items())],
     ]
     pages.table((), rows, (0.2, 0.8), mono=1)
-    pages.heading("How to check this certificate", keep=60)
+    pages.heading("How to check this certificate", keep=200)  # the signatures never stand on a page alone
     pages.paragraph(
         "With a copy of the ledger and the public key as the hospitals know it; it fails if anything up to the head "
         "above was changed since:"

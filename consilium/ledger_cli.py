@@ -281,6 +281,8 @@ def _describe(report: VerifyReport) -> str:
         )
     if not report.anchored:
         lines.append("  not anchored: give --public-key to check that the signatures are by the key you expect")
+    if report.first_bad_row is not None:
+        lines.append(f"  first bad row: {report.first_bad_row}; the figures above are of the rows that hold")
     if report.ok:
         lines.append("OK: everything stored follows from what was stored before it")
     else:

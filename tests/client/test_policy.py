@@ -90,6 +90,7 @@ def test_a_site_file_reads(tmp_path):
         ("epsilon = 8", "epsilon = nan"),
         ("delta = 1e-3", "delta = 2.0"),
         ("delta = 1e-3", 'delta = 1e-3\nunit = "patient"\nrelation = "zero-out"'),
+        ("delta = 1e-3", 'delta = 1e-3\naccountant = "guess"'),
         ('sealing_key = "0', 'sealing_key = "x'),
         ("[caps]", "[cups]"),
     ],

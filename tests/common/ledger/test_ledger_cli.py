@@ -47,7 +47,9 @@ def test_verify_ends_with_5_and_names_the_first_bad_row(world: World) -> None:
     result = RUN.invoke(verify_app, [path, "--json"])
     assert result.exit_code == 5
     assert json.loads(result.stdout)["first_bad_row"] == 7
-    assert "BAD: row 7" in RUN.invoke(verify_app, [path]).stdout
+    text = RUN.invoke(verify_app, [path]).stdout
+    assert "first bad row: 7; the figures above are of the rows that hold" in text
+    assert "BAD: row 7" in text
 
 
 def test_a_kept_head_or_receipt_is_compared(world: World, tmp_path: Path) -> None:
