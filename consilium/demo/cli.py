@@ -104,5 +104,19 @@ def _summary(out: Path) -> str:
             "Controls: "
             + ", ".join(f"{name.replace('_', ' ')} {dice(score)}" for name, score in controls.items())
             + f"; student's gain over the best of them {gain}",
+            *_at_home(out),
         ]
     )
+
+
+def _at_home(out: Path) -> list[str]:
+    """The newest figures a hospital has of the student on its own cases: in a real study they would stay there."""
+    found = sorted(out.glob("sites/*/evaluation/*/evaluation.json"))
+    if not found:
+        return []
+    mean, site = json.loads(found[-1].read_text(encoding="utf-8"))["all"], found[-1].parents[2].name
+    score = "n/a" if mean["mean_dice"] is None else f"{mean['mean_dice']:.3f}"
+    return [
+        f"{site} pulled the student, checked it against its receipts and scored it on its own {mean['cases']} cases: "
+        f"Dice {score} ({found[-1].parent}, sent nowhere)"
+    ]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,21 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, processes: int | 
             federation = stack.enter_context(running(places.workspace, sites, on_step=watch.say))
         with seconds.stage("study run"):
             supervise(places.workspace, on_event=watch.event, check=federation.group.check)
+        with seconds.stage("student home"):
+            take_home(next(iter(sites.values())))
     with seconds.stage("evaluation"):
         facts = report_facts(places, source=source, options=options, federation=federation, seconds=seconds.seconds)
     write_report(out, facts)
     return out / "report.html"
+
+
+def take_home(site_dir: Path) -> None:
+    """What a hospital does at the end: pull the student, check it against its receipts, score it on its own cases."""
+    from client.evaluation import evaluate
+    from client.student import pull
+
+    pull(site_dir)
+    evaluate(site_dir, now=datetime.now(UTC))
 
 
 def _claim(out: Path, options: DemoOptions) -> None:

@@ -95,6 +95,18 @@ def test_the_report_has_what_was_promised(demo):
     assert "2004" in report["refused_node"]
 
 
+def test_a_hospital_took_the_student_home_and_its_figures_stayed_there(demo):
+    out, _, _, stdout = demo
+    (home,) = out.glob("sites/*/student/bundle")
+    server = out / "server" / "bundle"
+    files = {path.relative_to(server): path.read_bytes() for path in server.rglob("*") if path.is_file()}
+    assert {path.relative_to(home): path.read_bytes() for path in home.rglob("*") if path.is_file()} == files
+    (figures,) = out.glob("sites/*/evaluation/*/evaluation.json")
+    score = json.loads(figures.read_text())["all"]["mean_dice"]
+    assert re.search(rf"scored it on its own \d+ cases: Dice {score:.3f} ", stdout)
+    assert str(score) not in (out / "server" / "events.jsonl").read_text() + (out / "report.json").read_text()
+
+
 def test_the_page_asks_nothing_of_the_network(demo):
     out, *_ = demo
     page = (out / "report.html").read_text()
