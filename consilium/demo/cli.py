@@ -118,5 +118,5 @@ def _at_home(out: Path) -> list[str]:
     score = "n/a" if mean["mean_dice"] is None else f"{mean['mean_dice']:.3f}"
     return [
         f"{site} pulled the student, checked it against its receipts and scored it on its own {mean['cases']} cases: "
-        f"Dice {score} ({found[-1].parent}, sent nowhere)"
+        f"Dice {score} (in {found[-1].parents[1]}, sent nowhere)"
     ]
