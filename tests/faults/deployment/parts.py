@@ -32,7 +32,7 @@ from server import provision, setup
 from server.workspace import Endpoint, Workspace
 
 SITES = ("site-1", "site-2", "site-3")
-QUERIES, BATCH, PATIENTS = 8, 2, 2
+QUERIES, BATCH, PATIENTS = 16, 2, 2
 RECIPE = TrainingConfig(channels=(4, 8), steps=4)
 HOST, PORT, INTERNAL_PORT = "10.77.0.1", 8443, 8000
 TRUTH_S = 180.0
@@ -146,6 +146,9 @@ class Federation:
         words = ["ip", "netns", "exec", self.parties[party].namespace, *command]
         return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, **kwargs)  # type: ignore[call-overload,no-any-return]
 
+    def inside_in_background(self, party: str, *command: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["ip", "netns", "exec", self.parties[party].namespace, *command])
+
     # -- daemons ------------------------------------------------------------------------------------------------
 
     def start(self, name: str, *, env: dict[str, str] | None = None) -> Party:
@@ -246,6 +249,11 @@ class Federation:
     def wait(self, kind: str, *, count: int = 1, timeout_s: float = 180.0) -> dict:
         self.until(lambda: len(self.events(kind)) >= count, f"{count} {kind}", timeout_s=timeout_s)
         return self.events(kind)[-1]
+
+    def recorded(self, name: str, event: str, role: str = "", *, count: int, timeout_s: float = 180.0) -> float:
+        """Wait until a party's record has an event ``count`` times; the seconds it took."""
+        what = f"{count} {event} {role} at {name}"
+        return self.until(lambda: self.parties[name].count(event, role) >= count, what, timeout_s=timeout_s)
 
     def tails(self) -> str:
         texts = [f"{path.name}:\n" + path.read_text(errors="replace")[-1500:] for path in self.root.glob("*.out")]

@@ -1,0 +1,156 @@
+"""Networks cut or slow, disks and memory full, servers that move: what is left is right, and is said."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.deployment.parts import QUERIES, SITES, TRUTH_S, Federation
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
+
+
+def test_a_site_that_is_cut_off_for_three_minutes_is_waited_for_and_answers_everything(parties: Federation) -> None:
+    parties.up()
+    parties.start_run()
+    parties.wait("released")
+    parties.pull_cable("site-1")
+    parties.until(lambda: missed(parties, "site-1"), "the operator reads that site-1 is away", timeout_s=TRUTH_S)
+    time.sleep(180.0)
+    parties.plug_cable("site-1")
+    assert parties.finish_run(timeout_s=900.0) == 0, parties.tails()
+    parties.assert_whole()
+    for site in SITES:
+        assert parties.site_charges(site) == QUERIES
+
+
+def test_one_site_away_for_the_whole_run_one_slow_and_one_out_of_memory(parties: Federation) -> None:
+    """Site 3 is never there; site 2 has 4 kB/s through its proxy; site 1's worker cannot allocate from mid-study on."""
+    for name in ("server", "site-1"):
+        parties.start(name)
+        if name == "server":
+            parties.recorded("server", "all-ready", count=1)
+            for site in SITES:
+                parties.admit(site)
+    proxy = parties.inside_in_background(
+        "site-2",
+        sys.executable,
+        str(Path(__file__).with_name("http_proxy.py")),
+        "3128",
+        str(parties.root / "p"),
+        "4000",
+    )
+    try:
+        parties.start("site-2", env={"HTTPS_PROXY": "http://127.0.0.1:3128"})
+        for name in ("site-1", "site-2"):
+            parties.recorded(name, "all-ready", count=1)
+        parties.start_run()
+        parties.wait("released", timeout_s=400)
+        pid = parties.parties["site-1"].pid("worker")
+        used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        subprocess.run(["prlimit", "--pid", str(pid), f"--as={used}"], check=True)
+        assert parties.finish_run(timeout_s=900.0) == 0, parties.tails()
+        parties.assert_whole()
+        rosters = {tuple(event["roster"]) for event in parties.events("released")}
+        assert rosters == {("site-1", "site-2")}  # who is not there is in no release and pays nothing
+        assert parties.site_charges("site-1") == parties.site_charges("site-2") == QUERIES
+        assert not (parties.root / "site-3" / "site-ledger.sqlite").exists()
+        log = (parties.root / "site-1" / "logs" / "worker.log").read_text()
+        assert "zero-code" in log or parties.parties["site-1"].count("daemon-ended", "worker")  # it said so at home
+    finally:
+        proxy.terminate()
+        proxy.wait()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, *, spare_mb: int = 24) -> Iterator[Path]:
+    """``folder`` on a file system of its own with little room; yields the file that fills it."""
+    aside = folder.with_name(folder.name + ".aside")
+    folder.rename(aside)
+    folder.mkdir()
+    used = sum(path.stat().st_size for path in aside.rglob("*") if path.is_file()) >> 20
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={used + spare_mb}m", "tmpfs", str(folder)], check=True)
+    try:
+        shutil.copytree(aside, folder, dirs_exist_ok=True, symlinks=True)
+        yield folder / "filler"
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+def fill(filler: Path) -> None:
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as stream:
+        while stream.write(b"\0" * 4096):
+            pass
+    assert shutil.disk_usage(filler.parent).free < 4096
+
+
+def test_a_full_disk_at_the_server_stops_the_study_and_room_lets_it_go_on(parties: Federation) -> None:
+    with small_disk(parties.root / "server") as filler:
+        parties.up()
+        parties.start_run()
+        parties.wait("released")
+        fill(filler)
+        assert parties.run is not None
+        assert parties.run.wait(2 * TRUTH_S) != 0  # it gives up and says so; nothing is RUNNING for ever
+        assert "error" in (parties.root / "server.out").read_text()
+        filler.unlink()
+        parties.start_run()
+        assert parties.finish_run(timeout_s=900.0) == 0, parties.tails()
+        parties.assert_whole()
+        for site in SITES:
+            assert parties.site_charges(site) == QUERIES
+
+
+def test_a_full_disk_at_a_site_is_seen_by_the_operator_and_room_lets_it_answer(parties: Federation) -> None:
+    with small_disk(parties.root / "site-1") as filler:
+        parties.up()
+        parties.start_run()
+        parties.wait("released")
+        fill(filler)
+        parties.until(lambda: missed(parties, "site-1"), "the operator reads that site-1 fails", timeout_s=TRUTH_S)
+        filler.unlink()
+        assert parties.finish_run(timeout_s=900.0) == 0, parties.tails()
+        parties.assert_whole()
+        for site in SITES[1:]:
+            assert parties.site_charges(site) == QUERIES
+        assert parties.site_charges("site-1") <= QUERIES
+
+
+def test_a_server_moved_to_a_new_host_from_its_backup_goes_on_with_the_same_sites(parties: Federation) -> None:
+    """The backup is the stopped study's folder; the name the sites know points at the new host."""
+    parties.up()
+    parties.start_run()
+    parties.wait("released", count=2)
+    parties.stop("server", signal.SIGTERM)
+    parties.finish_run()
+    backup = parties.root / "backup.tar"
+    subprocess.run(["tar", "-C", str(parties.root), "-cf", str(backup), "server"], check=True)
+    before = {q for event in parties.events("released") for q in event["queries"]}
+    shutil.rmtree(parties.root / "server")
+    subprocess.run(["tar", "-C", str(parties.root), "-xf", str(backup)], check=True)
+    ready = parties.parties["server"].count("all-ready")
+    parties.start("server")
+    parties.recorded("server", "all-ready", count=ready + 1)
+    parties.start_run()
+    assert parties.finish_run(timeout_s=900.0) == 0, parties.tails()
+    parties.assert_whole()
+    after = [q for event in parties.events("released") for q in event["queries"]]
+    assert before <= set(after)
+    for site in SITES:
+        assert parties.site_charges(site) == QUERIES
+        assert parties.parties[site].count("daemon-started", "worker") == 1
+
+
+def missed(parties: Federation, site: str) -> bool:
+    """Whether the study's log says that a site does not answer."""
+    answers = [*parties.events("reply-missing"), *parties.events("offer-answered")]
+    return any(event["site"] == site and event.get("reason") not in (None, "accepted") for event in answers)
