@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,6 +104,30 @@ def up(
     if only is not None and only not in PARTS:
         raise InvalidInput("--only", value=only, limit=" or ".join(PARTS))
     site_up(site_dir, parts=PARTS if only is None else (only,), on_ready=lambda: typer.echo("site is up", err=True))
+
+
+@site_app.command("doctor")
+def doctor(
+    site_dir: SiteDir,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """Check what this site needs to take part: keys, network, proxy, certificate, clock, admission, disk, GPU memory.
+
+    Exit code 2: something is wrong; each such line says what to do.
+    Example: consilium site doctor --site-dir /srv/consilium
+    """
+    from client.readiness import check_site
+
+    findings = check_site(site_dir)
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        for finding in findings:
+            typer.echo(f"{'ok  ' if finding.ok else 'FAIL'} {finding.name}: {finding.found}")
+            if finding.remedy:
+                typer.echo(f"     to fix: {finding.remedy}")
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(2)
 
 
 @site_app.command("status")

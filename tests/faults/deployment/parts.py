@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from client.setup import SiteKit, create_site
@@ -57,7 +58,8 @@ def make_parties(root: Path) -> Path:
     rest = cases[len(SITES) * PATIENTS :]
     setup.publish_volumes(workspace, [case.image for case in rest[:QUERIES]])
     setup.fit_study_codec(workspace, [case.label for case in rest[QUERIES:]], sites=len(SITES))
-    provision.set_up_server(workspace, Endpoint(host=HOST, port=PORT, internal_port=INTERNAL_PORT))
+    endpoint = Endpoint(host=HOST, port=PORT, internal_port=INTERNAL_PORT)
+    provision.set_up_server(workspace, endpoint, now=datetime.now(UTC) - timedelta(days=60))
     for number, name in enumerate(SITES):
         directory = root / name
         part = cases[number * PATIENTS : (number + 1) * PATIENTS]
