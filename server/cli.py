@@ -244,24 +244,42 @@ def status_facts(workspace: Workspace) -> dict[str, Any]:
     """A study's standing as plain values, from the ledger and the event log."""
     study = workspace.study()
     with Ledger.open(workspace.ledger_file) as ledger:
-        answers = len(ledger.answers(study.id))
+        answers = ledger.answers(study.id)
+        batches = describe.rosters(answers)
+        declared = {pool.pool for pool in ledger.pools()}
+        spent = {
+            site.name: describe.is_spent(ledger, study, pool=site.pool)
+            for site in workspace.registered()
+            if site.pool in declared
+        }
         guarantees = {str(k): v.epsilon for k, v in ledger.study_guarantees(study.id).items()}
         head = ledger.head()
     last: dict[str, Any] = {}
-    sites: dict[str, dict[str, Any]] = {}
+    sites: dict[str, dict[str, Any]] = {
+        name: {
+            "state": "spent" if spent.get(name) else "open",
+            "batches": sum(name in batch.roster for batch in batches),
+            "answers": sum(batch.queries for batch in batches if name in batch.roster),
+        }
+        for name in sorted(spent.keys() | {name for batch in batches for name in batch.roster})
+    }
     for event in read_events(workspace.events_file):
         if event["event"] in ("stage-started", "run-started", "run-finished", "run-failed", "quorum-missed"):
             last = event
         if event["event"] in ("offer-answered", "reply-received", "reply-missing"):
-            sites[event["site"]] = {"event": event["event"], "time": event["time"]} | (
-                {"reason": event["reason"]} if "reason" in event else {}
-            )
+            newest = {"event": event["event"], "time": event["time"], "reason": event.get("reason", "")}
+            sites.setdefault(event["site"], {"state": "open", "batches": 0, "answers": 0}).update(newest)
+    running = workspace.busy()
+    done = len(answers) >= study.privacy.planned_queries
+    out_of_budget = bool(spent) and sum(not gone for gone in spent.values()) < study.privacy.quorum
+    state = "running" if running else "complete" if done else "budget spent" if out_of_budget else "not running"
     return {
         "study": study.name,
         "id": study.id,
-        "running": workspace.busy(),
+        "state": state,
+        "running": running,
         "last_event": last,
-        "answers": answers,
+        "answers": len(answers),
         "planned_queries": study.privacy.planned_queries,
         "epsilon": guarantees,
         "budget_epsilon": study.privacy.epsilon,
@@ -269,6 +287,9 @@ def status_facts(workspace: Workspace) -> dict[str, Any]:
         "unit": str(study.privacy.unit),
         "relation": str(study.privacy.relation),
         "sites": sites,
+        "batches": [
+            {"batch": batch.batch, "queries": batch.queries, "roster": list(batch.roster)} for batch in batches
+        ],
         "ledger_head": head.hash,
     }
 
@@ -279,14 +300,21 @@ def _print_status(workspace: Workspace, *, as_json: bool) -> None:
         typer.echo(json.dumps(facts, indent=1))
         return
     stated = f"δ = {facts['delta']:g}, unit {facts['unit']}, relation {facts['relation']}"
-    typer.echo(f"study {facts['study']}: {'running' if facts['running'] else 'not running'}")
+    typer.echo(f"study {facts['study']}: {facts['state']}")
     typer.echo(f"answers {facts['answers']} of {facts['planned_queries']} planned")
     spent = ", ".join(f"ε = {value:.4f} ({name})" for name, value in facts["epsilon"].items())
     typer.echo(f"spent {spent or 'ε = 0'} of ε = {facts['budget_epsilon']:g}; {stated}")
     for name, site in sorted(facts["sites"].items()):
+        last = f"; {site['event']} at {site['time']}" if "event" in site else ""
         typer.echo(
-            f"site {name}: {site['event']} at {site['time']}" + (f", {site['reason']}" if "reason" in site else "")
+            f"site {name}: {site['state']}; in {site['batches']} of {len(facts['batches'])} releases with "
+            f"{site['answers']} of {facts['answers']} answers{last}"
+            + (f", {site['reason']}" if site.get("reason") else "")
         )
+    for number, batch in enumerate(facts["batches"], start=1):
+        absent = sorted(facts["sites"].keys() - set(batch["roster"]))
+        if absent:
+            typer.echo(f"release {number} ({batch['queries']} answers) was without {', '.join(absent)}")
 
 
 def _create(directory: Path, study: Study) -> None:

@@ -5,7 +5,11 @@ Every ε stands with its accountant, δ, unit and relation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from common.config import Study
+from common.ledger.store import Ledger, StoredAnswer
 from common.privacy.accounting import guarantee
 from common.privacy.calibration import noise_multiplier, study_mechanism
 from common.privacy.mechanism import AccountantName, Relation, Unit
@@ -18,6 +22,39 @@ _RELATIONS = {
     Relation.REPLACE_ONE: "exchanged for any other {unit}",
     Relation.ZERO_OUT: "left out, its code counting as zero",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRoster:
+    """Who took part in one release: how many queries it answered, and the sites on its roster, by name."""
+
+    batch: str
+    queries: int
+    roster: tuple[str, ...]
+
+
+def rosters(answers: Sequence[StoredAnswer]) -> tuple[BatchRoster, ...]:
+    """The releases behind a study's answers in order. A batch that was answered in two runs with other sites is two."""
+    found: list[BatchRoster] = []
+    for answer in answers:
+        roster = tuple(sorted(entry.site for entry in answer.roster))
+        if found and (found[-1].batch, found[-1].roster) == (answer.batch_id, roster):
+            found[-1] = BatchRoster(answer.batch_id, found[-1].queries + 1, roster)
+        else:
+            found.append(BatchRoster(answer.batch_id, 1, roster))
+    return tuple(found)
+
+
+def is_spent(ledger: Ledger, study: Study, *, pool: str) -> bool:
+    """Whether nothing more can be asked of a declared pool in this study: every planned query is answered, or the pool
+    or the study's budget for it has no room for one more."""
+    if len(ledger.answers(study.id)) >= study.privacy.planned_queries:
+        return True
+    mechanism = study_mechanism(study, dimension=1)
+    declared = next(declaration for declaration in ledger.pools() if declaration.pool == pool)
+    in_study = mechanism.mu_squared(study.privacy.protection)
+    in_all = mechanism.mu_squared(declared.protection)
+    return ledger.remaining(pool) < in_all or ledger.remaining(pool, study.id) < in_study
 
 
 def facts(study: Study) -> dict[str, object]:

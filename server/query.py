@@ -47,6 +47,9 @@ from common.privacy.release import noisy_sum
 from common.sealing import SealContext, SealingKeys, unseal
 from server.workspace import CodecRecord, Site
 
+RECEIPTS_DEADLINE_S = 90.0
+"""What filing receipts may take at most; whatever is late is sent with the next message."""
+
 REPLY_MARGIN_S = 30.0
 """What a reply may take beyond the site's own deadline: the queues on both ways."""
 
@@ -442,12 +445,11 @@ class Aggregator:
         """Bring sites the receipts they miss. A site of which it is not known what it holds is asked first."""
         missing = {site.node_id: self._missing_receipts(site) for site in sites}
         waiting = {site.node_id: site for site in sites if missing[site.node_id] != ()}
+        timeout_s = min(self._study.collection.offer_deadline_s, RECEIPTS_DEADLINE_S)
         for _attempt in (1, 2):
             online = transport.online() & waiting.keys()
             bodies = {node: encode(Receipts(self._ledger.ledger_id, missing[node] or ())) for node in sorted(online)}
-            for reply in (
-                transport.exchange(bodies, timeout_s=self._study.collection.offer_deadline_s) if bodies else ()
-            ):
+            for reply in transport.exchange(bodies, timeout_s=timeout_s) if bodies else ():
                 site, message = waiting[reply.node_id], _decoded(reply)
                 if not isinstance(message, ReceiptsReply):
                     continue

@@ -524,13 +524,20 @@ class SiteLedger(OpenLedger[SiteBooks]):
             "restored": len(books.restored_at),
             "refusals": len(books.refusals),
             "studies": [
-                {"id": terms.id, "name": terms.name, "state": books.paused.get(terms.id, "open")}
-                for terms in books.studies.values()
+                {"id": terms.id, "name": terms.name, "state": self._state(terms.id)} for terms in books.studies.values()
             ],
             "alarms": list(self.alarms()),
         }
 
     # --- helpers
+
+    def _state(self, study_id: str) -> str:
+        """``pause``, ``withdraw``, ``spent`` (no room for one more query like the last) or ``open``."""
+        books = self._books
+        if study_id in books.paused:
+            return books.paused[study_id]
+        newest = next((r.query for r in reversed(books.reservations.values()) if r.study_id == study_id), None)
+        return "spent" if newest and books.shortfall([newest.mechanism], study_id=study_id) else "open"
 
     def _declare(self, pool: str, site: str, caps: Caps) -> None:
         declaration = PoolDeclaration(

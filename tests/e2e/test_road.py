@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from client.training.site import train_site
-from common.config import CodecConfig, PrivacyConfig, Study, TrainingConfig
+from common.config import CodecConfig, CollectionConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import read_dataset, write_dataset
 from common.data.synthetic import study_data, write_phantoms
 from common.events import read_events
@@ -63,16 +64,14 @@ class Road:
         return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-@pytest.fixture(scope="module")
-def road(tmp_path_factory):
-    root = tmp_path_factory.mktemp("road")
-    phantoms = write_phantoms(root / "all", cases=SITES * PATIENTS + QUERIES + 8, seed=1)
+def build(root: Path, names: Sequence[str], *, collection: CollectionConfig) -> tuple[Workspace, dict[str, Path]]:
+    """A study with its codec and volumes, and sites with trained teachers; nothing runs yet."""
+    phantoms = write_phantoms(root / "all", cases=len(names) * PATIENTS + QUERIES + 8, seed=1)
     cases = list(phantoms.cases)
-    names = [f"site-{k}" for k in range(SITES)]
     for k, name in enumerate(names):
         part = cases[k * PATIENTS : (k + 1) * PATIENTS]
         write_dataset(root / "data" / name, name=name, labels=phantoms.labels, channels=phantoms.channels, cases=part)
-    rest = cases[SITES * PATIENTS :]
+    rest = cases[len(names) * PATIENTS :]
     study = Study(
         name="road",
         data=study_data(2),
@@ -80,11 +79,12 @@ def road(tmp_path_factory):
         codec=CodecConfig(augmentations=20, max_dimension=8),
         teacher=RECIPE,
         student=RECIPE,
+        collection=collection,
     )
     workspace = Workspace(root / "server")
     setup.create_study(workspace, study)
     setup.publish_volumes(workspace, [case.image for case in rest[:QUERIES]])
-    setup.fit_study_codec(workspace, [case.label for case in rest[QUERIES:]], sites=SITES)
+    setup.fit_study_codec(workspace, [case.label for case in rest[QUERIES:]], sites=len(names))
     write_server(workspace)
     sites = write_sites(workspace, root / "sites", names=names, data=root / "data")
     for name, directory in sites.items():
@@ -95,6 +95,13 @@ def road(tmp_path_factory):
             recipe=RECIPE,
             voters=1,
         )
+    return workspace, sites
+
+
+@pytest.fixture(scope="module")
+def road(tmp_path_factory):
+    root = tmp_path_factory.mktemp("road")
+    workspace, sites = build(root, [f"site-{k}" for k in range(SITES)], collection=CollectionConfig())
     with running(workspace, sites) as federation:
         yield Road(root=root, workspace=workspace, sites=sites, federation=federation)
 

@@ -3,14 +3,18 @@ from time import perf_counter
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from common.config import render_study
 from common.errors import QuorumNotReached
 from common.ledger.store import PoolDeclaration
 from common.messages import CodesReply, CodesRequest, Receipts, Several, encode
 from common.privacy.mechanism import AccountantName, Budget
 from common.privacy.quantise import quantise
 from common.sealing import SealContext, seal
+from server.cli import status_facts, study_app
 from server.query import Aggregator
+from server.workspace import Workspace
 from tests.federation import Federation, make_study, part
 
 
@@ -460,3 +464,55 @@ def test_a_veto_given_while_a_batch_is_computed_keeps_the_site_off_the_next_rost
     fed.core().run(fed.transport)
     assert [len(event["roster"]) for event in fed.events("released")] == [3, 2, 2]
     assert "paused" in {event["reason"] for event in fed.events("offer-answered") if event["site"] == "site-2"}
+
+
+def test_the_status_tells_who_took_part_in_what_and_who_is_spent(federation, tmp_path):
+    fed = federation(study=make_study(planned_queries=6))
+    batches_of(fed, 2, offer_deadline_s=1.0)
+    fed.transport.offline = {102}
+    fed.core().run(fed.transport, should_stop=iter([False, True]).__next__)
+    workspace = Workspace(tmp_path)
+    workspace.study_file.write_text(render_study(fed.study))
+    workspace.save_sites(fed.sites)
+    half = status_facts(workspace)
+    assert (half["state"], half["sites"]["site-2"]["state"]) == ("not running", "open")
+    fed.transport.offline = set()
+    fed.core().run(fed.transport)
+    whole = status_facts(workspace)
+    assert whole["state"] == "complete"
+    took = {name: (site["state"], site["batches"], site["answers"]) for name, site in whole["sites"].items()}
+    assert took == {"site-0": ("spent", 3, 6), "site-1": ("spent", 3, 6), "site-2": ("spent", 2, 4)}
+    assert [(batch["queries"], len(batch["roster"])) for batch in whole["batches"]] == [(2, 2), (2, 3), (2, 3)]
+    states = {name: ledger.summary()["studies"][0]["state"] for name, ledger in fed.site_ledgers.items()}
+    assert states == {"site-0": "spent", "site-1": "spent", "site-2": "open"}, "site-2 has two queries left by its own"
+    shown = CliRunner().invoke(study_app, ["status", str(tmp_path)])
+    assert "study test: complete" in shown.stdout
+    assert "site site-2: spent; in 2 of 3 releases with 4 of 6 answers" in shown.stdout
+    assert "release 1 (2 answers) was without site-2" in shown.stdout
+
+
+def test_below_quorum_in_the_middle_of_a_run_neither_pools_nor_rows_move(federation):
+    """One site down, one killed in mid-batch, one past its deadline: what was answered stays, no more is charged."""
+    fed = federation(study=make_study(planned_queries=6), sites=4)
+    batches_of(fed, 2, offer_deadline_s=1.0, patience_s=1.0)
+    fed.transport.offline = {103}
+    at_batch = []
+
+    def trouble(node, body, reply):
+        asked = part(body, CodesRequest)
+        if asked and len(fed.events("released")) == 1:
+            at_batch.append((fed.ledger.row_count, [fed.ledger.spent(site.pool) for site in fed.sites]))
+            if node == 101:
+                fed.transport.offline.add(101)
+            return reply if node == 100 else None
+        return reply
+
+    fed.transport.intercept = trouble
+    with pytest.raises(QuorumNotReached, match="1 of the 3 sites that accepted"):
+        fed.core().run(fed.transport)
+    assert (fed.ledger.row_count, [fed.ledger.spent(site.pool) for site in fed.sites]) == at_batch[0]
+    assert [event["roster"] for event in fed.events("released")] == [["site-0", "site-1", "site-2"]]
+    assert len(fed.ledger.answers(fed.study.id)) == 2
+    fed.transport.intercept, fed.transport.offline = lambda node, body, reply: reply, set()
+    fed.core().run(fed.transport)
+    assert [len(a.roster) for a in fed.ledger.answers(fed.study.id)] == [3, 3, 4, 4, 4, 4]
