@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from common.codecs.paper import paper_radius
-from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, load_study
+from common.codecs.paper import codec_terms
+from common.config import DataConfig, PrivacyConfig, Study, load_study
 from common.data.split import private_label_hashes
 from common.errors import InvalidInput
 from common.events import read_events
@@ -69,7 +69,7 @@ def init(
             unit=unit,
             voters_per_site=voters,
         ),
-        codec=_codec_terms(codec, labels=len(labels.split(",")), grid=_triple(grid, int, what="--grid")),
+        codec=codec_terms(codec, labels=len(labels.split(",")), grid=_triple(grid, int, what="--grid")),
     )
     _create(directory, study)
 
@@ -321,13 +321,6 @@ def _create(directory: Path, study: Study) -> None:
     setup.create_study(Workspace(directory), study)
     typer.echo(describe.for_consortium(study))
     typer.echo(f"created {directory}; next: `consilium study publish {directory} --images DIR`")
-
-
-def _codec_terms(name: str, *, labels: int, grid: tuple[int, int, int]) -> CodecConfig:
-    """The codec's defaults; ``paper-pca`` has only one radius, which follows from the grid."""
-    if name == "paper-pca":
-        return CodecConfig(name=name, radius=paper_radius(labels=labels, grid=grid))
-    return CodecConfig(name=name)
 
 
 def _triple(text: str, kind: type, *, what: str) -> Any:

@@ -147,6 +147,13 @@ def paper_radius(*, labels: int, grid: Sequence[int]) -> float:
     return math.sqrt(labels * math.prod(grid)) / 2
 
 
+def codec_terms(name: str, *, labels: int, grid: Sequence[int]) -> CodecConfig:
+    """A codec's settings where only its name is chosen: the defaults, and for ``paper-pca`` its only radius."""
+    if name == PaperPcaCodec.name:
+        return CodecConfig(name=name, radius=paper_radius(labels=labels, grid=grid))
+    return CodecConfig(name=name)
+
+
 def _check_radius(radius: float, *, numbers: int) -> None:
     expected = math.sqrt(numbers) / 2
     if not math.isclose(radius, expected, rel_tol=1e-9):

@@ -33,6 +33,7 @@ def demo(
     unit: Annotated[Unit, typer.Option(help="Unit of privacy.")] = Unit.HOSPITAL,
     relation: Annotated[Relation, typer.Option(help="Neighbouring relation.")] = Relation.REPLACE_ONE,
     voters: Annotated[int, typer.Option(help="Voters m a site, on disjoint patients.")] = 1,
+    codec: Annotated[str, typer.Option(help="Codec: pca, ball-ae or paper-pca.")] = "pca",
     seed: Annotated[int, typer.Option(help="Seed of data, split and training; the noise has none.")] = 0,
 ) -> None:
     """The whole road on this machine: hospitals' data, teachers, a federation of real daemons, a student, a report.
@@ -48,6 +49,7 @@ def demo(
         unit=str(unit),
         relation=str(relation),
         voters=voters,
+        codec=codec,
         seed=seed,
         data=None if data is None else str(data.absolute()),
     )

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from client.training.side_by_side import default_jobs
-from common.config import STUDENT_RECIPE, CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.codecs.paper import codec_terms
+from common.config import STUDENT_RECIPE, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import read_dataset
 from common.data.split import SplitCounts, plan_split, private_label_hashes, write_split
 from common.data.synthetic import study_data, write_phantoms
@@ -51,6 +52,7 @@ class DemoOptions:
     unit: str = "hospital"
     relation: str = "replace-one"
     voters: int = 1
+    codec: str = "pca"
     seed: int = 0
     data: str | None = None
 
@@ -198,7 +200,7 @@ def _study(places: Places, options: DemoOptions, source: Path) -> Study:
                 unit=options.unit,  # type: ignore[arg-type]
                 voters_per_site=options.voters,
             ),
-            codec=CodecConfig(),
+            codec=codec_terms(options.codec, labels=len(data.labels), grid=data.grid),
             teacher=teacher,
             student=student,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,9 @@ from common.data.msd import read_dataset
 from common.data.volume import load_label
 from common.errors import InvalidInput
 from common.metrics import mean_dice
+from common.privacy.mechanism import GRID_BITS
 from tests.contracts.codec_contract import CodecContract, patients, soft
+from tests.federation import Federation, make_study
 
 
 class Fitted(CodecContract):
@@ -155,6 +158,23 @@ def test_weights_of_another_shape_or_type_are_refused() -> None:
     ):
         with pytest.raises(InvalidInput, match="ball-ae"):
             BallAutoencoder.from_parts(header, unpack(pack(header, {**arrays, **change}))[1])
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_hospitals_answer_by_it_through_worker_ledger_and_core(tmp_path: Path) -> None:
+    """The stub teachers of every hospital see a ball of their own; the released sums are those of their codes."""
+    settings = CodecConfig(name="ball-ae", max_dimension=6, augmentations=0)
+    fed = Federation(tmp_path, study=replace(make_study(epsilon=1000.0), codec=settings), sites=3)
+    fed.core().run(fed.transport)
+    answers = fed.ledger.answers(fed.study.id)
+    assert len(answers) == fed.study.privacy.planned_queries
+    codes = [fed.codec.encode(voters.predict(b"")[0]) for voters in fed.voters.values()]
+    assert {answer.query.codec for answer in answers} == {fed.codec_hash}
+    released = np.mean([answer.noisy_sum for answer in answers], axis=0) / 2.0**GRID_BITS
+    noise = float(answers[0].query.mechanism.noise_std) / 2**GRID_BITS / len(answers) ** 0.5
+    assert np.linalg.norm(sum(codes)) > 12 * noise  # so that zero codes would be noticed
+    np.testing.assert_allclose(released, sum(codes), atol=6 * noise)
+    fed.close()
 
 
 # ---- real label maps
