@@ -74,6 +74,44 @@ def cases(
         typer.echo(f"left out {problem.case}: {problem.reason}")
 
 
+@site_app.command("doctor")
+def doctor(
+    data: Annotated[
+        Path | None, typer.Option("--data", help="The dataset to look at; by default the one in site.toml.")
+    ] = None,
+    site_dir: Annotated[
+        Path | None, typer.Option("--site-dir", help="The site's directory, where there is one.")
+    ] = None,
+    study: Annotated[Path | None, typer.Option("--study", help="The study's TOML file; else the site's copy.")] = None,
+    layout: Annotated[str | None, typer.Option(help="msd, nnunet, bids or table; found by itself.")] = None,
+    label_map: Annotated[
+        Path | None, typer.Option(help="TOML with [labels] and [channels]; else as in site.toml.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Directory for doctor.html, doctor.json and pictures of suspicious cases.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON, without names.")] = False,
+) -> None:
+    """Look at everything that could stop this site, and say what to do about it. Changes nothing.
+
+    The table on the terminal names cases; the report and the JSON number them. Exit code 0: nothing to repair; 8: at
+    least one finding is a failure, such as a case left out; 2: the command itself was given something wrong.
+    Example: consilium site doctor --data /data/north --study study.toml --report doctor
+    """
+    from client import doctor as findings_of
+    from client.doctor_cli import data_findings
+
+    findings = data_findings(site_dir, data=data, study=study, layout=layout, label_map=label_map, report=report)
+    if report is not None:
+        paths = findings_of.write_report(report, findings)
+        typer.echo(f"report: {paths[1]}", err=True)
+    if as_json:
+        typer.echo(findings_of.to_json(findings))
+    else:
+        findings_of.print_table(findings)
+    raise typer.Exit(findings_of.exit_code(findings))
+
+
 @site_app.command("serve")
 def serve(
     site_dir: SiteDir,

@@ -1,0 +1,156 @@
+"""The doctor's checks of a site's data: layout, who counts as a patient, every case, pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from client.doctor import Finding, State
+from common.config import DataConfig
+from common.data.dataset import Case, Dataset, PatientIdentity
+from common.data.examine import Examined, Verdict, examine
+from common.data.layouts import DatasetSettings, match_study, open_dataset
+from common.data.patients import refuse_counted_twice
+from common.data.volume import Volume, load_label, load_volume
+from common.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from jaxtyping import UInt8
+
+_STATES = {Verdict.GOOD: State.OK, Verdict.ODD: State.NOTE, Verdict.BROKEN: State.FAIL}
+_COLOURS = ("#ff5252", "#40c4ff", "#ffd740", "#69f0ae", "#e040fb", "#ff6e40")
+
+
+def check_data(
+    directory: Path,
+    data: DataConfig,
+    settings: DatasetSettings,
+    *,
+    pictures: Path | None = None,
+    on_case: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Finding]:
+    """Everything there is to find about a dataset before it is trained on.
+
+    ``pictures``: a directory for one picture of each case that is not plainly good and can be shown. ``on_case`` is
+    told how many cases are done, of how many. A dataset that cannot be used at all is one failure.
+    """
+    try:
+        dataset = match_study(
+            open_dataset(directory, layout=settings.layout, patients=settings.patients),
+            data,
+            labels=settings.labels,
+            channels=settings.channels,
+        )
+    except InvalidInput as error:
+        return [_failure("dataset", error)]
+    total = len(dataset.cases) + len(dataset.problems)
+    findings = [_patients(dataset)]
+    try:
+        refuse_counted_twice(dataset)
+    except InvalidInput as error:
+        findings.append(
+            Finding("patients", State.FAIL, error.what, error.remedy, subject=", ".join(_names(error.value)))
+        )
+    results = examine(dataset, data, on_case=lambda done: on_case(done, total))
+    good = sum(result.verdict is Verdict.GOOD for result in results)
+    usable = sum(result.verdict is not Verdict.BROKEN for result in results)
+    findings.append(
+        Finding(
+            "cases",
+            State.OK if usable else State.FAIL,
+            f"{len(results)} cases: {good} good, {usable - good} odd and used, {len(results) - usable} left out",
+            "" if usable else "repair the cases below",
+        )
+    )
+    cases = {case.id: case for case in dataset.cases}
+    for result in results:
+        if result.verdict is not Verdict.GOOD:
+            findings.append(_case(result, cases.get(result.case), data, pictures))
+    return findings
+
+
+def _case(result: Examined, case: Case | None, data: DataConfig, pictures: Path | None) -> Finding:
+    picture = ""
+    if pictures is not None and case is not None and (shown := _readable(case, data)) is not None:
+        pictures.mkdir(parents=True, exist_ok=True)
+        path = pictures / f"case-{result.number:04d}.png"
+        draw(path, *shown, labels=data.labels, title=f"case {result.number}")
+        picture = f"{pictures.name}/{path.name}"
+    return Finding(
+        "case",
+        _STATES[result.verdict],
+        "; ".join(result.findings),
+        result.remedy,
+        number=result.number,
+        subject=result.case,
+        picture=picture,
+    )
+
+
+def _patients(dataset: Dataset) -> Finding:
+    count = len({dataset.patient_of(case) for case in dataset.listed})
+    state = State.NOTE if dataset.patient_identity is PatientIdentity.FILE else State.OK
+    remedy = "if patients have several scans, put a patients.csv beside the data" if state is State.NOTE else ""
+    text = f"{count} patients in {len(dataset.listed)} labelled cases: {dataset.patient_identity.sentence}"
+    return Finding("patients", state, text, remedy)
+
+
+def _failure(check: str, error: InvalidInput) -> Finding:
+    """The reason without its value, which may name a case and goes to the terminal alone."""
+    text = f"{error.what}; allowed: {error.limit}" if error.limit else error.what
+    return Finding(check, State.FAIL, text, error.remedy, subject=", ".join(_names(error.value)))
+
+
+def _names(value: object) -> list[str]:
+    return [str(name) for name in value] if isinstance(value, tuple | list) else [] if value is None else [str(value)]
+
+
+def _readable(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray, "x y z"] | None] | None:
+    """The image, and the label map where it fits; None where not even the image reads."""
+    try:
+        volume = load_volume(case.images, data, order=case.channel_order)
+    except InvalidInput:
+        return None
+    try:
+        if case.label is None:
+            return volume, None
+        return volume, load_label(case.label, data, volume=volume, mapping=dict(case.label_map))
+    except InvalidInput:
+        return volume, None
+
+
+def draw(
+    path: Path,
+    volume: Volume,
+    label: UInt8[np.ndarray, "x y z"] | None,
+    *,
+    labels: tuple[str, ...],
+    title: str,
+) -> None:
+    """Three slices through the structures' middle (the volume's, where there are none), structures outlined; PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    image = volume.image[0]
+    drawn = label if label is not None and label.any() else None
+    middle = [n // 2 for n in image.shape] if drawn is None else [int(c) for c in np.argwhere(drawn).mean(axis=0)]
+    figure = Figure(figsize=(9, 3.4), facecolor="black", layout="constrained")
+    FigureCanvasAgg(figure)
+    low, high = np.quantile(image, [0.01, 0.995])
+    for axis, (name, edges) in enumerate((("sagittal", "P A"), ("coronal", "L R"), ("axial", "L R"))):
+        plot = figure.add_subplot(1, 3, axis + 1)
+        plot.imshow(image.take(middle[axis], axis=axis).T, origin="lower", cmap="gray", vmin=low, vmax=high)
+        if drawn is not None:
+            flat = drawn.take(middle[axis], axis=axis).T
+            for value in range(1, len(labels)):
+                if (flat == value).any() and not (flat == value).all():
+                    plot.contour(flat == value, levels=[0.5], colors=[_COLOURS[(value - 1) % len(_COLOURS)]])
+        first, last = edges.split()
+        plot.set_title(f"{name}  ({first} left, {last} right)", color="white", fontsize=9)
+        plot.set_axis_off()
+    outlined = "no label map fits" if label is None else ", ".join(labels[1:]) if drawn is not None else "no structure"
+    figure.suptitle(f"{title}: {outlined}", color="white", fontsize=10)
+    figure.savefig(path, dpi=100, metadata={"Software": None})
