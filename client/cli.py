@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,13 +75,15 @@ def cases(
 
 @site_app.command("doctor")
 def doctor(
-    data: Annotated[
-        Path | None, typer.Option("--data", help="The dataset to look at; by default the one in site.toml.")
-    ] = None,
     site_dir: Annotated[
-        Path | None, typer.Option("--site-dir", help="The site's directory, where there is one.")
+        Path | None, typer.Option("--site-dir", help="The site's directory: whether it can take part.")
     ] = None,
-    study: Annotated[Path | None, typer.Option("--study", help="The study's TOML file; else the site's copy.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="A dataset, in any layout: whether every case can be used.")
+    ] = None,
+    study: Annotated[
+        Path | None, typer.Option("--study", help="The study the data is for; else the site's copy.")
+    ] = None,
     layout: Annotated[str | None, typer.Option(help="msd, nnunet, bids or table; found by itself.")] = None,
     label_map: Annotated[
         Path | None, typer.Option(help="TOML with [labels] and [channels]; else as in site.toml.")
@@ -90,25 +91,23 @@ def doctor(
     report: Annotated[
         Path | None, typer.Option(help="Directory for doctor.html, doctor.json and pictures of suspicious cases.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON, without names.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON, without cases' names.")] = False,
 ) -> None:
-    """Look at everything that could stop this site, and say what to do about it. Changes nothing.
+    """Check what could stop this site, and say what to do about it. Changes nothing.
 
-    The table on the terminal names cases; the report and the JSON number them. Exit code 0: nothing to repair; 8: at
-    least one finding is a failure, such as a case left out; 2: the command itself was given something wrong.
-    Example: consilium site doctor --data /data/north --study study.toml --report doctor
+    With --site-dir: keys, network, proxy, certificate, clock, admission, disk, GPU memory. With --data: the layout, who
+    counts as a patient, every case. The terminal names cases; the report and the JSON number them. Exit code 8: at
+    least one check failed; each such line says what to do.
+    Example: consilium site doctor --site-dir /srv/consilium --data /data/north --report doctor
     """
     from client import doctor as findings_of
-    from client.doctor_cli import data_findings
+    from client.doctor_cli import look
 
-    findings = data_findings(site_dir, data=data, study=study, layout=layout, label_map=label_map, report=report)
+    findings = look(site_dir, data=data, study=study, layout=layout, label_map=label_map, report=report)
     if report is not None:
         paths = findings_of.write_report(report, findings)
         typer.echo(f"report: {paths[1]}", err=True)
-    if as_json:
-        typer.echo(findings_of.to_json(findings))
-    else:
-        findings_of.print_table(findings)
+    typer.echo(findings_of.to_json(findings) if as_json else findings_of.to_text(findings))
     raise typer.Exit(findings_of.exit_code(findings))
 
 
@@ -142,30 +141,6 @@ def up(
     if only is not None and only not in PARTS:
         raise InvalidInput("--only", value=only, limit=" or ".join(PARTS))
     site_up(site_dir, parts=PARTS if only is None else (only,), on_ready=lambda: typer.echo("site is up", err=True))
-
-
-@site_app.command("doctor")
-def doctor(
-    site_dir: SiteDir,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
-) -> None:
-    """Check what this site needs to take part: keys, network, proxy, certificate, clock, admission, disk, GPU memory.
-
-    Exit code 2: something is wrong; each such line says what to do.
-    Example: consilium site doctor --site-dir /srv/consilium
-    """
-    from client.readiness import check_site
-
-    findings = check_site(site_dir)
-    if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
-    else:
-        for finding in findings:
-            typer.echo(f"{'ok  ' if finding.ok else 'FAIL'} {finding.name}: {finding.found}")
-            if finding.remedy:
-                typer.echo(f"     to fix: {finding.remedy}")
-    if not all(finding.ok for finding in findings):
-        raise typer.Exit(2)
 
 
 @site_app.command("status")

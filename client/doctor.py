@@ -1,8 +1,8 @@
-"""What `consilium site doctor` finds: a table for the administrator, a report without patients' names.
+"""What `consilium site doctor` finds: lines for the administrator, a report without patients' names.
 
 A check is a function that returns findings; groups of checks (the data, the network, the keys) know nothing of each
-other. A finding may have a subject, such as a case's name: the table on the site's own terminal shows it, the report
-gives its number alone.
+other. A finding may have a subject, such as a case's name: the site's own terminal shows it, the report gives its
+number alone.
 """
 
 from __future__ import annotations
@@ -45,27 +45,17 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return NEEDS_REPAIR if any(finding.state is State.FAIL for finding in findings) else 0
 
 
-def print_table(findings: Iterable[Finding]) -> None:
-    """The findings on standard output, with their subjects."""
-    from rich.console import Console
-    from rich.table import Table
-
-    colours = {State.OK: "green", State.NOTE: "yellow", State.FAIL: "red"}
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "check", "no.", "subject", "finding", "to fix"):
-        table.add_column(column, overflow="fold")
+def to_text(findings: Iterable[Finding]) -> str:
+    """The findings for the administrator's terminal, with their subjects."""
+    lines = []
     for finding in findings:
-        number = "" if finding.number is None else str(finding.number)
-        colour = colours[finding.state]
-        table.add_row(
-            f"[{colour}]{finding.state}[/]",
-            finding.check,
-            number,
-            _plain(finding.subject),
-            _plain(finding.text),
-            _plain(finding.remedy),
-        )
-    Console(soft_wrap=False).print(table)
+        state = "FAIL" if finding.state is State.FAIL else str(finding.state)
+        number = "" if finding.number is None else f" {finding.number}"
+        subject = f" ({finding.subject})" if finding.subject else ""
+        lines.append(f"{state:4} {finding.check}{number}{subject}: {finding.text}")
+        if finding.remedy:
+            lines.append(f"     to fix: {finding.remedy}")
+    return "\n".join(lines)
 
 
 def to_json(findings: Iterable[Finding]) -> str:
@@ -97,9 +87,3 @@ def write_report(directory: Path, findings: Iterable[Finding]) -> tuple[Path, Pa
     write_atomically(paths[0], (to_json(findings) + "\n").encode())
     write_atomically(paths[1], page.render(findings=findings, counts=counts).encode())
     return paths
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

@@ -1,16 +1,16 @@
-"""Where `consilium site doctor` gets what it looks at: the options, else site.toml."""
+"""What `consilium site doctor` looks at: the site's directory, its data, or both."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from client.doctor import Finding
+from client.doctor import Finding, State
 from common.data.layouts import DatasetSettings, load_names
 from common.errors import InvalidInput
 
 
-def data_findings(
+def look(
     site_dir: Path | None,
     *,
     data: Path | None,
@@ -19,7 +19,36 @@ def data_findings(
     label_map: Path | None,
     report: Path | None,
 ) -> list[Finding]:
-    """The findings about the data, with a progress bar on stderr."""
+    """The findings about the site (``site_dir``), then those about the data (``data``), with a progress bar on stderr.
+
+    What the data is for, and how it is to be read, is taken from the site's directory where no option says otherwise.
+    """
+    if site_dir is None and data is None:
+        raise InvalidInput("nothing to look at", remedy="give --site-dir, --data, or both")
+    findings = [] if site_dir is None else _site(site_dir)
+    if data is not None:
+        findings += _data(site_dir, data, study=study, layout=layout, label_map=label_map, report=report)
+    return findings
+
+
+def _site(site_dir: Path) -> list[Finding]:
+    from client.readiness import check_site
+
+    return [
+        Finding(found.name, State.OK if found.ok else State.FAIL, found.found, found.remedy)
+        for found in check_site(site_dir)
+    ]
+
+
+def _data(
+    site_dir: Path | None,
+    data: Path,
+    *,
+    study: Path | None,
+    layout: str | None,
+    label_map: Path | None,
+    report: Path | None,
+) -> list[Finding]:
     from rich.console import Console
     from rich.progress import Progress
 
@@ -30,10 +59,9 @@ def data_findings(
     settings = DatasetSettings()
     if site_dir is not None:
         config = load_site(site_dir)
-        data, study = data or config.path(config.data), study or config.path(config.study)
-        settings = config.dataset
-    if data is None or study is None:
-        raise InvalidInput("nothing to look at", remedy="give --site-dir, or --data and --study")
+        study, settings = study or config.path(config.study), config.dataset
+    if study is None:
+        raise InvalidInput("no study to check the data for", remedy="give --study, or --site-dir")
     if label_map is not None:
         names = load_names(label_map)
         settings = replace(settings, labels=names.labels, channels=names.channels)

@@ -164,11 +164,12 @@ def test_graphics_memory_somebody_else_uses_is_seen() -> None:
     assert "CUDA_VISIBLE_DEVICES" in _gpu(lambda: (1 << 30, 24 << 30)).remedy
 
 
-def test_the_command_ends_with_two_when_something_is_wrong(world: World) -> None:
+def test_the_command_ends_with_eight_when_something_is_wrong(world: World) -> None:
     said = CliRunner().invoke(site_app, ["doctor", "--site-dir", str(world.site)])
     assert said.exit_code == 0, said.output
     assert said.output.count("ok  ") == 9
     world.status, world.word = 401, "unknown-key"
     said = CliRunner().invoke(site_app, ["doctor", "--site-dir", str(world.site), "--json"])
-    assert said.exit_code == 2
-    assert [entry["name"] for entry in json.loads(said.output) if not entry["ok"]] == ["admission"]
+    assert said.exit_code == 8
+    findings = json.loads(said.output)["findings"]
+    assert [entry["check"] for entry in findings if entry["state"] == "fail"] == ["admission"]
