@@ -17,6 +17,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from statistics import NormalDist
 from types import MappingProxyType
@@ -33,6 +34,7 @@ from PIL import Image
 from common.config import Study
 from common.errors import InvalidInput
 from common.privacy.accounting import delta_exact
+from server.describe import BatchRoster
 
 REPORT_SCHEMA = 1
 
@@ -209,6 +211,7 @@ class ReportFacts:
     daemons: tuple[DaemonFact, ...]
     refused_node: str
     sites: tuple[SiteFact, ...]
+    releases: tuple[BatchRoster, ...]
     seconds: Mapping[str, float]
     pictures: tuple[Picture, ...]
     ledger_head: str
@@ -219,7 +222,7 @@ class ReportFacts:
     finished: datetime | None = field(default=None)
 
     def __post_init__(self) -> None:
-        for name in ("teachers", "daemons", "sites", "pictures", "spacing_mm"):
+        for name in ("teachers", "daemons", "sites", "releases", "pictures", "spacing_mm"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.controls.keys() != CONTROLS.keys():
             raise InvalidInput("controls", value=sorted(self.controls), limit=", ".join(CONTROLS))
@@ -324,6 +327,10 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
             }
             for site in facts.sites
         ],
+        "releases": [
+            {"batch": release.batch, "queries": release.queries, "roster": list(release.roster)}
+            for release in facts.releases
+        ],
         "seconds": dict(facts.seconds),
         "ledger": {"head": facts.ledger_head, "rows": facts.ledger_rows},
         "seeds": dict(facts.seeds),
@@ -362,6 +369,7 @@ def render_html(facts: ReportFacts) -> str:
         verdict=_verdict(facts),
         share_spent=_share(facts.privacy.epsilon_gate, facts.privacy.planned_epsilon),
         share_queries=_share(facts.privacy.queries, facts.privacy.planned_queries),
+        attendance=_attendance(facts.releases),
         power=None if power is None else max(1, math.ceil(100 * power)),
         false_alarms=round(100 * FALSE_ALARMS),
         pictures=list(zip(facts.pictures, images, strict=True)),
@@ -615,6 +623,26 @@ def _verdict(facts: ReportFacts) -> str:
     if gain < 0.005:
         return text + ". In this run the hospitals' answers helped it, but the public label maps alone do as well."
     return text + "."
+
+
+@dataclass(frozen=True, slots=True)
+class Attendance:
+    """Consecutive releases with one roster: ``numbers`` as a person counts them, and the answers in all of them."""
+
+    numbers: str
+    queries: int
+    roster: tuple[str, ...]
+
+
+def _attendance(releases: Sequence[BatchRoster]) -> tuple[Attendance, ...]:
+    """The columns of the table of who took part in what."""
+    columns = []
+    for roster, group in groupby(enumerate(releases, start=1), key=lambda item: item[1].roster):
+        items = list(group)
+        first, last = items[0][0], items[-1][0]
+        numbers = f"{first}–{last}" if last > first else str(first)
+        columns.append(Attendance(numbers, sum(release.queries for _, release in items), roster))
+    return tuple(columns)
 
 
 def _share(part: float, whole: float) -> float:

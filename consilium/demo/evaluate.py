@@ -35,6 +35,7 @@ from consilium.report import (
     SiteFact,
 )
 from server.controls import CONTROLS, control_trained, load_control
+from server.describe import rosters
 from server.finish import load_labels, load_student
 from server.student import score
 from server.workspace import Workspace
@@ -116,6 +117,7 @@ def report_facts(
         daemons=tuple(DaemonFact(role, pid) for role, pid in federation.daemons),
         refused_node=federation.refusal.line,
         sites=tuple(_site(places, name, epsilon=spent[name]) for name in names),
+        releases=rosters(answers),
         seconds={**seconds, **_stage_seconds(workspace)},
         pictures=tuple(_pictures(study, places, images, truths, predictions, public, labels)),
         ledger_head=head.hash,

@@ -36,6 +36,7 @@ from consilium.report import (
     render_html,
     write_report,
 )
+from server.describe import BatchRoster
 
 NAN = math.nan
 
@@ -113,6 +114,10 @@ def make_facts(*, hospitals: int = 4, pictures: int = 4, unit: str = "hospital")
                 epsilon_spent=7.99998,
             )
             for i in range(hospitals)
+        ),
+        releases=tuple(
+            BatchRoster(f"{n}" * 64, 20, tuple(f"hospital-{i + 1}" for i in range(hospitals) if n != 2 or i))
+            for n in range(4)
         ),
         seconds={
             "data": 4.21,
@@ -516,3 +521,20 @@ def test_pictures_keep_their_own_read_only_copy() -> None:
         picture.image[0, 0, 0] = 1
     with pytest.raises(ValueError, match="read-only"):
         picture.outlines["truth"][0, 0, 0] = 1
+
+
+def test_the_report_says_who_took_part_in_which_release(tmp_path):
+    facts = make_facts()
+    write_report(tmp_path, facts)
+    releases = json.loads((tmp_path / "report.json").read_text())["releases"]
+    assert [(release["queries"], "hospital-1" in release["roster"]) for release in releases] == [
+        (20, True),
+        (20, True),
+        (20, False),
+        (20, True),
+    ]
+    page = (tmp_path / "report.html").read_text()
+    table = page[page.index("Who took part in which release") :].split("</table>")[0]
+    assert re.findall(r'class="n">(\S+ \(\d+\))<', table) == ["1–2 (40)", "3 (20)", "4 (20)"]
+    row = table[table.index(">hospital-1<") :].split("</tr>")[0]
+    assert re.findall(r">(yes|no)<", row) == ["yes", "no", "yes"]
