@@ -1,7 +1,7 @@
 """The student on the site's own labelled cases: figures and pictures that stay at the site.
 
 Everything is written below the site's directory, readable by its owner only, and nothing is sent: this module opens no
-connection. Scores are on each file's own voxels, so what lies outside the study's grid counts against the student. A
+connection. Cases are read as training reads them, and scored on the study's grid like every other figure of a study. A
 case that cannot be used is reported and counted. Refuses a model of another study's grid or labels.
 """
 
@@ -17,7 +17,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import nibabel as nib
 import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -28,8 +27,9 @@ from client.student import STUDENT_DIR
 from client.training.site import held_out_count, scans_by_patient
 from client.training.slots import load_slots
 from common.config import DataConfig, load_study
-from common.data.msd import Case, Dataset, Problem, check_labels, read_dataset
-from common.data.volume import load_label, load_volume, to_native
+from common.data.layouts import open_for_training
+from common.data.msd import Case, Dataset, Problem
+from common.data.volume import load_example
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, hd95_mm, mean_present
 from common.models.fit import predict
@@ -126,8 +126,7 @@ def evaluate(
     config = load_site(site_dir)
     study = load_study(config.path(config.study))
     network, weights = load_bundle(model or site_dir / STUDENT_DIR / "bundle", study.data)
-    dataset = read_dataset(data or config.path(config.data))
-    check_labels(dataset, study.data)
+    dataset = open_for_training(data or config.path(config.data), study.data, config.dataset)
     parts = _parts(site_dir, dataset) if data is None else {}
     cases = dataset.labelled
     scores: list[CaseScore] = []
@@ -198,26 +197,21 @@ def _parts(site_dir: Path, dataset: Dataset) -> dict[str, str]:
 
 
 def _score(case: Case, network: torch.nn.Module, data: DataConfig, *, part: str) -> CaseScore:
-    assert case.label is not None
-    volume = load_volume(case.image, data)
-    load_label(case.label, data, volume=volume)  # refuses what cannot be compared
-    found = to_native(predict(network, volume.image), volume).argmax(axis=0).astype(np.uint8)
-    truth = np.asarray(nib.load(case.label).dataobj).reshape(volume.native_shape).astype(np.uint8)
-    sizes = np.sqrt((volume.native_affine[:3, :3] ** 2).sum(axis=0))
+    example = load_example(case, data)
+    found, truth = predict(network, example.volume.image).argmax(axis=0).astype(np.uint8), example.label
     classes = len(data.labels)
     return CaseScore(
         case=case.id,
         part=part,
         dice=dice_per_class(found, truth, classes),
-        hd95_mm=hd95_mm(found, truth, classes, spacing_mm=(float(sizes[0]), float(sizes[1]), float(sizes[2]))),
+        hd95_mm=hd95_mm(found, truth, classes, spacing_mm=data.spacing_mm),
     )
 
 
 def _picture(case: Case, network: torch.nn.Module, data: DataConfig, *, title: str) -> bytes:
     """Three planes on the study's grid through the truth's middle: the truth solid, the student dashed; PNG."""
-    assert case.label is not None
-    volume = load_volume(case.image, data)
-    truth = load_label(case.label, data, volume=volume)
+    example = load_example(case, data)
+    volume, truth = example.volume, example.label
     found = predict(network, volume.image).argmax(axis=0).astype(np.uint8)
     marked = np.argwhere(truth > 0)
     centre = marked.mean(axis=0).round().astype(int) if len(marked) else np.array(truth.shape) // 2
