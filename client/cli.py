@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from client.policy import load_site
 from client.setup import SiteKit, create_site
 from client.train_cli import train
 from common.errors import InvalidInput
@@ -140,7 +141,12 @@ def up(
 
     if only is not None and only not in PARTS:
         raise InvalidInput("--only", value=only, limit=" or ".join(PARTS))
-    site_up(site_dir, parts=PARTS if only is None else (only,), on_ready=lambda: typer.echo("site is up", err=True))
+    config = load_site(site_dir) if only != "node" else None
+
+    def ready() -> None:
+        typer.echo(f"connected: {config.site} to {config.server.superlink}" if config and not only else "up", err=True)
+
+    site_up(site_dir, parts=PARTS if only is None else (only,), on_ready=ready)
 
 
 @site_app.command("status")

@@ -20,7 +20,7 @@ from pathlib import Path
 from client.policy import SiteConfig, load_site
 from common.errors import ConsiliumError
 from common.node_auth import MAX_AGE_S, MAX_LEAD_S, signed_headers
-from common.pki import create_node_keys, expires, load_node_key
+from common.pki import create_node_keys, expires, load_node_key, node_fingerprint, read_node_public_key
 from common.process import proxy_env
 
 MIN_FREE_BYTES = 2 << 30
@@ -62,10 +62,10 @@ def _keys(folder: Path) -> Finding:
     if not (folder / "node").exists():
         return Finding("keys", False, f"{folder / 'node'} is missing", "put it back, or set the site up anew")
     try:
-        create_node_keys(folder)  # both are there: it only compares them
+        public = read_node_public_key(create_node_keys(folder).public)  # both are there: it only compares them
     except (ConsiliumError, OSError) as error:
         return Finding("keys", False, str(error), "put the key back with mode 0600, or set the site up anew")
-    return Finding("keys", True, "the node key is readable to its owner alone")
+    return Finding("keys", True, f"the node key {node_fingerprint(public)} is its owner's alone")
 
 
 def _authority(config: SiteConfig, now: datetime) -> Finding:

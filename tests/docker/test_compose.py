@@ -215,6 +215,17 @@ def test_every_command_is_one_that_consilium_has(where: str, words: list[str]) -
     assert_command_exists(words, where=where)
 
 
+DOCUMENTED = re.findall(
+    r"^ *\$ consilium (.*)$", (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8"), re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("line", DOCUMENTED)
+def test_every_command_in_the_deployment_guide_exists(line: str) -> None:
+    assert len(DOCUMENTED) > 10
+    assert_command_exists(shlex.split(line))
+
+
 def assert_command_exists(words: list[str], *, where: str = "") -> None:
     command: click.Command = typer.main.get_command(app)
     context = click.Context(command)
