@@ -19,11 +19,21 @@ from common.models.fit import OnStep
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One voter's own patients: images [n, c, x, y, z] and label maps [n, x, y, z] with values below ``classes``."""
+    """One voter's own patients: images [n, c, x, y, z] and label maps [n, x, y, z] with values below ``classes``.
+
+    ``places[i]`` is scan i's patient, by place among the ``patients`` dealt to this voter for training; places without
+    a usable scan do not occur. Left out: every scan is a patient of its own.
+    """
 
     images: Float[np.ndarray, "n c x y z"]
     labels: UInt8[np.ndarray, "n x y z"]
     classes: int
+    places: tuple[int, ...] = ()
+    patients: int = 0
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        return self.places or tuple(range(len(self.images)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from common.errors import InvalidInput
 from common.privacy.mechanism import Unit
+from consilium.bench.papers import papers
 
 if TYPE_CHECKING:
     from consilium.bench.utility import Setting
 
 app = typer.Typer(help="Measure what a recipe is worth.")
+app.command("papers")(papers)
 
 
 class Recipe(StrEnum):

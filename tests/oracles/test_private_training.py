@@ -296,7 +296,7 @@ def patches_of_a_patient_give_one_clip() -> None:
     net, (x, y) = build_unet((4, 8), in_channels=1, out_channels=3, seed=0), volume(3, patches=4)
     weights = plain_weights(net)
     parts = one_part(tuple(weights), 1e-4)
-    people = volumes.Patients(x.float(), y.float(), (0, 1, 2))
+    people = volumes.Patients(x.float().flatten(0, 1), y.float().flatten(0, 1), (0,) * 4 + (1,) * 4 + (2,) * 4, scans=4)
     gradients = volumes.per_patient(segmentation_loss(net, soft_dice_ce))
     full, less = (
         volumes.total_over(weights, people, np.array(batch), gradients, parts, chunk=2) for batch in ([0, 1, 2], [0, 2])

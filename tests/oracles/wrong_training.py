@@ -109,12 +109,14 @@ def printed_posterior_gradients(
     return bbb.Posterior(mean, rho)
 
 
-def row_chunks(self: volumes.Patients, batch: np.ndarray, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Every patch a row of its own: a patient with k patches is clipped k times."""
-    rows = [self._rows[slot] for slot in batch.tolist() if slot in self._rows]
-    images, targets = self.images[rows].flatten(0, 1)[:, None], self.targets[rows].flatten(0, 1)[:, None]
-    for start in range(0, len(images), size):
-        yield images[start : start + size], targets[start : start + size]
+def row_chunks(
+    self: volumes.Patients, batch: np.ndarray, size: int, *, turn: int = 0
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Every scan a row of its own: a patient with k scans is clipped k times."""
+    rows = [row for slot in batch.tolist() for row in self._rows.get(slot, [])]
+    for start in range(0, len(rows), size):
+        picks = rows[start : start + size]
+        yield self.images[picks][:, None], self.targets[picks][:, None]
 
 
 def fixed_batches_for(event: object, *, patients: int, key: bytes, entropy: object = None) -> sampling.Sampler:

@@ -167,10 +167,11 @@ class MlpMac:
         weights = [w.detach() for w in self.weights]
         _, preacts = forward(weights, x, self.shape.activation)
         z = [act(u, self.shape.activation).clone() for u in preacts[:-1]]
+        first_layer = preacts[0]  # its input is data, not a coordinate: it never changes
         moments = [(torch.zeros_like(entry), torch.zeros_like(entry)) for entry in z]
         for step in range(1, self.z_steps + 1):
             for entry, gradient, (first, second) in zip(
-                z, coordinate_gradients(weights, x, y, z, self.shape), moments, strict=True
+                z, coordinate_gradients(weights, first_layer, y, z, self.shape), moments, strict=True
             ):
                 first.lerp_(gradient, 0.1)
                 second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
@@ -334,11 +335,13 @@ def descend(
 
 
 def coordinate_gradients(
-    weights: Sequence[torch.Tensor], x: torch.Tensor, y: torch.Tensor, z: Layers, shape: Shape
+    weights: Sequence[torch.Tensor], first_layer: torch.Tensor, y: torch.Tensor, z: Layers, shape: Shape
 ) -> Layers:
-    """∂/∂z_k of Σ_k‖z_k − f_k(z_{k−1})‖² + output loss: 2(z_k − f_k), plus what layer k + 1 sends back."""
-    feeds = [x, *z]
-    preacts = [with_bias(feed) @ w for feed, w in zip(feeds, weights, strict=True)]
+    """∂/∂z_k of Σ_k‖z_k − f_k(z_{k−1})‖² + output loss: 2(z_k − f_k), plus what layer k + 1 sends back.
+
+    ``first_layer`` is the first layer's pre-activation of the examples.
+    """
+    preacts = [first_layer, *(torch.addmm(w[-1], feed, w[:-1]) for feed, w in zip(z, weights[1:], strict=True))]
     gradients = []
     for k in range(len(z)):
         if k + 1 < len(z):

@@ -37,27 +37,36 @@ Gradients = Callable[[Weights, torch.Tensor, torch.Tensor], tuple[dict[str, torc
 
 @dataclass(frozen=True, slots=True)
 class Patients:
-    """A voter's patients: ``images`` [m, k, c, x, y, z] and one-hot ``targets``, k patches each, in ``slots``.
+    """A voter's scans: ``images`` [m, c, x, y, z], one-hot ``targets`` [m, l, x, y, z]; scan i belongs to ``slots[i]``.
 
-    A slot without a usable case has no row: it may be sampled and contributes zero, so n stays what was dealt.
+    ``scans`` of a patient (the next in turn, from the start again where it has fewer) are averaged before its clip:
+    however many scans a patient has, it is one example. A slot without a usable scan may be sampled and contributes
+    zero, so n stays what was dealt.
     """
 
-    images: Float[torch.Tensor, "m k c x y z"]
-    targets: Float[torch.Tensor, "m k l x y z"]
+    images: Float[torch.Tensor, "m c x y z"]
+    targets: Float[torch.Tensor, "m l x y z"]
     slots: tuple[int, ...]
-    _rows: dict[int, int] = field(init=False, repr=False, compare=False)
+    scans: int = 1
+    _rows: dict[int, list[int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not len(self.images) == len(self.targets) == len(self.slots) == len(set(self.slots)):
-            raise InvalidInput("patients", value=len(self.slots), limit="one slot for every volume, none twice")
-        object.__setattr__(self, "_rows", {slot: row for row, slot in enumerate(self.slots)})
+        if not len(self.images) == len(self.targets) == len(self.slots) or self.scans < 1:
+            raise InvalidInput("patients", value=len(self.slots), limit="one slot for every scan")
+        rows: dict[int, list[int]] = {}
+        for row, slot in enumerate(self.slots):
+            rows.setdefault(slot, []).append(row)
+        object.__setattr__(self, "_rows", rows)
 
-    def chunks(self, batch: Int64[np.ndarray, "b"], size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The patients in these slots, ``size`` at a time."""
-        rows = [self._rows[slot] for slot in batch.tolist() if slot in self._rows]
-        for start in range(0, len(rows), size):
-            picks = rows[start : start + size]
-            yield self.images[picks], self.targets[picks]
+    def chunks(
+        self, batch: Int64[np.ndarray, "b"], size: int, *, turn: int = 0
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The patients in these slots, ``size`` at a time: [size, scans, …]; ``turn`` moves on through their scans."""
+        filled = [self._rows[slot] for slot in batch.tolist() if slot in self._rows]
+        picks = [[rows[(turn * self.scans + scan) % len(rows)] for scan in range(self.scans)] for rows in filled]
+        for start in range(0, len(picks), size):
+            chosen = torch.tensor(picks[start : start + size])
+            yield self.images[chosen], self.targets[chosen]
 
 
 class VolumeSgd:
@@ -87,13 +96,17 @@ class VolumeSgd:
         self.parts = parts or one_part(tuple(start), clip)
         self.gradients = gradients or per_patient(segmentation_loss(model, soft_dice_ce), method)
         self.optimizer = torch.optim.Adam(self.leaves.values())
+        self.turn = -1
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: leaf.detach() for name, leaf in self.leaves.items()}
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
-        return total_over(self.weights, self.patients, batch, self.gradients, self.parts, chunk=self.chunk)
+        self.turn += 1
+        return total_over(
+            self.weights, self.patients, batch, self.gradients, self.parts, chunk=self.chunk, turn=self.turn
+        )
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
         descend(
@@ -101,13 +114,15 @@ class VolumeSgd:
         )
 
     def state(self) -> dict[str, Any]:
-        return {"weights": {n: w.clone() for n, w in self.weights.items()}, "optimizer": self.optimizer.state_dict()}
+        weights = {name: w.clone() for name, w in self.weights.items()}
+        return {"weights": weights, "optimizer": self.optimizer.state_dict(), "turn": self.turn}
 
     def restore(self, state: dict[str, Any]) -> None:
         with torch.no_grad():
             for name, leaf in self.leaves.items():
                 leaf.copy_(state["weights"][name])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.turn = int(state["turn"])
 
 
 class VolumeBbb:
@@ -140,6 +155,7 @@ class VolumeBbb:
         self._draw: dict[str, torch.Tensor] = {}
         self._leaves = [*self.posterior.mean.values(), *self.posterior.rho.values()]
         self.optimizer = torch.optim.Adam(self._leaves)
+        self.turn = -1
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -149,7 +165,8 @@ class VolumeBbb:
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
         self._draw = self.posterior.draw(self.generator)
         sample = {name: w.float() for name, w in self.posterior.at(self._draw).items()}
-        return total_over(sample, self.patients, batch, self.gradients, self.parts, chunk=self.chunk)
+        self.turn += 1
+        return total_over(sample, self.patients, batch, self.gradients, self.parts, chunk=self.chunk, turn=self.turn)
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
         moves = posterior_gradients(
@@ -168,6 +185,7 @@ class VolumeBbb:
             "leaves": [leaf.detach().clone() for leaf in self._leaves],
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
+            "turn": self.turn,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -175,6 +193,7 @@ class VolumeBbb:
             for leaf, saved in zip(self._leaves, state["leaves"], strict=True):
                 leaf.copy_(saved)
         self.optimizer.load_state_dict(state["optimizer"])
+        self.turn = int(state["turn"])
         self.generator.set_state(state["generator"])
 
 
@@ -186,10 +205,11 @@ def total_over(
     parts: Parts,
     *,
     chunk: int,
+    turn: int = 0,
 ) -> dict[str, torch.Tensor]:
     """The integer sum over the patients in these slots; zeros for none."""
     total = zeros_like(weights, parts)
-    for images, targets in patients.chunks(batch, chunk):
+    for images, targets in patients.chunks(batch, chunk, turn=turn):
         vectors, _ = gradients(weights, images, targets)
         for name, entry in integer_sum(vectors, parts).items():
             total[name] += entry

@@ -1,0 +1,87 @@
+"""What a site asks of a private training: (ε, δ), the relation, the sampling, and the recipe of each strategy.
+
+Settings that change the guarantee are planned into an event before anything is trained; the others (learning rate,
+clip, chunk) are the strategy's recipe, chosen on public or synthetic data: choosing them on private data would spend
+privacy that nothing here accounts for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import isfinite
+
+from client.training.private.journal import Plan
+from common.errors import InvalidInput
+from common.privacy.training import Neighbours, Sampling, plan_noise
+
+STRATEGIES = ("dp-sgd", "dp-mac", "dp-bbb")
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateSettings:
+    """One private training. ``rate`` is q; ``clip`` bounds a patient's part (Θ of every block for dp-mac).
+
+    ``scans`` is how many scans or views of a patient are averaged before its one clip. ``eta``: dp-mac's step from a
+    block's output to its target. ``temperature``, ``prior_std``, ``initial_std``: dp-bbb's KL and posterior.
+    """
+
+    strategy: str
+    epsilon: float
+    delta: float
+    neighbours: Neighbours = Neighbours.ADD_REMOVE
+    sampling: Sampling = Sampling.POISSON
+    rate: Fraction = Fraction(1, 10)
+    steps: int = 200
+    learning_rate: float = 1e-2
+    clip: float = 0.1
+    scans: int = 1
+    chunk: int = 4
+    method: str = "vmap"
+    eta: float = 0.02
+    temperature: float = 0.03
+    prior_std: float = 0.2
+    initial_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise InvalidInput("private strategy", value=self.strategy, limit=", ".join(STRATEGIES))
+        for name, kind in (("neighbours", Neighbours), ("sampling", Sampling)):
+            try:
+                object.__setattr__(self, name, kind(getattr(self, name)))
+            except ValueError as error:
+                raise InvalidInput(name, value=getattr(self, name), limit=", ".join(kind)) from error
+        if not (isfinite(self.epsilon) and self.epsilon > 0):
+            raise InvalidInput("epsilon of a training", value=self.epsilon, limit="a finite number above 0")
+        if not 0 < self.delta < 1:
+            raise InvalidInput("delta of a training", value=self.delta, limit="above 0 and below 1")
+        for name in ("learning_rate", "clip", "eta", "temperature", "prior_std", "initial_std"):
+            if not (isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise InvalidInput(name, value=getattr(self, name), limit="a finite number above 0")
+        if self.scans < 1 or self.chunk < 1 or self.steps < 1:
+            raise InvalidInput("scans, chunk and steps", value=(self.scans, self.chunk, self.steps), limit="1 or more")
+
+    def plan(self, *, patients: int) -> Plan:
+        """The plan for n patients' slots: the least noise that keeps (ε, δ), found by the accountant itself."""
+        event = plan_noise(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            rate=self.rate,
+            steps=self.steps,
+            neighbours=self.neighbours,
+            sampling=self.sampling,
+        )
+        return Plan(event, self.epsilon, self.delta, self.neighbours, patients)
+
+
+_RECIPES: dict[str, dict[str, float]] = {
+    "dp-sgd": {"learning_rate": 1e-2, "clip": 0.1},
+    "dp-mac": {"learning_rate": 1e-2, "clip": 0.1},
+    "dp-bbb": {"learning_rate": 1e-2, "clip": 0.1},
+}
+
+
+def defaults(strategy: str, *, epsilon: float, delta: float) -> PrivateSettings:
+    """The strategy's own recipe at this (ε, δ)."""
+    plain = PrivateSettings(strategy, epsilon, delta)
+    return replace(plain, **_RECIPES[strategy])  # type: ignore[arg-type]

@@ -1,0 +1,125 @@
+"""Training one voter's 3D network privately: from a part and settings to weights, the event spent, and a posterior.
+
+The journal names the training; the caller opens it, so that the same journal can be charged in the site's ledger before
+the first step. Refuses networks and losses that couple patients before anything is spent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from client.training.base import Part
+from client.training.private.bbb import Named
+from client.training.private.engine import run
+from client.training.private.gradients import load_weights_into
+from client.training.private.journal import Journal
+from client.training.private.settings import PrivateSettings
+from client.training.private.strategies import cosine
+from client.training.private.sums import Parts
+from client.training.private.volumes import Blocks, Patients, VolumeBbb, VolumeSgd, mac_gradients, mac_parts
+from common.config import TrainingConfig
+from common.errors import InvalidInput
+from common.models.fit import OnStep, one_hot
+from common.models.unet import build_unet
+from common.privacy.training import TrainingEvent
+
+
+@dataclass(frozen=True, slots=True)
+class PrivatelyTrained:
+    """The last iterate. ``deviations`` are the posterior's standard deviations by parameter name, for dp-bbb."""
+
+    model: torch.nn.Module
+    event: TrainingEvent
+    applied: int
+    seconds: float
+    deviations: Named | None = None
+
+
+def train_privately(
+    part: Part,
+    recipe: TrainingConfig,
+    settings: PrivateSettings,
+    journal: Journal,
+    *,
+    seed: int,
+    checkpoint: Path | None = None,
+    on_step: OnStep | None = None,
+) -> PrivatelyTrained:
+    """Spend what is left of the journal's plan on a new network; ``seed`` sets its first weights, nothing else.
+
+    No loss is reported to ``on_step`` (nan): a loss on private patients is not part of what was paid for.
+    """
+    model = _network(part, recipe, seed)
+    patients = Patients(
+        torch.tensor(part.images, dtype=torch.float32),
+        torch.tensor(np.stack([one_hot(labels, part.classes) for labels in part.labels])),
+        part.slots,
+        scans=settings.scans,
+    )
+    if journal.plan.patients < len(set(part.slots)):
+        raise InvalidInput("patients of a private training", value=len(set(part.slots)), limit="those of the plan")
+    strategy = _STRATEGIES[settings.strategy](model, patients, settings, journal.plan.patients, seed)
+    spent = run(
+        strategy,
+        journal,
+        checkpoint=checkpoint,
+        on_step=None if on_step is None else lambda step: on_step(step, math.nan),
+    )
+    fresh = _network(part, recipe, seed)  # without the hooks a strategy may have put on its own
+    load_weights_into(fresh, strategy.weights)
+    fresh.eval()
+    deviations = None
+    if isinstance(strategy, VolumeBbb):
+        from client.training.private.bbb import deviation
+
+        deviations = {name: deviation(rho).detach().float() for name, rho in strategy.posterior.rho.items()}
+    return PrivatelyTrained(fresh, spent.event, spent.applied, spent.seconds, deviations)
+
+
+def _network(part: Part, recipe: TrainingConfig, seed: int) -> torch.nn.Module:
+    return build_unet(recipe.channels, in_channels=part.images.shape[1], out_channels=part.classes, seed=seed)
+
+
+def _sgd(
+    model: torch.nn.Module, patients: Patients, settings: PrivateSettings, slots: int, seed: int
+) -> VolumeSgd | VolumeBbb:
+    rate = cosine(settings.learning_rate)
+    return VolumeSgd(model, patients, rate=rate, clip=settings.clip, chunk=settings.chunk, method=settings.method)
+
+
+def _mac(
+    model: torch.nn.Module, patients: Patients, settings: PrivateSettings, slots: int, seed: int
+) -> VolumeSgd | VolumeBbb:
+    blocks = Blocks.of(model)
+    parts: Parts = mac_parts(blocks, settings.clip)
+    gradients = mac_gradients(model, blocks, eta=settings.eta, method=settings.method)
+    rate = cosine(settings.learning_rate)
+    return VolumeSgd(model, patients, rate=rate, chunk=settings.chunk, gradients=gradients, parts=parts)
+
+
+def _bbb(
+    model: torch.nn.Module, patients: Patients, settings: PrivateSettings, slots: int, seed: int
+) -> VolumeSgd | VolumeBbb:
+    return VolumeBbb(
+        model,
+        patients,
+        rate=cosine(settings.learning_rate),
+        clip=settings.clip,
+        slots=slots,
+        temperature=settings.temperature,
+        prior_std=settings.prior_std,
+        initial_std=settings.initial_std,
+        seed=seed,
+        chunk=settings.chunk,
+        method=settings.method,
+    )
+
+
+Make = Callable[[torch.nn.Module, Patients, PrivateSettings, int, int], VolumeSgd | VolumeBbb]
+_STRATEGIES: dict[str, Make] = {"dp-sgd": _sgd, "dp-mac": _mac, "dp-bbb": _bbb}
