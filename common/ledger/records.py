@@ -36,6 +36,7 @@ from common.privacy.mechanism import (
     Unit,
     sensitivity,
 )
+from common.privacy.training import TrainingEvent
 
 MAX_NOTE_CHARACTERS = 2_000
 _NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
@@ -365,6 +366,21 @@ class PatientRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingRecord:
+    """Site: a voter's training began; ``event`` is all it may spend on each of its patients, None for no guarantee.
+
+    Charged in full before the first step and never given back. ``deal`` names how patients were dealt to voters: under
+    one deal two voters share no patient.
+    """
+
+    training_id: str
+    voter: int
+    deal: str
+    strategy: str
+    event: TrainingEvent | None
+
+
+@dataclass(frozen=True, slots=True)
 class ReceiptRecord:
     """Site: a server's receipt that passed every check, kept word for word."""
 
@@ -423,6 +439,7 @@ Record = (
     | CodeRecord
     | DecisionRecord
     | PatientRecord
+    | TrainingRecord
     | ReceiptRecord
     | AlarmRecord
     | SupersededRecord
@@ -659,6 +676,19 @@ def _patient(body: dict[str, Any]) -> PatientRecord:
     return PatientRecord(**fields)
 
 
+def _training(body: dict[str, Any]) -> TrainingRecord:
+    fields = checked_fields(body, {"deal": str, "events": list, "strategy": str, "training": str, "voter": int})
+    if fields["voter"] < 0 or len(fields["events"]) > 1:
+        raise InvalidInput("voter and event of a training", value=fields["voter"], limit="a number from 0, one event")
+    return TrainingRecord(
+        training_id=check_hash(fields["training"]),
+        voter=fields["voter"],
+        deal=check_hash(fields["deal"]),
+        strategy=check_name(fields["strategy"], what="training strategy"),
+        event=TrainingEvent.from_json(fields["events"][0]) if fields["events"] else None,
+    )
+
+
 def _receipt(body: dict[str, Any]) -> ReceiptRecord:
     return ReceiptRecord(receipt=checked_fields(body, {"receipt": dict})["receipt"])
 
@@ -727,6 +757,7 @@ _READERS: dict[str, dict[str, Callable[[dict[str, Any]], Record]]] = {
         "code": _code,
         "decision": _decision,
         "patient": _patient,
+        "training": _training,
         "refusal": _refusal,
         "receipt": _receipt,
         "alarm": _alarm,

@@ -41,7 +41,9 @@ from common.ledger.site_books import SiteBooks
 from common.ledger.standing import Standing, standing_path
 from common.privacy.accounting import Guarantee, guarantee, max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget, Protection, QuerySpec
+from common.privacy.patients import Training, Trainings
 from common.privacy.quantise import within
+from common.privacy.training import TrainingEvent
 
 
 class Caps(StructuralType):
@@ -144,6 +146,39 @@ class SiteLedger(OpenLedger[SiteBooks]):
         with self._writing():
             if subject not in self._books.patients:
                 self._append("patient", {"slot": slot, "subject": subject, "voter": voter, "weights": weights or ""})
+
+    def record_training(
+        self, training_id: str, *, voter: int, deal: str, strategy: str, event: TrainingEvent | None
+    ) -> bool:
+        """Charge a voter's training before its first step; a training known by its id adds no row and gives False.
+
+        ``event`` is all the training may spend, None for one without a guarantee of its own.
+        """
+        with self._writing():
+            if training_id in self._books.trainings:
+                return False
+            events = [] if event is None else [event.to_json()]
+            body: dict[str, object] = {"deal": deal, "events": events, "strategy": strategy}
+            self._append("training", {**body, "training": training_id, "voter": voter})
+        return True
+
+    def trainings(self) -> Trainings:
+        """Every training on record and whether all that was accepted was answered after one of each voter."""
+        self._catch_up()
+        rows = self._books.trainings.values()
+        first = min((reservation.seq for reservation in self._books.reservations.values()), default=None)
+        return Trainings(
+            tuple(
+                Training(
+                    voter=record.voter,
+                    deal=record.deal,
+                    strategy=record.strategy,
+                    event=record.event,
+                    before_releases=first is None or seq < first,
+                )
+                for seq, record in rows
+            )
+        )
 
     def withdrawn_voters(self, *, after: int = 0) -> frozenset[int]:
         """The voters who lost a patient in a row past ``after``: models loaded before must not vote any more."""
@@ -522,6 +557,7 @@ class SiteLedger(OpenLedger[SiteBooks]):
             "released_again": books.released_again,
             "patients_withdrawn": len(books.patients),
             "restored": len(books.restored_at),
+            "trainings": self.trainings().to_json(delta=declared.budget.delta),
             "refusals": len(books.refusals),
             "studies": [
                 {"id": terms.id, "name": terms.name, "state": self._state(terms.id)} for terms in books.studies.values()

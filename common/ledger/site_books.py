@@ -34,6 +34,7 @@ from common.ledger.records import (
     StudyRecord,
     StudyTerms,
     SupersededRecord,
+    TrainingRecord,
     charge_of,
     parse_record,
     parse_release,
@@ -85,6 +86,7 @@ class SiteBooks:
         self.heads: dict[tuple[str, int], str] = {}
         self.alarms: dict[str, AlarmRecord] = {}
         self.patients: dict[str, tuple[int, PatientRecord]] = {}
+        self.trainings: dict[str, tuple[int, TrainingRecord]] = {}
         self.lost: dict[str, Spend] = {}
         self.pending: set[str] = set()
         self.restored_at: list[int] = []
@@ -180,6 +182,9 @@ class SiteBooks:
             case PatientRecord():
                 _once(record.subject, self.patients, "withdrawn patient")
                 self.patients[record.subject] = (row.seq, record)
+            case TrainingRecord():
+                _once(record.training_id, self.trainings, "training")
+                self.trainings[record.training_id] = (row.seq, record)
             case ReceiptRecord(receipt=text):
                 self._accept(row, Receipt.from_json(text))
             case AlarmRecord(receipt=text, problem=problem):

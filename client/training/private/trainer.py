@@ -1,0 +1,67 @@
+"""The private trainers as a site runs them: one Trainer for each strategy, a journal per training, a posterior saved.
+
+A training is identified by its voter's patients, recipe and settings, not by what their files hold: a scan that changed
+does not start a new training, for that would spend again. Another set of patients, recipe or plan is another training
+with its own journal beside the first, and the site's ledger adds it to what was spent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from client.training.base import Part, Trained
+from client.training.private.journal import Journal
+from client.training.private.settings import PrivateSettings
+from client.training.private.teachers import train_privately
+from common.canonical import digest
+from common.config import TrainingConfig
+from common.models.fit import OnStep
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateTrainer:
+    """DP-SGD, DP-MAC or DP-BBB at the given settings; ``journal`` is where this training's steps are kept."""
+
+    settings: PrivateSettings
+    journal: Path
+    identity: str
+    patients: int
+
+    def open(self) -> Journal:
+        """The training's journal, begun or continued."""
+        return Journal.open(self.journal, self.settings.plan(patients=self.patients), identity=self.identity)
+
+    def train(
+        self, part: Part, recipe: TrainingConfig, *, seed: int, checkpoint: Path | None, on_step: OnStep | None
+    ) -> Trained:
+        """Spend what the plan has left; the last iterate is the teacher."""
+        journal = self.open()
+        done = train_privately(part, recipe, self.settings, journal, seed=seed, checkpoint=checkpoint, on_step=on_step)
+        return Trained(
+            model=done.model,
+            steps=done.applied,
+            loss=None,
+            seconds=done.seconds,
+            event=done.event,
+            deviations=done.deviations,
+        )
+
+
+def training_identity(
+    settings: PrivateSettings, recipe: TrainingConfig, *, voter: int, patients: tuple[str, ...], deal: str
+) -> str:
+    """Names a training by what decides its charge and its start; no file's content is in it."""
+    plain = json.dumps(dataclasses.asdict(settings), default=str, sort_keys=True)
+    return digest(
+        "private-training",
+        {"deal": deal, "patients": list(patients), "recipe": repr(recipe), "settings": plain, "voter": voter},
+    )
+
+
+def training_id(journal: Journal) -> str:
+    """What the site's ledger knows a training by: a hash of its journal's own key, so a new journal is a new charge."""
+    return sha256(b"training\0" + journal.key).hexdigest()

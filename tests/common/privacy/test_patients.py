@@ -1,0 +1,92 @@
+"""Training and releases are combined as the smaller of the two only where that is true."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from common.privacy.accounting import Guarantee
+from common.privacy.mechanism import Protection, Relation, Unit
+from common.privacy.patients import APART, SMALLER, SUM, Training, Trainings, combine, worst
+from common.privacy.training import Neighbours, Sampling, TrainingEvent, TrainingGuarantee, epsilon_of
+
+EVENT = TrainingEvent(Sampling.POISSON, Fraction(1, 10), Fraction("1.13"), 200)
+ADD, REPLACE = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE
+RELEASE = Guarantee(20.0, 1e-5, "exact", Protection(Unit.PATIENT, Relation.REPLACE_ONE))
+
+
+def training(
+    voter: int = 0, *, event: TrainingEvent | None = EVENT, deal: str = "a" * 64, early: bool = True
+) -> Training:
+    return Training(voter, deal, "standard" if event is None else "dp-sgd", event, early)
+
+
+def test_the_smaller_holds_under_one_relation_and_delta_when_every_release_used_the_training() -> None:
+    found = Trainings((training(0), training(1))).guarantee(delta=1e-5, neighbours=REPLACE)
+    assert found is not None
+    assert found.epsilon == pytest.approx(13.4, abs=0.05)
+    both = combine(found, RELEASE, every_release_used_it=True)
+    assert (both.rule, both.epsilon, both.delta) == (SMALLER, found.epsilon, 1e-5)
+    assert combine(TrainingGuarantee(30.0, 1e-5, REPLACE), RELEASE, every_release_used_it=True).epsilon == 20.0
+
+
+def test_one_teacher_without_a_guarantee_removes_the_smaller_of_the_two() -> None:
+    mixed = Trainings((training(0), training(1, event=None)))
+    assert mixed.guarantee(delta=1e-5, neighbours=REPLACE) is None
+    assert not mixed.covers_every_release(voters=2)
+    both = combine(None, RELEASE, every_release_used_it=False)
+    assert (both.rule, both.epsilon) == (APART, 20.0)
+    assert "not every teacher" in str(both)
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "used", "composed", "rule", "word"),
+    [
+        (TrainingGuarantee(8.0, 1e-5, ADD), True, True, APART, "relation"),
+        (TrainingGuarantee(8.0, 1e-4, REPLACE), True, True, SUM, "δ"),
+        (TrainingGuarantee(8.0, 1e-5, REPLACE), False, True, SUM, "every release"),
+        (TrainingGuarantee(8.0, 1e-5, REPLACE), True, False, SUM, "composed"),
+    ],
+)
+def test_each_condition_that_fails_is_named_and_both_are_composed_or_the_release_stands_alone(
+    guarantee: TrainingGuarantee, used: bool, composed: bool, rule: str, word: str
+) -> None:
+    both = combine(guarantee, RELEASE, every_release_used_it=used, all_composed=composed)
+    assert both.rule == rule
+    assert word in both.reasons[0]
+    if rule == SUM:
+        assert (both.epsilon, both.delta) == (28.0, pytest.approx(1e-5 + guarantee.delta))
+
+
+def test_zero_out_releases_of_a_hospital_never_combine_with_an_add_remove_training() -> None:
+    release = Guarantee(4.0, 1e-5, "exact", Protection(Unit.HOSPITAL, Relation.ZERO_OUT))
+    both = combine(TrainingGuarantee(2.0, 1e-5, ADD), release, every_release_used_it=True)
+    assert (both.rule, both.epsilon) == (APART, 4.0)
+
+
+def test_trainings_of_one_voter_add_up_and_voters_of_one_deal_do_not() -> None:
+    once = epsilon_of(EVENT, delta=1e-5, neighbours=ADD)
+    apart = Trainings((training(0), training(1))).guarantee(delta=1e-5, neighbours=ADD)
+    again = Trainings((training(0), training(0))).guarantee(delta=1e-5, neighbours=ADD)
+    redealt = Trainings((training(0), training(1, deal="b" * 64))).guarantee(delta=1e-5, neighbours=ADD)
+    assert apart is not None
+    assert again is not None
+    assert redealt is not None
+    assert apart.epsilon == once
+    assert again.epsilon > 1.3 * once
+    assert redealt.epsilon == again.epsilon
+
+
+def test_a_training_after_the_first_acceptance_does_not_cover_what_was_answered_before() -> None:
+    assert Trainings((training(0), training(1))).covers_every_release(voters=2)
+    assert not Trainings((training(0),)).covers_every_release(voters=2)
+    assert not Trainings((training(0), training(1, early=False))).covers_every_release(voters=2)
+    assert Trainings((training(0), training(1), training(1, early=False))).covers_every_release(voters=2)
+    assert not Trainings(()).covers_every_release(voters=1)
+
+
+def test_a_federation_is_as_safe_as_its_worst_site() -> None:
+    good = combine(TrainingGuarantee(2.0, 1e-5, REPLACE), RELEASE, every_release_used_it=True)
+    bad = combine(None, RELEASE, every_release_used_it=False)
+    assert worst([good, bad]) == bad
