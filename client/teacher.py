@@ -6,6 +6,7 @@ teachers trained for another study's grid or labels. Predictions are sensitive u
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -24,11 +25,16 @@ from common.models.unet import build_unet, load_weights
 
 @dataclass(frozen=True, slots=True)
 class Teachers:
-    """``models[i]`` is voter i, None where all its slots are empty; ``weights[i]`` its weights' SHA-256."""
+    """``models[i]`` is voter i, None where all its slots are empty; ``weights[i]`` its weights' SHA-256.
+
+    ``ensembles[i]`` are further networks drawn once around voter i's mean network, for a voter trained by dp-bbb:
+    their predictions are averaged. The draws depend on the weights alone, so a question asked again is answered alike.
+    """
 
     data: DataConfig
     models: tuple[torch.nn.Module | None, ...]
     weights: tuple[str | None, ...]
+    ensembles: tuple[tuple[torch.nn.Module, ...], ...] = ()
 
     @classmethod
     def load(cls, directory: Path, *, data: DataConfig | None = None) -> Teachers:
@@ -39,14 +45,17 @@ class Teachers:
         if found != [voter_directory(directory, voter) for voter in range(len(found))]:
             raise InvalidInput("teachers are not numbered from 0 without a gap", remedy="run `consilium site train`")
         voters = [_load_voter(path) for path in found]
-        settings = {voter_data for voter_data, _, _ in voters}
+        settings = {voter_data for voter_data, _, _, _ in voters}
         if len(settings) > 1 or (data is not None and settings != {data}):
             raise InvalidInput(
                 "teachers are trained for other labels, channels, spacing or grid",
                 remedy="run `consilium site train` with this study",
             )
         return cls(
-            data=voters[0][0], models=tuple(model for _, model, _ in voters), weights=tuple(w for _, _, w in voters)
+            data=voters[0][0],
+            models=tuple(model for _, model, _, _ in voters),
+            weights=tuple(w for _, _, w, _ in voters),
+            ensembles=tuple(drawn for _, _, _, drawn in voters),
         )
 
     def predict(self, image: Float[np.ndarray, "c x y z"]) -> list[Float[np.ndarray, "k x y z"] | None]:
@@ -54,24 +63,71 @@ class Teachers:
         expected = (len(self.data.channels), *self.data.grid)
         if image.shape != expected:
             raise InvalidInput("volume's shape", value=image.shape, limit=str(expected))
-        return [None if model is None else predict(model, image) for model in self.models]
+        return [None if model is None else self._mean(voter, model, image) for voter, model in enumerate(self.models)]
+
+    def _mean(
+        self, voter: int, model: torch.nn.Module, image: Float[np.ndarray, "c x y z"]
+    ) -> Float[np.ndarray, "k x y z"]:
+        drawn = self.ensembles[voter] if self.ensembles else ()
+        if not drawn:
+            return predict(model, image)
+        return averaged(np.stack([predict(network, image) for network in drawn]))
 
 
-def _load_voter(directory: Path) -> tuple[DataConfig, torch.nn.Module | None, str | None]:
+SAMPLES = 10
+"""Networks drawn from a posterior; their mean prediction is the voter's."""
+
+
+def averaged(samples: Float[np.ndarray, "s k x y z"]) -> Float[np.ndarray, "k x y z"]:
+    """The mean of sampled predictions, drawn towards the image's own mean label where the samples disagree.
+
+    Voxel by voxel, with u in [0, 1] the mutual information between label and weights over log k: (1 − u)·p + u·p̄, p̄ the
+    prediction's own mean over all voxels. Still probabilities, and a code of them is shorter where the posterior does
+    not know; whether a site answers never depends on it.
+    """
+    mean = samples.mean(axis=0)
+    total = -(mean * np.log(np.maximum(mean, 1e-30))).sum(axis=0)
+    inner = -(samples * np.log(np.maximum(samples, 1e-30))).sum(axis=1).mean(axis=0)
+    unsure = np.clip((total - inner) / np.log(samples.shape[1]), 0, 1)
+    flat = mean.mean(axis=(1, 2, 3), keepdims=True)
+    result: np.ndarray = ((1 - unsure) * mean + unsure * flat).astype(np.float32)
+    return result
+
+
+def _load_voter(
+    directory: Path,
+) -> tuple[DataConfig, torch.nn.Module | None, str | None, tuple[torch.nn.Module, ...]]:
     try:
         record = json.loads((directory / "train.json").read_text(encoding="utf-8"))
         if record["schema"] != TRAIN_SCHEMA:
             raise InvalidInput("teacher's schema", value=record["schema"], limit=str(TRAIN_SCHEMA))
         data = DataConfig(**{field.name: record["data"][field.name] for field in dataclasses.fields(DataConfig)})
         recipe = TrainingConfig(**{f.name: record["recipe"][f.name] for f in dataclasses.fields(TrainingConfig)})
-        expected = record["report"]["weights"]
+        expected, posterior = record["report"]["weights"], record.get("posterior")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInput(
             "teacher is not trained to the end", value=directory.name, remedy="run `consilium site train`"
         ) from error
     if expected is None:
-        return data, None, None
+        return data, None, None, ()
     model = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels))
     load_weights(directory / "weights.pt", model, expected_hash=expected)
     model.eval()
-    return data, model, expected
+    drawn = () if posterior is None else _drawn(directory / "posterior.pt", model, expected=posterior)
+    return data, model, expected, drawn
+
+
+def _drawn(path: Path, model: torch.nn.Module, *, expected: str) -> tuple[torch.nn.Module, ...]:
+    """:data:`SAMPLES` networks w = μ + s·ε; ε from a seed made of the file's hash."""
+    spread = copy.deepcopy(model)
+    found = load_weights(path, spread, expected_hash=expected)
+    generator = torch.Generator().manual_seed(int(found[:15], 16))
+    networks = []
+    for _ in range(SAMPLES):
+        network = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter, deviation in zip(network.parameters(), spread.parameters(), strict=True):
+                parameter += deviation * torch.randn(parameter.shape, generator=generator)
+        network.eval()
+        networks.append(network)
+    return tuple(networks)

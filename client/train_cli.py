@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from common.errors import DaemonFailed
+from client.training.private.charge import record_trainings
+from common.errors import DaemonFailed, InvalidInput
 
 if TYPE_CHECKING:
+    from client.training.private.settings import PrivateSettings
     from client.training.site import OnProgress, SiteReport
 
 app = typer.Typer(help="Train a site's teachers.")
@@ -43,17 +45,28 @@ def train(
         int | None,
         typer.Option(help="Voters trained at once, one thread each; as many as there are cores by default.", min=1),
     ] = None,
+    strategy: Annotated[str, typer.Option(help="standard, or with a guarantee: dp-sgd, dp-mac, dp-bbb.")] = "standard",
+    epsilon: Annotated[float | None, typer.Option(help="ε the training may cost each patient.")] = None,
+    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
+    relation: Annotated[str, typer.Option(help="Which ε is planned: add-remove or replace-one.")] = "add-remove",
+    sampling: Annotated[str, typer.Option(help="poisson, or fixed-partition (batches dealt once).")] = "poisson",
+    rate: Annotated[str | None, typer.Option(help="Share of the patients in a step, e.g. 1/4.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of a private training.", min=1)] = None,
+    again: Annotated[bool, typer.Option("--again", help="Train anew: patients pay for this training too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train one teacher per voter on this site's own patients. Stop it with Ctrl-C; run it again to go on.
 
-    How many are trained at once changes no weight. Exit code 7: a voter's process died; the others are done.
+    How many are trained at once changes no weight. With a private strategy each training is charged in the site's
+    ledger before its first step, and a step that was interrupted stays spent.
+    Exit code 7: a voter's process died; the others are done.
     Example: consilium site train --site-dir /srv/consilium --jobs 4
+    Example: consilium site train --site-dir /srv/consilium --strategy dp-sgd --epsilon 8 --delta 1e-5
     """
     from client.cases import record_cases
     from client.policy import load_site
     from client.training.side_by_side import default_jobs, side_by_side
-    from client.training.site import train_site
+    from client.training.site import plan_site, site_report
     from common.config import load_study
     from common.data.layouts import DatasetSettings, load_names, open_for_training
 
@@ -69,20 +82,23 @@ def train(
     if layout is not None:
         settings = replace(settings, layout=layout)
     plan = load_study(study)
+    private = _private_settings(strategy, epsilon, delta, relation, sampling, rate, steps)
     dataset = open_for_training(data, plan.data, settings)
     voters = plan.privacy.voters_per_site
+    tasks = plan_site(
+        dataset,
+        teachers=site_dir / "teachers",
+        data=plan.data,
+        recipe=plan.teacher,
+        voters=voters,
+        trainer=strategy,
+        private=private,
+        seed=seed,
+    )
+    record_trainings(site_dir, tasks, again=again)
     try:
-        with _progress(voters, plan.teacher.steps) as on_progress:
-            report = train_site(
-                dataset,
-                teachers=site_dir / "teachers",
-                data=plan.data,
-                recipe=plan.teacher,
-                voters=voters,
-                seed=seed,
-                run=side_by_side(jobs or default_jobs(voters)),
-                on_progress=on_progress,
-            )
+        with _progress(voters, plan.teacher.steps if private is None else private.steps) as on_progress:
+            report = site_report(side_by_side(jobs or default_jobs(voters))(tasks, on_progress))
     except KeyboardInterrupt:
         typer.echo("interrupted: run the same command again to go on where it stopped", err=True)
         raise typer.Exit(130) from None
@@ -97,6 +113,36 @@ def train(
         raise DaemonFailed(
             f"{len(report.crashes)} of {voters} teachers did not come to an end; to fix: run the same command again"
         )
+
+
+def _private_settings(
+    strategy: str,
+    epsilon: float | None,
+    delta: float,
+    relation: str,
+    sampling: str,
+    rate: str | None,
+    steps: int | None,
+) -> PrivateSettings | None:
+    """The settings the options ask for, over the strategy's own recipe; None for a training without a guarantee."""
+    from fractions import Fraction
+
+    from client.training.private.settings import STRATEGIES, defaults
+    from common.privacy.training import Neighbours, Sampling
+
+    if strategy not in STRATEGIES:
+        if epsilon is not None:
+            raise InvalidInput("epsilon of a training", value=strategy, limit=", ".join(STRATEGIES))
+        return None
+    if epsilon is None:
+        raise InvalidInput(f"strategy {strategy} without an epsilon", remedy="say what it may cost: --epsilon 8")
+    try:
+        chosen = {"neighbours": Neighbours(relation), "sampling": Sampling(sampling)}
+        share = {} if rate is None else {"rate": Fraction(rate)}
+    except (ValueError, ZeroDivisionError) as error:
+        raise InvalidInput("relation, sampling or rate", value=(relation, sampling, rate), limit=str(error)) from error
+    longer = {} if steps is None else {"steps": steps}
+    return replace(defaults(strategy, epsilon=epsilon, delta=delta), **chosen, **share, **longer)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -149,6 +195,7 @@ def _summary(report: SiteReport, labels: tuple[str, ...]) -> str:
         checked = f"; Dice on {voter.held_out} held-out of its own: {dice}" if voter.dice else ""
         state = "kept from before" if voter.reused else f"{voter.steps} steps in {voter.seconds:.0f} s"
         lines.append(f"teacher {voter.voter}: {voter.trained_on} patients, {state}{checked}")
+        lines += [f"  each of them: {guarantee}" for guarantee in voter.guarantees]
     lines += [f"teacher {crash.voter}: not trained: {crash.reason}" for crash in report.crashes]
     if report.problems:
         lines.append(f"{len(report.problems)} case(s) left out:")

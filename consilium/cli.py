@@ -35,7 +35,11 @@ _GROUPS: dict[str, tuple[str, str, str]] = {
     "audit": ("consilium.privacy_cli", "audit_app", "Measure the released mechanism against its claim."),
     "ledger": ("consilium.ledger_cli", "app", "Verify and read a privacy ledger."),
     "certificate": ("consilium.certificate", "app", "A study's privacy certificate, as PDF and JSON."),
-    "bench": ("consilium.bench.cli", "app", "Measure what a recipe is worth, with its controls; the private training papers' tables."),
+    "bench": (
+        "consilium.bench.cli",
+        "app",
+        "Measure what a recipe is worth, with its controls; the private training papers' tables.",
+    ),
     "dashboard": ("consilium.dashboard_cli", "app", "A study's dashboard in the browser, read only."),
     "verify": ("consilium.ledger_cli", "verify_app", "Check a ledger offline: chain, signatures, sums, budget."),
 }

@@ -15,6 +15,7 @@ from jaxtyping import Float, UInt8
 
 from common.config import TrainingConfig
 from common.models.fit import OnStep
+from common.privacy.training import TrainingEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A trainer's result. ``event`` is the differential privacy the training itself gives, None for none."""
+    """A trainer's result. ``event`` is the differential privacy the training itself gives, None for none.
+
+    ``loss`` is None where telling it was not paid for. ``deviations``: the posterior's standard deviation of every
+    parameter, for a trainer whose result is a distribution of networks around ``model``.
+    """
 
     model: torch.nn.Module
     steps: int
-    loss: float
+    loss: float | None
     seconds: float
-    event: str | None = None
+    event: TrainingEvent | None = None
+    deviations: dict[str, torch.Tensor] | None = None
 
 
 class Trainer(Protocol):

@@ -20,7 +20,9 @@ import monai
 import numpy as np
 import torch
 
-from client.training.base import Part, Trainer
+from client.training.base import Part, Trained, Trainer
+from client.training.private.settings import PrivateSettings
+from client.training.private.trainer import private_trainer
 from client.training.slots import load_or_deal
 from client.training.standard import StandardTrainer
 from common.canonical import digest, sha256_file
@@ -31,14 +33,22 @@ from common.data.volume import load_example
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, mean_present
 from common.models.fit import OnStep, predict
-from common.models.unet import save_weights
+from common.models.unet import save_weights, tensors_to_bytes
 from common.objects import write_atomically
+from common.privacy.training import Neighbours, TrainingEvent, guarantee_of
 
 TRAIN_SCHEMA = 1
 HELD_OUT_SHARE = 0.1
 LEAST_SLOTS_TO_HOLD_OUT = 5
 
-TRAINERS: dict[str, Trainer] = {"standard": StandardTrainer()}
+MakeTrainer = Callable[["VoterTask"], Trainer]
+
+TRAINERS: dict[str, MakeTrainer] = {
+    "standard": lambda _task: StandardTrainer(),
+    "dp-sgd": private_trainer,
+    "dp-mac": private_trainer,
+    "dp-bbb": private_trainer,
+}
 
 OnProgress = Callable[[int, int, float], None]
 """Called after every step with the voter, the steps it has done and the step's loss (nan for a voter kept)."""
@@ -49,7 +59,8 @@ class VoterReport:
     """One voter's training, as ``train.json`` holds it. ``dice`` is over its own held-out patients, one per structure.
 
     ``trained_on`` and ``held_out`` count patients. ``weights`` is the SHA-256 of weights.pt, None for a voter without a
-    single usable case or whose training is impossible (``problem`` says why).
+    single usable case or whose training is impossible (``problem`` says why). ``guarantees`` say what a patient of this
+    training risks, under each relation; none for a training without differential privacy.
     """
 
     voter: int
@@ -64,6 +75,7 @@ class VoterReport:
     seconds: float
     reused: bool = False
     problem: str | None = None
+    guarantees: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +107,8 @@ class VoterTask:
     """All that one voter's training may read: its own patients' scans and public values, nothing of another voter's.
 
     ``patients`` are (name, ids of the scans) in slot order; ``cases`` and ``known`` (what the index says is wrong with
-    a scan) are of these scans alone.
+    a scan) are of these scans alone. ``deal`` names the dealing of patients to voters; ``private`` is what a private
+    trainer may spend.
     """
 
     voter: int
@@ -107,6 +120,13 @@ class VoterTask:
     data: DataConfig
     recipe: TrainingConfig
     trainer: str
+    deal: str
+    private: PrivateSettings | None = None
+
+    @property
+    def training_slots(self) -> int:
+        """How many of the voter's patients are for training, whatever their files hold."""
+        return len(self.patients) - held_out_count(len(self.patients))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +162,7 @@ def train_site(
     recipe: TrainingConfig,
     voters: int,
     trainer: str = "standard",
+    private: PrivateSettings | None = None,
     seed: int | None = None,
     run: RunVoters = one_after_another,
     on_progress: OnProgress = lambda voter, step, loss: None,
@@ -151,7 +172,16 @@ def train_site(
     How they are run (``run``: in this process, or side by side in others) changes no weight. Interrupted, it goes on
     where it stopped when called again. Raises what :func:`plan_site` and :func:`site_report` raise.
     """
-    tasks = plan_site(dataset, teachers=teachers, data=data, recipe=recipe, voters=voters, trainer=trainer, seed=seed)
+    tasks = plan_site(
+        dataset,
+        teachers=teachers,
+        data=data,
+        recipe=recipe,
+        voters=voters,
+        trainer=trainer,
+        private=private,
+        seed=seed,
+    )
     return site_report(run(tasks, on_progress))
 
 
@@ -163,6 +193,7 @@ def plan_site(
     recipe: TrainingConfig,
     voters: int,
     trainer: str = "standard",
+    private: PrivateSettings | None = None,
     seed: int | None = None,
 ) -> tuple[VoterTask, ...]:
     """Deal the patients (or read how they were dealt) and say what each voter is trained on; opens no scan.
@@ -197,6 +228,8 @@ def plan_site(
             data=data,
             recipe=recipe,
             trainer=trainer,
+            deal=digest("deal", {"key": slots.key}),
+            private=private,
         )
         tasks.append(task)
     return tuple(tasks)
@@ -233,13 +266,15 @@ def train_voter(task: VoterTask, *, on_step: OnStep) -> VoterOutcome:
     """
     usable, problems = _load(task)
     count = len(task.patients)
-    held_out_from = count - held_out_count(count)  # by slot, whatever the files hold
     parts: tuple[list[_Example], list[_Example]] = ([], [])
     filled = [0, 0]
+    places: list[int] = []
     for place, (_, scans) in enumerate(task.patients):
         examples = [usable[scan] for scan in scans if scan in usable]
-        parts[place >= held_out_from].extend(examples)
-        filled[place >= held_out_from] += bool(examples)
+        held = place >= task.training_slots  # by slot, whatever the files hold
+        parts[held].extend(examples)
+        filled[held] += bool(examples)
+        places += [place] * len(examples) * (not held)
     training, held_out = parts
     identity = _identity(task, training, held_out)
     done = _finished(task.directory, identity)
@@ -259,22 +294,23 @@ def train_voter(task: VoterTask, *, on_step: OnStep) -> VoterOutcome:
         seconds=0.0,
     )
     checkpoint = task.directory / "checkpoint.pt"
-    event = None
+    result: Trained | None = None
     if training:
         part = Part(
             images=np.stack([example.image for example in training]),
             labels=np.stack([example.label for example in training]),
             classes=len(task.data.labels),
+            places=tuple(places),
+            patients=task.training_slots,
         )
         try:
-            result = TRAINERS[task.trainer].train(
+            result = TRAINERS[task.trainer](task).train(
                 part, task.recipe, seed=task.seed, checkpoint=checkpoint, on_step=on_step
             )
         except InvalidInput as error:
             report = dataclasses.replace(report, problem=str(error))
         else:
             dice = _dice(result.model, held_out, classes=len(task.data.labels))
-            event = result.event
             report = dataclasses.replace(
                 report,
                 weights=save_weights(task.directory / "weights.pt", result.model),
@@ -283,10 +319,11 @@ def train_voter(task: VoterTask, *, on_step: OnStep) -> VoterOutcome:
                 steps=result.steps,
                 loss=result.loss,
                 seconds=round(result.seconds, 3),
+                guarantees=_guarantees(task, result.event),
             )
     if report.weights is None:
         (task.directory / "weights.pt").unlink(missing_ok=True)
-    _record(task, report, identity, event=event)
+    _record(task, report, identity, result=result)
     checkpoint.unlink(missing_ok=True)
     return VoterOutcome(report, problems)
 
@@ -325,7 +362,13 @@ def _load(task: VoterTask) -> tuple[dict[str, _Example], tuple[Problem, ...]]:
 
 
 def _identity(task: VoterTask, training: list[_Example], held_out: list[_Example]) -> str:
-    """Names everything a voter's weights depend on, its own files among it and no other voter's."""
+    """Names everything a voter's weights depend on, its own files among it and no other voter's.
+
+    A private training goes by its own identity, without its files: a scan that changed must not start it again and
+    spend again.
+    """
+    if task.private is not None:
+        return digest("voter-training", {"data": repr(task.data), "private": private_trainer(task).identity})
     return digest(
         "voter-training",
         {
@@ -353,12 +396,26 @@ def _number(value: float) -> float | None:
     return None if math.isnan(value) else round(value, 5)
 
 
-def _record(task: VoterTask, report: VoterReport, identity: str, *, event: str | None) -> None:
+def _guarantees(task: VoterTask, event: TrainingEvent | None) -> tuple[str, ...]:
+    """What the event costs a patient, under each relation, in words."""
+    if event is None or task.private is None:
+        return ()
+    return tuple(str(guarantee_of(event, delta=task.private.delta, neighbours=relation)) for relation in Neighbours)
+
+
+def _record(task: VoterTask, report: VoterReport, identity: str, *, result: Trained | None) -> None:
+    deviations = None if result is None else result.deviations
+    posterior = task.directory / "posterior.pt"
+    if deviations is None:
+        posterior.unlink(missing_ok=True)
+    else:
+        write_atomically(posterior, tensors_to_bytes(deviations), mode=0o600)
     record = {
         "schema": TRAIN_SCHEMA,
         "identity": identity,
         "trainer": task.trainer,
-        "event": event,
+        "event": None if result is None or result.event is None else result.event.to_json(),
+        "posterior": None if deviations is None else sha256_file(posterior),
         "report": dataclasses.asdict(report),
         "data": dataclasses.asdict(task.data),
         "recipe": dataclasses.asdict(task.recipe),
@@ -371,7 +428,14 @@ def _finished(directory: Path, identity: str) -> VoterReport | None:
     """The report of an earlier run with the same identity whose weights are still those it recorded."""
     try:
         record: dict[str, Any] = json.loads((directory / "train.json").read_text(encoding="utf-8"))
-        report = VoterReport(**{**record["report"], "dice": tuple(record["report"]["dice"]), "reused": True})
+        report = VoterReport(
+            **{
+                **record["report"],
+                "dice": tuple(record["report"]["dice"]),
+                "guarantees": tuple(record["report"].get("guarantees", ())),
+                "reused": True,
+            }
+        )
         if record["identity"] != identity or record["schema"] != TRAIN_SCHEMA:
             return None
         if report.weights is not None and sha256_file(directory / "weights.pt") != report.weights:

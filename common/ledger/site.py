@@ -162,6 +162,11 @@ class SiteLedger(OpenLedger[SiteBooks]):
             self._append("training", {**body, "training": training_id, "voter": voter})
         return True
 
+    def has_training(self, training_id: str) -> bool:
+        """Whether this very training is charged."""
+        self._catch_up()
+        return training_id in self._books.trainings
+
     def trainings(self) -> Trainings:
         """Every training on record and whether all that was accepted was answered after one of each voter."""
         self._catch_up()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -54,9 +55,13 @@ def build_unet(channels: tuple[int, ...], *, in_channels: int, out_channels: int
 
 def weights_to_bytes(model: torch.nn.Module) -> bytes:
     """The state dict as ``torch.save`` writes it; equal weights give equal bytes, so their SHA-256 names a model."""
+    return tensors_to_bytes(model.state_dict())
+
+
+def tensors_to_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Named tensors as ``torch.save`` writes them; equal tensors give equal bytes."""
     stream = io.BytesIO()
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    torch.save(state, stream)
+    torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, stream)
     return stream.getvalue()
 
 

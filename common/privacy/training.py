@@ -36,6 +36,7 @@ from common.privacy.mechanism import Unit
 MAX_STEPS = 1_000_000
 MIN_MULTIPLIER, MAX_MULTIPLIER = Fraction(1, 16), Fraction(10_000)
 _DIGITS = 4  # significant digits of a planned noise multiplier
+_FINE, _ROUGH = 1e-4, 2e-3  # grid of the privacy losses: for every ε that is stated, and to find where to look
 
 
 class Sampling(StrEnum):
@@ -186,6 +187,9 @@ def plan_noise(
     def cost(multiplier: Fraction) -> float:
         return epsilon_of(event(multiplier), delta=delta, neighbours=neighbours)
 
+    def roughly(multiplier: Fraction) -> float:  # pessimistic too, and cheap where the noise is small
+        return _epsilon((event(multiplier),), delta, Neighbours(neighbours), _ROUGH)
+
     others = TrainingEvent(sampling, rate, MAX_MULTIPLIER, 0, releases)
     if epsilon_of(others, delta=delta, neighbours=neighbours) > epsilon:
         raise InvalidInput(
@@ -193,7 +197,8 @@ def plan_noise(
             limit=f"epsilon {epsilon:g}",
             remedy="more noise on the PCA, or a larger epsilon",
         )
-    return event(_least(cost, float(epsilon)))
+    start = _least(roughly, float(epsilon), high=Fraction(1), factor=Fraction(2))
+    return event(_least(cost, float(epsilon), high=start, factor=Fraction(51, 50)))
 
 
 def warn_about(delta: float, *, patients: int) -> str | None:
@@ -203,14 +208,15 @@ def warn_about(delta: float, *, patients: int) -> str | None:
     return f"delta {delta:g} is above 1/(10 · {patients} patients) = {1 / (10 * patients):.2g}; choose a smaller one"
 
 
-def _least(cost: Callable[[Fraction], float], epsilon: float) -> Fraction:
+def _least(cost: Callable[[Fraction], float], epsilon: float, *, high: Fraction, factor: Fraction) -> Fraction:
     """The smallest multiplier of ``_DIGITS`` digits with ``cost`` ≤ ε; ``cost`` falls, nearly as a power.
 
-    Bisection on the grid of multipliers, its points chosen by interpolation in the logarithms, so that few are tried.
+    Bracketed from ``high`` in steps of ``factor``; then bisection on the grid of multipliers, its points chosen by
+    interpolation in the logarithms, so that few are tried.
     """
-    high, of_high = Fraction(1), cost(Fraction(1))
+    of_high = cost(high)
     while of_high > epsilon:
-        high *= 2
+        high *= factor
         if high > MAX_MULTIPLIER:
             raise InvalidInput(
                 "no noise multiplier fits the planned epsilon",
@@ -218,13 +224,14 @@ def _least(cost: Callable[[Fraction], float], epsilon: float) -> Fraction:
                 remedy="plan a larger epsilon, fewer steps, a smaller sampling rate, or more noise on the PCA",
             )
         of_high = cost(high)
-    while high > MIN_MULTIPLIER and (of_low := cost(high / 2)) <= epsilon:
-        high, of_high = high / 2, of_low
-    if high <= MIN_MULTIPLIER:
-        return MIN_MULTIPLIER
+    low = max(high / factor, MIN_MULTIPLIER)
+    while (of_low := cost(low)) <= epsilon:
+        if low == MIN_MULTIPLIER:
+            return MIN_MULTIPLIER
+        high, of_high, low = low, of_low, max(low / factor, MIN_MULTIPLIER)
     step = Fraction(10) ** (ceil(log10(high)) - _DIGITS)
-    below, above = int(high / 2 / step), ceil(high / step)  # below does not fit, above does
-    of_below, of_above = cost(below * step), cost(above * step)
+    below, above = int(low / step), ceil(high / step)  # below does not fit, above does
+    of_below, of_above = of_low, of_high
     while above - below > 1:
         share = log(of_below / epsilon) / log(of_below / of_above) if of_above > 0 else 0.5
         guess = round(below * (above / below) ** share)
@@ -240,7 +247,7 @@ def _least(cost: Callable[[Fraction], float], epsilon: float) -> Fraction:
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(events: tuple[TrainingEvent, ...], delta: float, neighbours: Neighbours) -> float:
+def _epsilon(events: tuple[TrainingEvent, ...], delta: float, neighbours: Neighbours, interval: float = _FINE) -> float:
     mu_squared = Fraction(0)
     poisson = []
     for event in events:
@@ -256,7 +263,9 @@ def _epsilon(events: tuple[TrainingEvent, ...], delta: float, neighbours: Neighb
         Neighbours.ADD_REMOVE: dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
         Neighbours.REPLACE_ONE: dp_accounting.NeighboringRelation.REPLACE_ONE,
     }[neighbours]
-    accountant = PLDAccountant(relation)  # doubles a Gaussian's sensitivity itself for REPLACE_ONE
+    accountant = PLDAccountant(
+        relation, value_discretization_interval=interval
+    )  # doubles a Gaussian's sensitivity itself for REPLACE_ONE
     for event in poisson:
         step = dp_accounting.GaussianDpEvent(_down(event.noise_multiplier))
         accountant.compose(dp_accounting.PoissonSampledDpEvent(float(event.rate), step), event.steps)

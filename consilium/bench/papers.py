@@ -17,6 +17,7 @@ import typer
 from common.errors import InvalidInput
 from common.objects import write_atomically
 
+
 def papers(
     data: Annotated[Path, typer.Option("--data", help="Folder with mnist/mnist.npz and usps/usps_all.mat.")],
     out: Annotated[Path, typer.Option("--out", help="Results go here, and are taken from here again.")],

@@ -15,6 +15,9 @@ from client.training.private.journal import Plan
 from common.errors import InvalidInput
 from common.privacy.training import Neighbours, Sampling, plan_noise
 
+MAX_EPSILON = 64.0
+"""A training with a larger ε protects nobody, and its accounting would take gigabytes."""
+
 STRATEGIES = ("dp-sgd", "dp-mac", "dp-bbb")
 
 
@@ -51,8 +54,8 @@ class PrivateSettings:
                 object.__setattr__(self, name, kind(getattr(self, name)))
             except ValueError as error:
                 raise InvalidInput(name, value=getattr(self, name), limit=", ".join(kind)) from error
-        if not (isfinite(self.epsilon) and self.epsilon > 0):
-            raise InvalidInput("epsilon of a training", value=self.epsilon, limit="a finite number above 0")
+        if not (isfinite(self.epsilon) and 0 < self.epsilon <= MAX_EPSILON):
+            raise InvalidInput("epsilon of a training", value=self.epsilon, limit=f"above 0, at most {MAX_EPSILON:g}")
         if not 0 < self.delta < 1:
             raise InvalidInput("delta of a training", value=self.delta, limit="above 0 and below 1")
         for name in ("learning_rate", "clip", "eta", "temperature", "prior_std", "initial_std"):

@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from client.training.base import Part, Trained
 from client.training.private.journal import Journal
@@ -19,7 +20,12 @@ from client.training.private.settings import PrivateSettings
 from client.training.private.teachers import train_privately
 from common.canonical import digest
 from common.config import TrainingConfig
+from common.errors import InvalidInput
 from common.models.fit import OnStep
+from common.privacy.training import TrainingEvent
+
+if TYPE_CHECKING:
+    from client.training.site import VoterTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,41 @@ class PrivateTrainer:
             event=done.event,
             deviations=done.deviations,
         )
+
+
+def private_trainer(task: VoterTask) -> PrivateTrainer:
+    """The trainer of one voter's task; InvalidInput if the task has no settings for its strategy."""
+    settings = task.private
+    if settings is None or settings.strategy != task.trainer:
+        raise InvalidInput(
+            "settings of a private training", value=task.trainer, limit="an epsilon and a delta", remedy="--epsilon 8"
+        )
+    names = tuple(name for name, _ in task.patients)
+    identity = training_identity(settings, task.recipe, voter=task.voter, patients=names, deal=task.deal)
+    return PrivateTrainer(
+        settings=settings,
+        journal=task.directory / f"journal-{identity[:16]}.jsonl",
+        identity=identity,
+        patients=task.training_slots,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a voter's training costs its patients, as the site's ledger records it before the first step."""
+
+    training_id: str
+    voter: int
+    deal: str
+    strategy: str
+    event: TrainingEvent
+
+
+def charge_of(task: VoterTask) -> Charge:
+    """Begin (or find) the task's journal and say what it may spend; trains nothing."""
+    trainer = private_trainer(task)
+    journal = trainer.open()
+    return Charge(training_id(journal), task.voter, task.deal, task.trainer, journal.plan.event)
 
 
 def training_identity(

@@ -194,7 +194,8 @@ def test_a_voter_whose_training_diverges_is_silent_and_stops_nobody(
                 raise InvalidInput("training diverged", value=float("inf"))
             return super().train(*arguments, **options)
 
-    monkeypatch.setitem(TRAINERS, "standard", Diverging())
+    diverging = Diverging()
+    monkeypatch.setitem(TRAINERS, "standard", lambda _task: diverging)
     report = run(dataset, tmp_path / "t")
     assert report.voters[0].weights is None
     assert "diverged" in str(report.voters[0].problem)
@@ -275,7 +276,7 @@ def test_what_cannot_be_trained_is_refused(dataset: Dataset, tmp_path: Path) -> 
         case.image.write_bytes(b"")
     with pytest.raises(InvalidInput, match="no usable case"):
         run(dataset, tmp_path / "t")
-    assert sorted(TRAINERS) == ["standard"]
+    assert sorted(TRAINERS) == ["dp-bbb", "dp-mac", "dp-sgd", "standard"]
 
 
 def test_teachers_that_are_missing_changed_or_of_another_study_are_refused(dataset: Dataset, tmp_path: Path) -> None:

@@ -1,0 +1,231 @@
+"""A site trains privately: charged in its ledger first, resumed without forgetting, refused past what was paid."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+
+from client.teacher import Teachers, averaged
+from client.training.base import Part
+from client.training.private.charge import record_trainings
+from client.training.private.journal import Journal
+from client.training.private.settings import PrivateSettings, defaults
+from client.training.private.teachers import train_privately
+from client.training.private.trainer import charge_of, private_trainer
+from client.training.site import VoterTask, one_after_another, plan_site, train_site
+from common.config import DataConfig, TrainingConfig
+from common.data.msd import Case, Dataset, write_dataset
+from common.errors import InvalidInput
+from common.ledger.site import SiteLedger
+from common.privacy.training import Neighbours, epsilon_of
+
+DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
+RECIPE = TrainingConfig(channels=(4, 8))
+SITE = """schema = 1
+site = "north"
+pool = "north-mri"
+data = "set"
+
+[server]
+sealing_key = "{key}"
+signing_key = "{key}"
+objects_url = "https://server"
+superlink = "server:9092"
+root_certificates = "root.pem"
+
+[caps]
+epsilon = 8.0
+delta = 1e-5
+"""
+
+
+def settings(strategy: str = "dp-sgd", **changed: object) -> PrivateSettings:
+    return PrivateSettings(strategy, 1.0, 1e-3, rate=Fraction(1, 2), steps=3, **changed)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    cases = []
+    for number in range(6):
+        rng = np.random.default_rng(number)
+        labels = np.zeros((14, 16, 15), dtype=np.uint8)
+        labels[4:9, 4:8, 4:9], labels[4:9, 8:12, 4:9] = 1, 2
+        folder = tmp_path / "raw"
+        (folder / "labels").mkdir(parents=True, exist_ok=True)
+        image, label = folder / f"p{number}.nii.gz", folder / "labels" / f"p{number}.nii.gz"
+        nib.save(nib.Nifti1Image(rng.normal(labels * 3.0, 0.5).astype(np.float32), np.eye(4)), image)
+        nib.save(nib.Nifti1Image(labels, np.eye(4)), label)
+        cases.append(Case(f"p{number}", image, label))
+    return write_dataset(tmp_path / "set", name="site", labels=DATA.labels, channels=DATA.channels, cases=cases)
+
+
+def tasks(data: Dataset, teachers: Path, private: PrivateSettings | None, *, voters: int = 2) -> tuple[VoterTask, ...]:
+    return plan_site(
+        data,
+        teachers=teachers,
+        data=DATA,
+        recipe=RECIPE,
+        voters=voters,
+        trainer="standard" if private is None else private.strategy,
+        private=private,
+        seed=1,
+    )
+
+
+@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-mac", "dp-bbb"])
+def test_every_strategy_trains_a_teacher_that_answers_and_says_what_it_cost(
+    dataset: Dataset, tmp_path: Path, strategy: str
+) -> None:
+    teachers = tmp_path / "teachers"
+    report = train_site(
+        dataset, teachers=teachers, data=DATA, recipe=RECIPE, voters=1, trainer=strategy, private=settings(strategy)
+    )
+    (voter,) = report.voters
+    assert voter.weights is not None
+    assert voter.loss is None  # a loss on private patients was not paid for
+    assert [text.split(", relation ")[1] for text in voter.guarantees] == [
+        "add-remove (training)",
+        "replace-one (training)",
+    ]
+    record = json.loads((teachers / "voter-000" / "train.json").read_text())
+    assert record["event"]["steps"] == 3
+    assert (record["posterior"] is not None) == (strategy == "dp-bbb")
+    loaded = Teachers.load(teachers, data=DATA)
+    image = np.random.default_rng(0).normal(size=(1, 16, 16, 16)).astype(np.float32)
+    (first,), (again,) = loaded.predict(image), Teachers.load(teachers, data=DATA).predict(image)
+    assert first is not None
+    assert again is not None
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_allclose(first.sum(axis=0), 1, atol=1e-4)
+
+
+def test_a_finished_private_teacher_is_kept_when_a_scan_changes_and_spends_nothing_more(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    teachers = tmp_path / "teachers"
+    run = lambda: train_site(  # noqa: E731
+        dataset, teachers=teachers, data=DATA, recipe=RECIPE, voters=1, trainer="dp-sgd", private=settings(), seed=1
+    )
+    before = run().voters[0]
+    image = next(case.image for case in dataset.labelled)
+    changed = nib.load(image)
+    nib.save(nib.Nifti1Image(np.asarray(changed.dataobj) + 1, np.eye(4)), image)
+    after = run().voters[0]
+    assert after.reused
+    assert after.weights == before.weights
+    (journal,) = (teachers / "voter-000").glob("journal-*.jsonl")
+    assert journal.read_text().count("\n") == 1 + 3
+
+
+def test_an_empty_slot_stays_in_n_and_two_scans_of_a_patient_are_one_example(dataset: Dataset, tmp_path: Path) -> None:
+    task = tasks(dataset, tmp_path / "t", settings(), voters=1)[0]
+    assert private_trainer(task).patients == task.training_slots == 5
+    part = Part(np.zeros((3, 1, 16, 16, 16), np.float32), np.zeros((3, 16, 16, 16), np.uint8), 3, (0, 0, 4), 5)
+    assert part.slots == (0, 0, 4)
+    journal = Journal(settings().plan(patients=5))
+    done = train_privately(part, RECIPE, settings(), journal, seed=0)
+    assert done.event.steps == journal.plan.event.steps
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "site.toml").write_text(SITE.format(key="ab" * 32))
+    return tmp_path / "site"
+
+
+def ledger_of(site: Path) -> SiteLedger:
+    return SiteLedger.read(site / "site-ledger.sqlite")
+
+
+def test_a_training_is_charged_before_its_first_step_and_only_once(dataset: Dataset, site: Path) -> None:
+    planned = tasks(dataset, site / "teachers", settings())
+    record_trainings(site, planned, again=False)
+    with ledger_of(site) as ledger:
+        charged = ledger.trainings()
+        rows = ledger.head().seq
+    assert [one.voter for one in charged.all] == [0, 1]
+    assert all(one.event == charge_of(task).event for one, task in zip(charged.all, planned, strict=True))
+    one_after_another(planned, lambda place, step, loss: None)
+    record_trainings(site, tasks(dataset, site / "teachers", settings()), again=False)
+    with ledger_of(site) as ledger:
+        assert ledger.head().seq == rows
+        found = ledger.trainings().guarantee(delta=1e-3, neighbours=Neighbours.REPLACE_ONE)
+        summary = ledger.summary()
+    assert found is not None
+    event = planned[0].private.plan(patients=3).event  # type: ignore[union-attr]
+    assert found.epsilon == epsilon_of(event, delta=1e-3, neighbours=Neighbours.REPLACE_ONE)
+    assert summary["trainings"]["count"] == 2  # type: ignore[index]
+
+
+def test_a_second_training_on_the_same_patients_is_refused_unless_asked_for_and_then_adds_up(
+    dataset: Dataset, site: Path
+) -> None:
+    record_trainings(site, tasks(dataset, site / "teachers", settings()), again=False)
+    other = tasks(dataset, site / "teachers", settings("dp-mac"))
+    with pytest.raises(InvalidInput, match="paid for a training already"):
+        record_trainings(site, other, again=False)
+    record_trainings(site, other, again=True)
+    with ledger_of(site) as ledger:
+        total = ledger.trainings().guarantee(delta=1e-3, neighbours=Neighbours.ADD_REMOVE)
+    assert total is not None
+    assert total.epsilon > 1.2
+
+
+def test_a_plain_training_beside_private_ones_ends_what_they_promised(dataset: Dataset, site: Path) -> None:
+    record_trainings(site, tasks(dataset, site / "teachers", None), again=False)
+    assert not (site / "site-ledger.sqlite").exists()  # nothing private: nothing to take back
+    record_trainings(site, tasks(dataset, site / "teachers", settings()), again=False)
+    record_trainings(site, tasks(dataset, site / "teachers", None), again=False)
+    with ledger_of(site) as ledger:
+        trainings = ledger.trainings()
+    assert trainings.guarantee(delta=1e-3, neighbours=Neighbours.ADD_REMOVE) is None
+    assert not trainings.covers_every_release(voters=2)
+
+
+def test_a_private_training_without_a_ledger_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="ledger"):
+        record_trainings(tmp_path, tasks(dataset, tmp_path / "teachers", settings()), again=False)
+
+
+def test_a_lost_journal_is_another_training_to_the_ledger(dataset: Dataset, site: Path) -> None:
+    planned = tasks(dataset, site / "teachers", settings())
+    record_trainings(site, planned, again=False)
+    for path in (site / "teachers").glob("voter-*/journal-*.jsonl"):
+        path.unlink()
+    with pytest.raises(InvalidInput, match="already"):
+        record_trainings(site, planned, again=False)
+
+
+def test_settings_that_protect_nobody_or_make_no_sense_are_refused() -> None:
+    for bad in ({"epsilon": 1000.0}, {"epsilon": float("nan")}, {"delta": 0.0}, {"strategy": "dp-magic"}):
+        with pytest.raises(InvalidInput):
+            PrivateSettings(**{"strategy": "dp-sgd", "epsilon": 8.0, "delta": 1e-5, **bad})  # type: ignore[arg-type]
+    assert {defaults(name, epsilon=8, delta=1e-5).strategy for name in ("dp-sgd", "dp-mac", "dp-bbb")} == {
+        "dp-sgd",
+        "dp-mac",
+        "dp-bbb",
+    }
+
+
+def test_where_the_samples_disagree_the_prediction_moves_to_the_images_own_mean() -> None:
+    sure = np.zeros((2, 2, 2, 2, 2), np.float32)
+    sure[:, 0] = 1
+    sure[:, :, 0, 0, 0] = [0, 1]
+    np.testing.assert_allclose(averaged(sure), sure.mean(axis=0), atol=1e-6)
+    split = sure.copy()
+    split[0, :, 1, 1, 1], split[1, :, 1, 1, 1] = [1, 0], [0, 1]
+    result = averaged(split)
+    np.testing.assert_allclose(result.sum(axis=0), 1, atol=1e-6)
+    np.testing.assert_allclose(result[:, 1, 1, 1], split.mean(axis=0).mean(axis=(1, 2, 3)), atol=1e-5)
