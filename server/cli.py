@@ -47,6 +47,9 @@ def init(
     relation: Annotated[Relation, typer.Option(help="Neighbouring relation.")] = Relation.REPLACE_ONE,
     voters: Annotated[int, typer.Option(help="Voters m a site, on disjoint patients.")] = 1,
     codec: Annotated[str, typer.Option(help="Codec: pca, ball-ae or paper-pca.")] = "pca",
+    joint: Annotated[
+        bool, typer.Option("--joint", help="One release about all public volumes together (--queries 1), codec pca.")
+    ] = False,
 ) -> None:
     """Create a study's directory: study.toml, keys and an empty ledger.
 
@@ -69,7 +72,7 @@ def init(
             unit=unit,
             voters_per_site=voters,
         ),
-        codec=codec_terms(codec, labels=len(labels.split(",")), grid=_triple(grid, int, what="--grid")),
+        codec=codec_terms(codec, labels=len(labels.split(",")), grid=_triple(grid, int, what="--grid"), joint=joint),
     )
     _create(directory, study)
 

@@ -70,6 +70,7 @@ def facts(study: Study) -> dict[str, object]:
         "spacing_mm": list(study.data.spacing_mm),
         "grid": list(study.data.grid),
         "codec": study.codec.name,
+        "joint": study.codec.joint,
         "clipping_norm": study.codec.radius,
         "unit": str(privacy.unit),
         "relation": str(privacy.relation),
@@ -95,12 +96,15 @@ def for_consortium(study: Study) -> str:
             f"study {f['name']} ({study.id[:16]}…)",
             f"labels {', '.join(study.data.labels)}; grid {study.data.grid} at {study.data.spacing_mm} mm",
             f"budget ε = {f['epsilon']:g} ({f['accountant']} accountant), {stated}",
-            f"plan {privacy.planned_queries} queries, {privacy.voters_per_site} voter(s) a site, "
-            f"quorum {privacy.quorum} sites",
+            f"plan {_plan_of(study)}, {privacy.voters_per_site} voter(s) a site, quorum {privacy.quorum} sites",
             f"noise multiplier z = {f['noise_multiplier']:.6f} on a sum clipped at C = {f['clipping_norm']:g}",
             f"whole plan: {', '.join(f'ε = {value:.4f} ({name})' for name, value in plan.items())}, {stated}",
         ]
     )
+
+
+def _plan_of(study: Study) -> str:
+    return "one joint query" if study.codec.joint else f"{study.privacy.planned_queries} queries"
 
 
 def for_site(study: Study) -> str:
@@ -117,10 +121,12 @@ def for_site(study: Study) -> str:
 Study {study.name}, {study.id}
 
 WHAT IS ASKED OF YOU
-  Your teachers, {privacy.voters_per_site} a site, trained at your site on your own patients, segment up to
-  {privacy.planned_queries} public volumes: {", ".join(study.data.labels[1:])}. For each volume your site sends the sum
-  of their codes. Each code is clipped to norm C = {study.codec.radius:g} at your site. No image, label map, weight or
-  gradient of yours leaves.
+  Your teachers, {privacy.voters_per_site} a site, trained at your site on your own patients, segment
+  {"the" if study.codec.joint else f"up to {privacy.planned_queries}"} public volumes:
+  {", ".join(study.data.labels[1:])}.
+  {"For all of them together" if study.codec.joint else "For each volume"} your site sends the sum of their codes. Each
+  code is clipped to norm C = {study.codec.radius:g} at your site. No image, label map, weight or gradient of yours
+  leaves.
 
 WHAT IS GUARANTEED
   {guarantee_line}.

@@ -147,11 +147,11 @@ def paper_radius(*, labels: int, grid: Sequence[int]) -> float:
     return math.sqrt(labels * math.prod(grid)) / 2
 
 
-def codec_terms(name: str, *, labels: int, grid: Sequence[int]) -> CodecConfig:
+def codec_terms(name: str, *, labels: int, grid: Sequence[int], joint: bool = False) -> CodecConfig:
     """A codec's settings where only its name is chosen: the defaults, and for ``paper-pca`` its only radius."""
     if name == PaperPcaCodec.name:
-        return CodecConfig(name=name, radius=paper_radius(labels=labels, grid=grid))
-    return CodecConfig(name=name)
+        return CodecConfig(name=name, radius=paper_radius(labels=labels, grid=grid), joint=joint)
+    return CodecConfig(name=name, joint=joint)
 
 
 def _check_radius(radius: float, *, numbers: int) -> None:

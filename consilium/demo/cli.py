@@ -34,6 +34,9 @@ def demo(
     relation: Annotated[Relation, typer.Option(help="Neighbouring relation.")] = Relation.REPLACE_ONE,
     voters: Annotated[int, typer.Option(help="Voters m a site, on disjoint patients.")] = 1,
     codec: Annotated[str, typer.Option(help="Codec: pca, ball-ae or paper-pca.")] = "pca",
+    joint: Annotated[
+        bool, typer.Option("--joint", help="One release about all public volumes together instead of one each.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of data, split and training; the noise has none.")] = 0,
 ) -> None:
     """The whole road on this machine: hospitals' data, teachers, a federation of real daemons, a student, a report.
@@ -50,6 +53,7 @@ def demo(
         relation=str(relation),
         voters=voters,
         codec=codec,
+        joint=joint,
         seed=seed,
         data=None if data is None else str(data.absolute()),
     )

@@ -53,6 +53,7 @@ class DemoOptions:
     relation: str = "replace-one"
     voters: int = 1
     codec: str = "pca"
+    joint: bool = False
     seed: int = 0
     data: str | None = None
 
@@ -193,14 +194,14 @@ def _study(places: Places, options: DemoOptions, source: Path) -> Study:
             privacy=PrivacyConfig(
                 epsilon=options.epsilon,
                 delta=options.delta,
-                planned_queries=options.queries,
+                planned_queries=1 if options.joint else options.queries,
                 quorum=max(1, options.hospitals // 2 + 1),
                 accountant=options.accountant,  # type: ignore[arg-type]  # PrivacyConfig parses it
                 relation=options.relation,  # type: ignore[arg-type]
                 unit=options.unit,  # type: ignore[arg-type]
                 voters_per_site=options.voters,
             ),
-            codec=codec_terms(options.codec, labels=len(data.labels), grid=data.grid),
+            codec=codec_terms(options.codec, labels=len(data.labels), grid=data.grid, joint=options.joint),
             teacher=teacher,
             student=student,
         )
