@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import fill
 
 from common.config import Study
 from common.ledger.store import Ledger, StoredAnswer
@@ -117,16 +118,21 @@ def for_site(study: Study) -> str:
         f"ε = {privacy.epsilon:g} ({privacy.accountant} accountant), δ = {privacy.delta:g}, unit {privacy.unit}, "
         f"relation {privacy.relation}"
     )
+    which, each = ("the", "all of them together") if study.codec.joint else (f"up to {privacy.planned_queries}", "each")
+    asked = fill(
+        f"Your teachers, {privacy.voters_per_site} a site, trained at your site on your own patients, segment {which} "
+        f"public volumes: {', '.join(study.data.labels[1:])}. For {each} your site sends the sum of their codes. Each "
+        f"code is clipped to norm C = {study.codec.radius:g} at your site. No image, label map, weight or gradient of "
+        "yours leaves.",
+        width=106,
+        initial_indent="  ",
+        subsequent_indent="  ",
+    )
     return f"""\
 Study {study.name}, {study.id}
 
 WHAT IS ASKED OF YOU
-  Your teachers, {privacy.voters_per_site} a site, trained at your site on your own patients, segment
-  {"the" if study.codec.joint else f"up to {privacy.planned_queries}"} public volumes:
-  {", ".join(study.data.labels[1:])}.
-  {"For all of them together" if study.codec.joint else "For each volume"} your site sends the sum of their codes. Each
-  code is clipped to norm C = {study.codec.radius:g} at your site. No image, label map, weight or gradient of yours
-  leaves.
+{asked}
 
 WHAT IS GUARANTEED
   {guarantee_line}.
