@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from jaxtyping import Float
 from client.training.site import TRAIN_SCHEMA, voter_directory
 from common.config import DataConfig, TrainingConfig
 from common.errors import InvalidInput
-from common.models.fit import predict
+from common.models.fit import best_device, predict
 from common.models.unet import build_unet, load_weights
 
 
@@ -35,6 +35,7 @@ class Teachers:
     models: tuple[torch.nn.Module | None, ...]
     weights: tuple[str | None, ...]
     ensembles: tuple[tuple[torch.nn.Module, ...], ...] = ()
+    recipe: TrainingConfig = field(default_factory=TrainingConfig)
 
     @classmethod
     def load(cls, directory: Path, *, data: DataConfig | None = None) -> Teachers:
@@ -45,17 +46,18 @@ class Teachers:
         if found != [voter_directory(directory, voter) for voter in range(len(found))]:
             raise InvalidInput("teachers are not numbered from 0 without a gap", remedy="run `consilium site train`")
         voters = [_load_voter(path) for path in found]
-        settings = {voter_data for voter_data, _, _, _ in voters}
+        settings = {voter.data for voter in voters}
         if len(settings) > 1 or (data is not None and settings != {data}):
             raise InvalidInput(
                 "teachers are trained for other labels, channels, spacing or grid",
                 remedy="run `consilium site train` with this study",
             )
         return cls(
-            data=voters[0][0],
-            models=tuple(model for _, model, _, _ in voters),
-            weights=tuple(w for _, _, w, _ in voters),
-            ensembles=tuple(drawn for _, _, _, drawn in voters),
+            data=voters[0].data,
+            models=tuple(voter.model for voter in voters),
+            weights=tuple(voter.weights for voter in voters),
+            ensembles=tuple(voter.drawn for voter in voters),
+            recipe=voters[0].recipe,
         )
 
     def predict(self, image: Float[np.ndarray, "c x y z"]) -> list[Float[np.ndarray, "k x y z"] | None]:
@@ -69,9 +71,10 @@ class Teachers:
         self, voter: int, model: torch.nn.Module, image: Float[np.ndarray, "c x y z"]
     ) -> Float[np.ndarray, "k x y z"]:
         drawn = self.ensembles[voter] if self.ensembles else ()
+        patch, amp = self.recipe.patch, self.recipe.amp
         if not drawn:
-            return predict(model, image)
-        return averaged(np.stack([predict(network, image) for network in drawn]))
+            return predict(model, image, patch=patch, amp=amp)
+        return averaged(np.stack([predict(network, image, patch=patch, amp=amp) for network in drawn]))
 
 
 SAMPLES = 10
@@ -94,9 +97,16 @@ def averaged(samples: Float[np.ndarray, "s k x y z"]) -> Float[np.ndarray, "k x 
     return result
 
 
-def _load_voter(
-    directory: Path,
-) -> tuple[DataConfig, torch.nn.Module | None, str | None, tuple[torch.nn.Module, ...]]:
+@dataclass(frozen=True, slots=True)
+class _Voter:
+    data: DataConfig
+    recipe: TrainingConfig
+    model: torch.nn.Module | None = None
+    weights: str | None = None
+    drawn: tuple[torch.nn.Module, ...] = ()
+
+
+def _load_voter(directory: Path) -> _Voter:
     try:
         record = json.loads((directory / "train.json").read_text(encoding="utf-8"))
         if record["schema"] != TRAIN_SCHEMA:
@@ -109,12 +119,14 @@ def _load_voter(
             "teacher is not trained to the end", value=directory.name, remedy="run `consilium site train`"
         ) from error
     if expected is None:
-        return data, None, None, ()
+        return _Voter(data, recipe)
     model = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels))
     load_weights(directory / "weights.pt", model, expected_hash=expected)
-    model.eval()
     drawn = () if posterior is None else _drawn(directory / "posterior.pt", model, expected=posterior)
-    return data, model, expected, drawn
+    device = best_device()
+    for network in (model, *drawn):
+        network.to(device).eval()
+    return _Voter(data, recipe, model, expected, drawn)
 
 
 def _drawn(path: Path, model: torch.nn.Module, *, expected: str) -> tuple[torch.nn.Module, ...]:

@@ -19,7 +19,7 @@ from common.errors import InvalidInput
 from common.privacy.mechanism import MAX_VOTERS_PER_SITE, AccountantName, Budget, Protection, Relation, Unit
 
 STUDY_SCHEMA = 1
-MAX_GRID_VOXELS = 1 << 22
+MAX_GRID_VOXELS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,8 @@ class TrainingConfig:
     """Recipe of teachers or the student: a U-Net's channels and the optimiser's schedule. Changes no guarantee.
 
     ``patch`` in voxels: train on random patches of the grid; empty for whole volumes. ``augmentation``: ``"smooth"`` or
-    ``"rotate-mirror"`` (:func:`common.models.fit.augmentation`).
+    ``"rotate-mirror"`` (:func:`common.models.fit.augmentation`). ``amp``: mixed precision, bfloat16 where the device
+    has it. With a patch, volumes are predicted by a sliding window of its size.
     """
 
     channels: tuple[int, ...] = (16, 32, 64)
@@ -156,6 +157,7 @@ class TrainingConfig:
     learning_rate: float = 1e-2
     patch: tuple[int, ...] = ()
     augmentation: str = "smooth"
+    amp: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "channels", tuple(self.channels))

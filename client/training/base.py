@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, UInt8
 
 from common.config import TrainingConfig
+from common.data.stored import StoredVolumes
 from common.models.fit import OnStep
 from common.privacy.training import TrainingEvent
 
@@ -24,10 +25,12 @@ class Part:
 
     ``places[i]`` is scan i's patient, by place among the ``patients`` dealt to this voter for training; places without
     a usable scan do not occur. Left out: every scan is a patient of its own.
+
+    More than fits into memory comes as :class:`~common.data.stored.StoredVolumes`, read one volume at a time.
     """
 
-    images: Float[np.ndarray, "n c x y z"]
-    labels: UInt8[np.ndarray, "n x y z"]
+    images: Float[np.ndarray, "n c x y z"] | StoredVolumes
+    labels: UInt8[np.ndarray, "n x y z"] | StoredVolumes
     classes: int
     places: tuple[int, ...] = ()
     patients: int = 0

@@ -29,6 +29,7 @@ from common.canonical import digest, sha256_file
 from common.config import DataConfig, TrainingConfig
 from common.data.dataset import Case, Dataset, Problem, check_labels
 from common.data.patients import content_hash
+from common.data.stored import VolumeCache, read, together
 from common.data.volume import load_example
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, mean_present
@@ -264,7 +265,12 @@ def train_voter(task: VoterTask, *, on_step: OnStep) -> VoterOutcome:
     A scan that cannot be used is a Problem. A training that its data make impossible (a diverging loss) leaves the
     voter without weights, so that it contributes the zero code: whether a site takes part says nothing of its data.
     """
-    usable, problems = _load(task)
+    with VolumeCache(task.directory / "cache") as cache:
+        return _train_voter(task, cache, on_step=on_step)
+
+
+def _train_voter(task: VoterTask, cache: VolumeCache, *, on_step: OnStep) -> VoterOutcome:
+    usable, problems = _load(task, cache)
     count = len(task.patients)
     parts: tuple[list[_Example], list[_Example]] = ([], [])
     filled = [0, 0]
@@ -297,8 +303,8 @@ def train_voter(task: VoterTask, *, on_step: OnStep) -> VoterOutcome:
     result: Trained | None = None
     if training:
         part = Part(
-            images=np.stack([example.image for example in training]),
-            labels=np.stack([example.label for example in training]),
+            images=together([example.image for example in training]),
+            labels=together([example.label for example in training]),
             classes=len(task.data.labels),
             places=tuple(places),
             patients=task.training_slots,
@@ -310,7 +316,7 @@ def train_voter(task: VoterTask, *, on_step: OnStep) -> VoterOutcome:
         except InvalidInput as error:
             report = dataclasses.replace(report, problem=str(error))
         else:
-            dice = _dice(result.model, held_out, classes=len(task.data.labels))
+            dice = _dice(result.model, held_out, recipe=task.recipe, classes=len(task.data.labels))
             report = dataclasses.replace(
                 report,
                 weights=save_weights(task.directory / "weights.pt", result.model),
@@ -330,12 +336,12 @@ def train_voter(task: VoterTask, *, on_step: OnStep) -> VoterOutcome:
 
 @dataclass(frozen=True, slots=True)
 class _Example:
-    image: np.ndarray
-    label: np.ndarray
+    image: np.ndarray | Path
+    label: np.ndarray | Path
     hashes: tuple[str, ...]
 
 
-def _load(task: VoterTask) -> tuple[dict[str, _Example], tuple[Problem, ...]]:
+def _load(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, _Example], tuple[Problem, ...]]:
     """Read one voter's scans; whatever is wrong with one is that one's Problem."""
     usable: dict[str, _Example] = {}
     problems: list[Problem] = []
@@ -357,7 +363,7 @@ def _load(task: VoterTask) -> tuple[dict[str, _Example], tuple[Problem, ...]]:
         except OSError as error:
             problems.append(Problem(scan, f"cannot be read ({error.strerror})"))
             continue
-        usable[scan] = _Example(example.volume.image, example.label, tuple(hashes))
+        usable[scan] = _Example(cache.keep(example.volume.image), cache.keep(example.label), tuple(hashes))
     return usable, tuple(problems)
 
 
@@ -382,11 +388,17 @@ def _identity(task: VoterTask, training: list[_Example], held_out: list[_Example
     )
 
 
-def _dice(model: torch.nn.Module, held_out: list[_Example], *, classes: int) -> tuple[float | None, ...]:
+def _dice(
+    model: torch.nn.Module, held_out: list[_Example], *, recipe: TrainingConfig, classes: int
+) -> tuple[float | None, ...]:
     if not held_out:
         return ()
     rows = [
-        dice_per_class(predict(model, example.image).argmax(axis=0).astype(np.uint8), example.label, classes)
+        dice_per_class(
+            predict(model, read(example.image), patch=recipe.patch, amp=recipe.amp).argmax(axis=0).astype(np.uint8),
+            read(example.label),
+            classes,
+        )
         for example in held_out
     ]
     return tuple(_number(mean_present(column)) for column in zip(*rows, strict=True))

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from client.training.base import Part, Trained
 from common.config import TrainingConfig
-from common.models.fit import OnStep, fit, one_hot
+from common.models.fit import OnStep, best_device, fit
 from common.models.unet import build_unet
 
 
@@ -29,6 +27,15 @@ class StandardTrainer:
     ) -> Trained:
         """Train a UNet from ``seed`` on the voter's part."""
         model = build_unet(recipe.channels, in_channels=part.images.shape[1], out_channels=part.classes, seed=seed)
-        targets = np.stack([one_hot(labels, part.classes) for labels in part.labels])
-        result = fit(model, part.images, targets, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
+        model.to(best_device())
+        result = fit(
+            model,
+            part.images,
+            part.labels,
+            recipe,
+            seed=seed,
+            classes=part.classes,
+            checkpoint=checkpoint,
+            on_step=on_step,
+        )
         return Trained(model=model, steps=result.steps, loss=result.loss, seconds=result.seconds)

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from monai.inferers import Inferer, SimpleInferer
+from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
 from monai.losses import DiceLoss
 from monai.transforms import (
     Compose,
@@ -37,6 +37,7 @@ from monai.transforms import (
 )
 
 from common.config import TrainingConfig
+from common.data.stored import StoredVolumes
 from common.errors import InvalidInput
 from common.models.unet import weights_to_bytes
 from common.objects import write_atomically
@@ -48,6 +49,10 @@ CHECKPOINT_EVERY = 50  # steps
 WARM_UP = 0.1  # share of the steps
 WEIGHT_DECAY = 1e-4
 MAX_GRADIENT_NORM = 5.0
+WHOLE_VOXELS = 1 << 21
+"""Volumes of more voxels are tiled when they are predicted: a U-Net's feature maps of one this size take about 1 GB."""
+WINDOW = (128, 128, 128)
+WINDOW_OVERLAP = 0.25
 
 OnStep: TypeAlias = Callable[[int, float], None]
 """Called after every step with the number of steps done and that step's loss."""
@@ -71,11 +76,12 @@ def one_hot(labels: UInt8[np.ndarray, "x y z"], classes: int) -> Float[np.ndarra
 
 def fit(
     model: torch.nn.Module,
-    images: Float[np.ndarray, "n c x y z"],
-    targets: Float[np.ndarray, "n k x y z"],
+    images: Float[np.ndarray, "n c x y z"] | StoredVolumes,
+    targets: Float[np.ndarray, "n k x y z"] | UInt8[np.ndarray, "n x y z"] | StoredVolumes,
     recipe: TrainingConfig,
     *,
     seed: int,
+    classes: int | None = None,
     augment: bool = True,
     weights: Float[np.ndarray, "n"] | None = None,
     checkpoint: Path | None = None,
@@ -83,16 +89,19 @@ def fit(
 ) -> FitResult:
     """Train ``model`` in place for ``recipe.steps`` steps of cross-entropy + Dice, AdamW, warm-up and cosine decay.
 
-    ``targets`` are probabilities (one-hot maps among them), summing to 1 in every voxel; ``weights`` ≥ 0 says how much
-    each volume counts (normalised to mean 1). With ``checkpoint``, state is saved every 50 steps and an interrupted
+    ``targets`` are probabilities (one-hot maps among them), summing to 1 in every voxel, or label maps [n, x, y, z] of
+    ``classes`` classes, which take a fraction of the memory and give the same weights. Both arrays may be
+    :class:`~common.data.stored.StoredVolumes`, of which a step reads only its own. ``weights`` ≥ 0 says how much each
+    volume counts (normalised to mean 1). With ``checkpoint``, state is saved every 50 steps and an interrupted
     run goes on from there; a checkpoint of other data, seed, recipe or starting weights is ignored. The caller deletes
     the file when the result is safe.
 
-    With ``recipe.patch`` every step trains on random patches of its volumes. See :func:`augmentation`.
+    With ``recipe.patch`` every step trains on random patches of its volumes. See :func:`augmentation`. Runs on the
+    model's device, with ``recipe.amp`` in mixed precision.
 
     Raises InvalidInput for wrong shapes or values, and when the loss diverges.
     """
-    _check(images, targets, weights)
+    _check(images, targets, weights, classes=classes)
     started = time.monotonic()
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=WEIGHT_DECAY)
@@ -103,15 +112,17 @@ def fit(
     if recipe.patch and any(n > size for n, size in zip(recipe.patch, images.shape[2:], strict=True)):
         raise InvalidInput("training patch", value=recipe.patch, limit=f"within the grid {images.shape[2:]}")
     moves = augmentation(recipe.patch or images.shape[2:], kind=recipe.augmentation) if augment else Compose([])
-    transform = Compose([*_patches(recipe.patch), *moves.transforms])
+    crop = Compose(_patches(recipe.patch))
     model.train()
     while step < recipe.steps:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, recipe)
         picks = batch_of(step, cases=len(images), batch_size=recipe.batch_size, seed=seed)
-        image, target = _batch(images, targets, picks, transform, seed=seed, step=step)
+        image, target = _batch(images, targets, picks, crop, moves, seed=seed, step=step, classes=classes)
         optimizer.zero_grad()
-        each = soft_dice_ce(model(image.to(device)), target.to(device))
+        with mixed_precision(device, enabled=recipe.amp):
+            logits = model(image.to(device))
+        each = soft_dice_ce(logits.float(), target.to(device))
         loss = (each * torch.tensor(share[picks], dtype=each.dtype, device=device)).mean()
         value = float(loss.detach())
         if not math.isfinite(value):
@@ -133,16 +144,45 @@ def fit(
 
 
 def predict(
-    model: torch.nn.Module, image: Float[np.ndarray, "c x y z"], *, inferer: Inferer | None = None
+    model: torch.nn.Module,
+    image: Float[np.ndarray, "c x y z"],
+    *,
+    patch: tuple[int, ...] = (),
+    amp: bool = False,
+    inferer: Inferer | None = None,
 ) -> Float[np.ndarray, "k x y z"]:
-    """Class probabilities (float32, summing to 1) of one volume on the grid; a MONAI inferer may tile large ones."""
+    """Class probabilities (float32, summing to 1) of one volume on the grid.
+
+    With ``patch`` by a sliding window of that size (Gaussian weights, a quarter's overlap); volumes of more than
+    :data:`WHOLE_VOXELS` are tiled whatever ``patch`` says. ``inferer`` decides instead where it is given.
+    """
     device = next(model.parameters()).device
     model.eval()
-    with torch.inference_mode():
+    with torch.inference_mode(), mixed_precision(device, enabled=amp):
         batch = torch.tensor(image, dtype=torch.float32, device=device)[None]
-        logits = (inferer or SimpleInferer())(batch, model)
-        result: np.ndarray = torch.softmax(logits[0], dim=0).cpu().numpy()
+        logits = (inferer or inferer_of(patch, image.shape[1:]))(batch, model)
+        del batch
+        result: np.ndarray = torch.softmax(logits[0].float(), dim=0).cpu().numpy()
     return result
+
+
+def inferer_of(patch: tuple[int, ...], grid: tuple[int, ...]) -> Inferer:
+    """How a volume on ``grid`` is given to a network trained on ``patch`` (empty: on whole volumes)."""
+    if not patch and math.prod(grid) <= WHOLE_VOXELS:
+        return SimpleInferer()
+    window = tuple(min(n, size) for n, size in zip(patch or WINDOW, grid, strict=True))
+    return SlidingWindowInferer(roi_size=window, sw_batch_size=1, overlap=WINDOW_OVERLAP, mode="gaussian")
+
+
+def best_device() -> torch.device:
+    """The first GPU, where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def mixed_precision(device: torch.device, *, enabled: bool) -> torch.autocast:
+    """bfloat16 for what tolerates it, where ``enabled`` and the device has it; it needs no scaling of the loss."""
+    able = device.type == "cpu" or torch.cuda.is_bf16_supported()
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled and able)
 
 
 def soft_dice_ce(
@@ -216,42 +256,62 @@ def _patches(size: tuple[int, ...]) -> list[RandSpatialCropd]:
 _ORDER, _AUGMENT = 1, 2  # keep the two kinds of draws apart
 
 
+Arrays: TypeAlias = "np.ndarray | StoredVolumes"
+
+
 def _batch(
-    images: np.ndarray,
-    targets: np.ndarray,
+    images: Arrays,
+    targets: Arrays,
     picks: list[int],
-    transform: Compose,
+    crop: Compose,
+    moves: Compose,
     *,
     seed: int,
     step: int,
+    classes: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    pairs = [{"image": torch.tensor(images[i]), "target": torch.tensor(targets[i])} for i in picks]
-    if transform.transforms:
-        draws = np.random.default_rng([_AUGMENT, seed, step])
-        moved = []
-        for pair in pairs:
-            transform.set_random_state(seed=int(draws.integers(1 << 32)))
-            moved.append({name: tensor.as_tensor() for name, tensor in transform(pair).items()})
-        pairs = moved
+    """Crop first, then one-hot, then augment: so that no more than a patch is ever made into probabilities."""
+    draws = np.random.default_rng([_AUGMENT, seed, step])
+    pairs = []
+    for i in picks:
+        target = np.asarray(targets[i])
+        pair = {"image": torch.tensor(images[i]), "target": torch.tensor(target if classes is None else target[None])}
+        seed_of_pair = int(draws.integers(1 << 32)) if crop.transforms or moves.transforms else 0
+        for transform in (crop, moves):
+            if transform is moves and classes is not None:
+                pair["target"] = torch.tensor(one_hot(pair["target"][0].numpy(), classes))
+            if transform.transforms:
+                transform.set_random_state(seed=seed_of_pair)
+                pair = {name: tensor.as_tensor() for name, tensor in transform(pair).items()}
+        pairs.append(pair)
     return torch.stack([p["image"] for p in pairs]), torch.stack([p["target"] for p in pairs])
 
 
-def _check(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> None:
+def _check(images: Arrays, targets: Arrays, weights: np.ndarray | None, *, classes: int | None) -> None:
     if len(images) == 0:
         raise InvalidInput("no volume to train on", remedy="check the data and the problems reported above")
+    grid = targets.shape[2:] if classes is None else targets.shape[1:]
     if (
         images.ndim != 5
-        or targets.ndim != 5
-        or images.shape[:1] + images.shape[2:] != targets.shape[:1] + targets.shape[2:]
+        or targets.ndim != (5 if classes is None else 4)
+        or (len(targets), *grid) != (len(images), *images.shape[2:])
     ):
         raise InvalidInput(
-            "training arrays", value=(images.shape, targets.shape), limit="[n, c, x, y, z] and [n, k, x, y, z]"
+            "training arrays",
+            value=(images.shape, targets.shape),
+            limit="[n, c, x, y, z] and [n, k, x, y, z], or [n, x, y, z] with a number of classes",
         )
-    if not np.isfinite(images).all():
-        raise InvalidInput("training images hold NaN or infinite voxels")
-    sums = targets.sum(axis=1)
-    if not (np.isfinite(sums).all() and targets.min() >= -1e-4 and abs(sums - 1).max() < 1e-2):
-        raise InvalidInput("training targets", limit="probabilities that sum to 1 in every voxel")
+    for i in range(len(images)):
+        if not np.isfinite(images[i]).all():
+            raise InvalidInput("training images hold NaN or infinite voxels")
+        target = targets[i]
+        if classes is not None:
+            if target.dtype != np.uint8 or target.max() >= classes:
+                raise InvalidInput("training label maps", limit=f"uint8 below {classes}")
+            continue
+        sums = target.sum(axis=0)
+        if not (np.isfinite(sums).all() and target.min() >= -1e-4 and abs(sums - 1).max() < 1e-2):
+            raise InvalidInput("training targets", limit="probabilities that sum to 1 in every voxel")
     if weights is not None and not (
         weights.shape == images.shape[:1] and np.isfinite(weights).all() and weights.min() >= 0 and weights.max() > 0
     ):
@@ -260,8 +320,8 @@ def _check(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) 
 
 def _identity(
     model: torch.nn.Module,
-    images: np.ndarray,
-    targets: np.ndarray,
+    images: Arrays,
+    targets: Arrays,
     share: np.ndarray,
     recipe: TrainingConfig,
     *,
@@ -270,8 +330,10 @@ def _identity(
 ) -> str:
     """A hash of everything the result depends on."""
     total = hashlib.sha256(repr((CHECKPOINT_SCHEMA, recipe, seed, augment, images.shape, targets.shape)).encode())
-    for array in (images, targets, share):
-        total.update(np.ascontiguousarray(array).tobytes())
+    for arrays in (images, targets):
+        for i in range(len(arrays)):
+            total.update(np.ascontiguousarray(arrays[i]).tobytes())
+    total.update(np.ascontiguousarray(share).tobytes())
     total.update(weights_to_bytes(model))
     return total.hexdigest()
 

@@ -57,7 +57,7 @@ def train_privately(
     """
     model = _network(part, recipe, seed)
     patients = Patients(
-        torch.tensor(part.images, dtype=torch.float32),
+        torch.tensor(np.stack(list(part.images)), dtype=torch.float32),
         torch.tensor(np.stack([one_hot(labels, part.classes) for labels in part.labels])),
         part.slots,
         scans=settings.scans,

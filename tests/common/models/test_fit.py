@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from monai.inferers import SlidingWindowInferer
+from monai.inferers import SimpleInferer, SlidingWindowInferer
 
 from common.config import TrainingConfig
+from common.data.stored import StoredVolumes, VolumeCache
 from common.errors import InvalidInput
 from common.models.fit import (
     augmentation,
     batch_of,
     fit,
+    inferer_of,
     learning_rate,
     one_hot,
     predict,
@@ -252,3 +254,64 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
             fit(model(), bad_images, bad_targets, recipe, seed=1)
     with pytest.raises(InvalidInput, match="weights"):
         fit(model(), images, targets, recipe, seed=1, weights=np.zeros(2))
+
+
+def label_maps(targets: np.ndarray) -> np.ndarray:
+    return targets.argmax(axis=1).astype(np.uint8)
+
+
+@pytest.mark.parametrize("patch", [(), (8, 8, 8)])
+def test_label_maps_and_stored_volumes_give_the_weights_of_whole_one_hot_arrays(
+    tmp_path: Path, patch: tuple[int, ...]
+) -> None:
+    images, targets = balls(3)
+    recipe = TrainingConfig(channels=(4, 8), steps=4, batch_size=2, patch=patch)
+    with VolumeCache(tmp_path / "cache", budget_bytes=images[0].nbytes) as cache:
+        stored = StoredVolumes([cache.keep(image) for image in images])
+        assert len(list((tmp_path / "cache").iterdir())) == 2
+        weights = []
+        for data, truth, classes in (
+            (images, targets, None),
+            (images, label_maps(targets), 3),
+            (stored, label_maps(targets), 3),
+        ):
+            net = model()
+            fit(net, data, truth, recipe, seed=5, classes=classes)
+            weights.append(weights_to_bytes(net))
+    assert weights[0] == weights[1] == weights[2]
+
+
+def test_mixed_precision_learns_too_and_stays_finite() -> None:
+    images, targets = balls(4)
+    recipe = TrainingConfig(channels=(4, 8), steps=60, batch_size=2, learning_rate=1e-2, amp=True)
+    net = model()
+    assert fit(net, images, label_maps(targets), recipe, seed=5, classes=3).loss < 0.7
+    assert all(parameter.dtype == torch.float32 for parameter in net.parameters())
+    unseen, truth = balls(1, seed=9)
+    probabilities = predict(net, unseen[0], amp=True)
+    np.testing.assert_allclose(probabilities.sum(axis=0), 1, atol=1e-5)
+    assert (probabilities.argmax(0) == truth[0].argmax(0)).mean() > 0.95
+
+
+def test_a_network_trained_on_patches_is_given_windows_of_their_size() -> None:
+    inferer = inferer_of((8, 16, 8), (32, 16, 4))
+    assert isinstance(inferer, SlidingWindowInferer)
+    assert tuple(inferer.roi_size) == (8, 16, 4)
+    assert isinstance(inferer_of((), (128, 128, 128)), SimpleInferer)
+    assert isinstance(inferer_of((), (240, 240, 160)), SlidingWindowInferer)
+    net = model()
+    image = np.random.default_rng(0).normal(size=(1, 32, 16, 16)).astype(np.float32)
+    tiled = predict(net, image, patch=(16, 16, 16))
+    expected = predict(
+        net, image, inferer=SlidingWindowInferer(roi_size=(16, 16, 16), overlap=0.25, mode="gaussian", sw_batch_size=1)
+    )
+    np.testing.assert_array_equal(tiled, expected)
+    assert not np.allclose(tiled, predict(net, image), atol=1e-4)
+
+
+def test_label_maps_that_do_not_fit_are_refused() -> None:
+    images, targets = balls(2)
+    recipe = TrainingConfig(channels=(4, 8), steps=1)
+    for bad, classes in [(label_maps(targets), 2), (label_maps(targets).astype(np.int64), 3), (targets, 3)]:
+        with pytest.raises(InvalidInput, match="training"):
+            fit(model(), images, bad, recipe, seed=1, classes=classes)
