@@ -54,7 +54,7 @@ def dashboard(
             help="File with the bearer token that opens /metrics to a scraper.",
         ),
     ] = None,
-    session_hours: Annotated[float, typer.Option(min=0.01, max=168, help="How long a sign-in lasts.")] = 12.0,
+    session_hours: Annotated[float, typer.Option(min=0.001, max=168, help="How long a sign-in lasts.")] = 12.0,
 ) -> None:
     """Serve the dashboard of one study. It reads the study's directory and can neither charge nor change it.
 

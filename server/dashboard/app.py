@@ -63,7 +63,7 @@ def users_file(state: Path) -> UserFile:
 def create_app(options: Options) -> FastAPI:
     """The ASGI application. Starts following the study at once, and stops with the server."""
     workspace = Workspace(options.study)
-    follower = Follower(workspace)
+    follower = Follower(workspace, clock=options.clock)
     options.state.mkdir(parents=True, exist_ok=True)
     users = users_file(options.state)
     sessions = Sessions(users, clock=options.clock, lifetime_s=options.session_hours * 3600)
@@ -84,7 +84,7 @@ def create_app(options: Options) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        follower.start(every_s=options.poll_s, clock=options.clock)
+        follower.start(every_s=options.poll_s)
         task = asyncio.create_task(live.run())
         yield
         task.cancel()
@@ -217,9 +217,14 @@ def _health(app: FastAPI, *, options: Options, gate: Gate, service: Service) -> 
     @app.get("/healthz", include_in_schema=False)
     def health() -> JSONResponse:
         """Whether the process follows the study; says nothing about the study itself."""
-        following = follower.looked is not None and options.clock() - follower.looked < 60
+        following = follower.looked is None or options.clock() - follower.looked < 60
         ok = following and follower.ledger.problem is None
-        facts = {"ok": ok, "following": following, "ledger_readable": follower.ledger.problem is None}
+        facts = {
+            "ok": ok,
+            "following": following,
+            "up_to_date": follower.looked is not None and follower.ledger.complete,
+            "ledger_readable": follower.ledger.problem is None,
+        }
         return JSONResponse(facts, status_code=200 if ok else 503)
 
     @app.get("/metrics", include_in_schema=False)

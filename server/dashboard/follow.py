@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -394,8 +395,8 @@ class Follower:
     ``version`` grows with every change. The study's small files are read anew when they change.
     """
 
-    def __init__(self, workspace: Workspace) -> None:
-        self.workspace = workspace
+    def __init__(self, workspace: Workspace, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.workspace, self._clock = workspace, clock
         self.study: Study = load_study(workspace.study_file)
         self.lock = threading.RLock()
         self.ledger = LedgerFold(workspace.ledger_file, study_id=self.study.id)
@@ -422,20 +423,22 @@ class Follower:
             if stepped:
                 self.version += 1
                 changed = True
+            if self.looked is not None:
+                self.looked = self._clock()
             if self._stopping.wait(0.0005):  # let requests in between the steps of a long fold
                 return changed
         if changed:
             self.version += 1
         return changed
 
-    def start(self, *, every_s: float, clock: Callable[[], float]) -> None:
+    def start(self, *, every_s: float) -> None:
         """Poll in a daemon thread until :meth:`stop`."""
 
         def follow() -> None:
             pause = 0.0
             while not self._stopping.wait(pause):
                 self.poll()
-                self.looked, pause = clock(), every_s
+                self.looked, pause = self._clock(), every_s
 
         self._thread = threading.Thread(target=follow, name="follow", daemon=True)
         self._thread.start()

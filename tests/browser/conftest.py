@@ -1,0 +1,170 @@
+"""A recorded study, its dashboard as a process of its own, and Debian's Chromium to look at it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from common.process import free_ports
+from server.dashboard.auth import Role, UserFile
+from tests.dashboard_study import Recorded, make_study_directory
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+PASSWORD = "a long enough secret"
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """A running dashboard: where it is, its process, its state directory."""
+
+    url: str
+    process: subprocess.Popen
+    state: Path
+
+    @property
+    def cpu_s(self) -> float:
+        """User and system time of the process so far, from /proc."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def health(self) -> dict:
+        with urllib.request.urlopen(f"{self.url}/healthz", timeout=5) as answer:
+            return json.load(answer)
+
+
+@pytest.fixture(scope="session")
+def users_text(tmp_path_factory) -> bytes:
+    """The users file of an operator, ada, and a privacy officer, paul."""
+    path = tmp_path_factory.mktemp("users") / "users.json"
+    UserFile(path).add("ada", Role.OPERATOR, PASSWORD)
+    UserFile(path).add("paul", Role.PRIVACY_OFFICER, PASSWORD)
+    return path.read_bytes()
+
+
+@contextmanager
+def serving(
+    study: Path, state: Path, *extra: str, timeout_s: float = 60.0, command: tuple[str, ...] = (sys.executable,)
+) -> Iterator[Dashboard]:
+    """``consilium dashboard`` over a study's directory until the block ends; waits until it has read the study."""
+    (port,) = free_ports(1, host="127.0.0.1")
+    program = "from consilium.cli import main; main()"
+    arguments = ["-P", "-c", program, "dashboard", "--study", str(study), "--state", str(state), "--port", str(port)]
+    process = subprocess.Popen([*command, *arguments, *extra], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    dashboard = Dashboard(f"http://127.0.0.1:{port}", process, state)
+    try:
+        until = time.monotonic() + timeout_s
+        while True:
+            try:
+                if dashboard.health()["up_to_date"]:
+                    break
+            except (urllib.error.URLError, ConnectionError):
+                pass
+            if process.poll() is not None or time.monotonic() > until:
+                process.kill()
+                assert process.stderr is not None
+                raise AssertionError(f"the dashboard did not come up: {process.stderr.read().decode()}")
+            time.sleep(0.1)
+        yield dashboard
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory) -> Recorded:
+    """A study that was run to its bundle."""
+    study = make_study_directory(tmp_path_factory.mktemp("recorded"))
+    study.run()
+    return study
+
+
+@pytest.fixture(scope="session")
+def dashboard(recorded: Recorded, users_text: bytes, tmp_path_factory) -> Iterator[Dashboard]:
+    """The dashboard of the recorded study."""
+    state = tmp_path_factory.mktemp("dashboard-state")
+    (state / "users.json").write_bytes(users_text)
+    with serving(recorded.workspace.root, state) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium without a window."""
+    if not CHROMIUM.exists():
+        pytest.skip(f"no {CHROMIUM}: install Debian's chromium package to run the browser tests")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as run:
+        chromium = run.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@dataclass
+class Watched:
+    """What a page said and asked for while a test looked at it."""
+
+    console: list[str]
+    requests: list[str]
+    failed: list[str]
+
+
+@pytest.fixture
+def open_page(browser) -> Iterator[Callable]:
+    """Open a page; when the test ends, no page may have logged an error or asked for anything outside its own host."""
+    opened: list[tuple] = []
+
+    def make(url: str, *, width: int = 1280, height: int = 800, dark: bool = False, allow: tuple[str, ...] = ()):
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", base_url=url
+        )
+        page = context.new_page()
+        watched = Watched([], [], [])
+        page.on(
+            "console", lambda message: message.type in ("error", "warning") and watched.console.append(message.text)
+        )
+        page.on("pageerror", lambda error: watched.console.append(str(error)))
+        page.on("request", lambda request: watched.requests.append(request.url))
+        opened.append((context, watched, url, allow))
+        return page
+
+    yield make
+    for context, watched, url, allow in opened:
+        context.close()
+        said = [text for text in watched.console if not any(word in text for word in allow)]
+        assert said == []
+        assert [asked for asked in watched.requests if not asked.startswith((url, "data:", "blob:"))] == []
+
+
+def sign_in(page, name: str = "ada", *, password: str = PASSWORD, target: str = "/login") -> None:
+    """Fill in and send the sign-in form."""
+    page.goto(target)
+    page.get_by_label("Name").fill(name)
+    page.get_by_label("Password").fill(password)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_load_state()

@@ -1,0 +1,314 @@
+"""The dashboard as its users meet it: in Chromium, over HTTP, against a recorded study and a live run.
+
+No page may log an error or ask for anything outside its own host: the ``open_page`` fixture checks that for each test.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from common.canonical import sha256_file
+from common.ledger.verify import verify
+from server.decisions import read_decisions
+from server.finish import load_labels
+from tests.browser.conftest import serving, sign_in
+from tests.dashboard_study import QUERIES, SITES, make_study_directory
+
+pytestmark = pytest.mark.slow
+
+PAGES = ("", "study", "sites", "ledger", "ledger/7", "labels", "student", "planner")
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+
+
+def until(page, condition: str, argument: object = None, *, timeout_s: float = 30.0) -> None:
+    """Wait for a condition in the page; Playwright's own waiting compiles text there, which the policy forbids."""
+    end = time.monotonic() + timeout_s
+    while not page.evaluate(condition, argument):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(100)
+
+
+def volume_paths(page) -> list[str]:
+    """Addresses of the labels' own pages, once their pictures are there."""
+    page.goto("/labels")
+    until(page, "n => document.querySelectorAll('.thumb img').length === n", QUERIES, timeout_s=90)
+    return [link.get_attribute("href") for link in page.locator(".thumb a").all()]
+
+
+def loaded(page, selector: str) -> None:
+    """Wait until every picture of a selector is drawn."""
+    until(
+        page,
+        "s => { const all = [...document.querySelectorAll(s)];"
+        " return all.length > 0 && all.every(i => i.complete && i.naturalWidth > 0) }",
+        selector,
+    )
+
+
+def test_a_stranger_is_led_to_the_sign_in_and_back(dashboard, open_page):
+    page = open_page(dashboard.url)
+    page.goto("/study")
+    assert "/login" in page.url
+    page.get_by_label("Name").fill("ada")
+    page.get_by_label("Password").fill("a long enough secret")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/study")
+    assert page.get_by_role("heading", level=1).inner_text() == "Study hippocampus-demo"
+    page.get_by_role("button", name="Sign out").click()
+    page.wait_for_url("**/login")
+    page.goto("/")
+    assert "/login" in page.url
+
+
+def test_a_wrong_password_says_so_and_keeps_the_name(dashboard, open_page):
+    page = open_page(dashboard.url, allow=("401",))
+    sign_in(page, password="not the password")
+    assert page.get_by_role("alert").inner_text() == "Name or password is wrong."
+    assert page.get_by_label("Name").input_value() == "ada"
+    assert page.get_by_label("Password").input_value() == ""
+
+
+def test_a_session_that_ends_under_an_open_page_leads_to_the_sign_in(recorded, users_text, open_page, tmp_path):
+    (tmp_path / "users.json").write_bytes(users_text)
+    with serving(recorded.workspace.root, tmp_path, "--session-hours", "0.003") as short:  # 11 s
+        page = open_page(short.url, allow=("401",))
+        sign_in(page)
+        assert "ε" in page.locator("#live-budget").inner_text()
+        page.wait_for_url("**/login?ended=1*", timeout=60_000)
+        assert "Your session has ended" in page.get_by_role("alert").inner_text()
+
+
+def test_a_privacy_officer_reads_everything_and_decides_nothing(dashboard, open_page):
+    page = open_page(dashboard.url)
+    sign_in(page, "paul")
+    assert "privacy officer" in page.locator("header.top").inner_text()
+    page.goto(volume_paths(page)[0])
+    assert page.get_by_role("button", name="Reject").count() == 0
+    assert "decisions are an operator's" in page.locator("#decision").inner_text()
+    page.goto("/ledger")
+    assert page.get_by_role("button", name="Verify now").is_enabled()
+
+
+def test_the_first_screen_answers_what_is_spent_what_is_left_and_who_is_up(dashboard, open_page):
+    page = open_page(dashboard.url)
+    sign_in(page)
+    text = page.inner_text("main")
+    assert re.search(r"ε 8\s+of 8 spent", text)
+    assert f"{QUERIES} of {QUERIES} planned answers released" in text
+    assert "exact accountant, δ = 0.001, unit hospital, relation replace-one" in text.lower()
+    for site in SITES:
+        row = page.get_by_role("row").filter(has_text=site)
+        assert "idle" in row.inner_text()
+        assert "ago" in row.inner_text()
+        assert row.get_by_role("img").bounding_box()["y"] < 800  # on the first screen
+
+
+def test_keyboard_alone_reaches_the_content_and_every_page(dashboard, open_page):
+    page = open_page(dashboard.url)
+    sign_in(page)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the page's content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.goto("/")
+    for _ in range(5):
+        page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent").strip() == "Study"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/study")
+
+
+def test_charts_draw_the_ledgers_figures(dashboard, open_page):
+    page = open_page(dashboard.url)
+    sign_in(page)
+    page.goto("/study")
+    page.wait_for_selector("#chart-epsilon canvas")
+    page.wait_for_selector("#chart-noise canvas")
+    assert "Rényi DP keeps only moments" in page.inner_text("main")
+    page.goto("/student")
+    page.wait_for_selector("#chart-loss canvas")
+
+
+def test_the_slice_viewer_moves_in_three_planes_and_lays_figures_over(dashboard, open_page):
+    page = open_page(dashboard.url)
+    sign_in(page)
+    page.goto(volume_paths(page)[1])
+    loaded(page, ".plane img")
+    image = page.locator("img[data-plane=axial]")
+    before = image.get_attribute("src")
+    page.locator("#at-axial").focus()
+    page.keyboard.press("ArrowRight")
+    assert image.get_attribute("src") != before
+    assert page.locator("#out-axial").inner_text() == f"{page.locator('#at-axial').input_value()} of 31"
+    for layer in ("student", "where the label is unsure", "label against student", "image alone"):
+        page.get_by_label(layer, exact=True).check()
+        loaded(page, ".plane img")
+    assert "layer=none" in image.get_attribute("src")
+    assert "overlay: none" in image.get_attribute("alt")
+    shown = [page.locator(f"img[data-plane={plane}]").get_attribute("src") for plane in ("coronal", "sagittal")]
+    assert all("layer=none" in source for source in shown)
+
+
+def test_a_rejected_label_is_dropped_from_training_and_the_answer_stays(dashboard, recorded, open_page):
+    page = open_page(dashboard.url)
+    sign_in(page)
+    path = volume_paths(page)[2]
+    volume = path.rsplit("/", 1)[1]
+    ledger = sha256_file(recorded.workspace.ledger_file)
+    page.goto(path)
+    page.get_by_label("Why").fill("the tail is missing")
+    page.get_by_role("button", name="Reject").click()
+    page.wait_for_load_state()
+    assert "ada rejected this label" in page.locator("#decision").inner_text()
+    assert page.get_by_role("button", name="Reject").is_disabled()
+    page.goto("/labels")
+    assert "1 rejected" in page.inner_text("main")
+    assert f"--decisions {dashboard.state}/decisions.jsonl" in page.inner_text("main")
+    decisions = read_decisions(dashboard.state / "decisions.jsonl")
+    assert [(one.user, one.verdict, one.volume) for one in decisions] == [("ada", "reject", volume)]
+    target = recorded.workspace.decisions_file
+    target.write_bytes((dashboard.state / "decisions.jsonl").read_bytes())
+    try:
+        assert set(recorded.workspace.volumes()) - set(load_labels(recorded.workspace)) == {volume}
+    finally:
+        target.unlink()
+    page.goto(path)
+    page.get_by_role("button", name="Accept").click()
+    page.wait_for_load_state()
+    assert len(read_decisions(dashboard.state / "decisions.jsonl")) == 2
+    assert sha256_file(recorded.workspace.ledger_file) == ledger
+
+
+def test_the_planner_answers_while_a_slider_moves(dashboard, open_page):
+    page = open_page(dashboard.url, allow=("400",))
+    sign_in(page)
+    page.goto("/planner")
+    assert page.locator("#r-verdict").inner_text().startswith("Weak")
+    slider = page.locator("#p-hospitals")
+    slider.evaluate("s => { s.value = 64; s.dispatchEvent(new Event('input', { bubbles: true })) }")
+    until(page, "() => document.getElementById('r-verdict').classList.contains('informative')")
+    assert page.locator("#o-hospitals").inner_text() == "64"
+    page.locator("#p-unit").select_option("patient")
+    page.locator("#p-relation").select_option("zero-out")
+    page.wait_for_selector("#r-problem:not([hidden])")
+    assert "zero-out" in page.locator("#r-problem").inner_text()
+
+
+def test_ledger_rows_are_filtered_opened_and_verified_on_the_spot(dashboard, open_page):
+    page = open_page(dashboard.url)
+    sign_in(page)
+    page.goto("/ledger")
+    page.get_by_label("Kind").select_option("release")
+    page.get_by_role("button", name="Filter").click()
+    page.wait_for_load_state()
+    assert page.locator("tbody tr", has_text="answer to query").count() == QUERIES
+    page.locator("tbody a").first.click()
+    page.wait_for_load_state()
+    assert "answer_sha256" in page.locator("pre").inner_text()
+    page.goto("/ledger")
+    page.get_by_role("button", name="Verify now").click()
+    page.wait_for_selector("#verify-state .good", timeout=60_000)
+    assert "Everything holds" in page.locator("#verify-state").inner_text()
+
+
+def test_downloads_are_whole(dashboard, recorded, open_page):
+    page = open_page(dashboard.url)
+    sign_in(page)
+    page.goto("/student")
+    with page.expect_download() as waiting:
+        page.get_by_role("link", name="Download bundle").click()
+    archive = zipfile.ZipFile(io.BytesIO(Path(waiting.value.path()).read_bytes()))
+    model = next(name for name in archive.namelist() if name.endswith("models/model.pt"))
+    assert archive.read(model) == (recorded.workspace.bundle_dir / "models" / "model.pt").read_bytes()
+    page.goto("/ledger")
+    with page.expect_download() as waiting:
+        page.get_by_role("link", name="CSV").click()
+    assert len(Path(waiting.value.path()).read_text().splitlines()) > QUERIES
+    page.get_by_role("button", name="Issue now").click()
+    link = page.get_by_role("link", name="PDF")
+    link.wait_for(timeout=90_000)
+    with page.expect_download() as waiting:
+        link.click()
+    assert Path(waiting.value.path()).read_bytes().startswith(b"%PDF")
+    facts = json.loads((dashboard.state / "certificate" / "certificate.json").read_text())
+    assert facts["answers"] == QUERIES
+
+
+def test_a_page_follows_a_run_without_being_loaded_again_and_dies_without_disturbing_it(
+    users_text, open_page, tmp_path
+):
+    study = make_study_directory(tmp_path, batch_size=1, steps=40)
+    for teacher in study.teachers.values():
+        teacher.before = lambda: time.sleep(0.12)
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "users.json").write_bytes(users_text)
+    with serving(study.workspace.root, state) as live:
+        page = open_page(live.url, allow=("ERR_CONNECTION", "ERR_INCOMPLETE", "ERR_EMPTY", "Failed to load"))
+        sign_in(page)
+        assert "No run yet" in page.inner_text("#live-run")
+        page.evaluate("window.kept = true")
+        run = threading.Thread(target=study.run)
+        run.start()
+        seen = set()
+        end = time.monotonic() + 60
+        while run.is_alive() and time.monotonic() < end and len(seen) < 3:
+            found = re.search(r"(\d+) of 8 planned", page.inner_text("#live-budget"))
+            if found and int(found[1]):
+                seen.add(int(found[1]))
+            page.wait_for_timeout(150)
+        assert len(seen) >= 3, seen
+        assert "Running" in page.inner_text("#live-status")
+        until(page, "() => document.querySelector('#live-status').textContent.includes('train the student')")
+        live.process.kill()
+        page.wait_for_timeout(1500)
+        assert page.evaluate("window.kept") is True
+    run.join(timeout=120)
+    assert not run.is_alive()
+    report = verify(study.workspace.ledger_file)
+    assert report.ok
+    assert report.payloads == QUERIES
+    assert (study.workspace.bundle_dir / "models" / "model.pt").exists()
+
+
+def test_where_event_streams_do_not_get_through_the_page_asks_instead(dashboard, open_page):
+    page = open_page(dashboard.url, allow=("ERR_FAILED", "Failed to load", "EventSource"))
+    page.route("**/api/live/*", lambda route: route.abort())
+    sign_in(page)
+    until(page, "() => document.body.dataset.connection === 'polling'")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 820])
+def test_every_page_fits_follows_the_systems_theme_and_has_no_serious_accessibility_finding(
+    dashboard, open_page, width, dark
+):
+    """axe-core's serious and critical rules, WCAG 2.1 A and AA, contrast included."""
+    page = open_page(dashboard.url, width=width, height=800 if width > 900 else 1180, dark=dark)
+    sign_in(page)
+    first = volume_paths(page)[0]
+    source = AXE.read_text(encoding="utf-8")
+    found = {}
+    for path in (*PAGES, first):
+        page.goto(f"/{path.lstrip('/')}")
+        if page.locator("img").count():
+            loaded(page, "main img")
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", colour)[:3])) < 200) is dark
+        overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert overflow <= 0, (path, overflow)
+        page.evaluate(source)
+        result = page.evaluate("axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'] })")
+        bad = [one for one in result["violations"] if one["impact"] in ("serious", "critical")]
+        if bad:
+            found[path] = [(one["id"], [node["html"][:120] for node in one["nodes"][:3]]) for one in bad]
+    assert found == {}
