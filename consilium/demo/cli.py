@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from common.privacy.mechanism import AccountantName, Relation, Unit
+from consilium.demo.dashboard import reopen
 from consilium.demo.run import DemoOptions, Watch, run_demo
 from server.progress import StudyProgress, stage_bars
 
@@ -38,6 +39,7 @@ def demo(
         bool, typer.Option("--joint", help="One release about all public volumes together instead of one each.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of data, split and training; the noise has none.")] = 0,
+    dashboard: Annotated[bool, typer.Option(help="Serve the study's dashboard while the demo goes on.")] = True,
 ) -> None:
     """The whole road on this machine: hospitals' data, teachers, a federation of real daemons, a student, a report.
 
@@ -58,9 +60,11 @@ def demo(
         data=None if data is None else str(data.absolute()),
     )
     with _watching(Console(stderr=True)) as watch:
-        report = run_demo(out, options, watch=watch)
+        report = run_demo(out, options, watch=watch, show_dashboard=dashboard)
     typer.echo(_summary(out))
     typer.echo(f"report: {report}")
+    if dashboard:
+        typer.echo(f"dashboard: {reopen(out / 'server', out / 'dashboard')}")
     typer.echo(f"bundle: {out / 'server' / 'bundle'}; ledger: {out / 'server' / 'ledger.sqlite'}")
 
 

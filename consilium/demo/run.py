@@ -25,6 +25,7 @@ from common.data.split import SplitCounts, plan_split, private_label_hashes, wri
 from common.data.synthetic import study_data, write_phantoms
 from common.errors import InvalidInput
 from common.objects import write_atomically
+from consilium.demo.dashboard import dashboard
 from consilium.demo.federation import running, write_server, write_sites
 from consilium.demo.grid import choose_grid
 from consilium.demo.training import train_all
@@ -81,6 +82,10 @@ class Places:
         return self.root / "sites"
 
     @property
+    def dashboard(self) -> Path:
+        return self.root / "dashboard"
+
+    @property
     def workspace(self) -> Workspace:
         return Workspace(self.root / "server")
 
@@ -96,8 +101,10 @@ class Watch:
     say: Callable[[str], None]
 
 
-def run_demo(out: Path, options: DemoOptions, *, watch: Watch, processes: int | None = None) -> Path:
-    """Run or resume the demo in ``out``; returns the report's path."""
+def run_demo(
+    out: Path, options: DemoOptions, *, watch: Watch, processes: int | None = None, show_dashboard: bool = True
+) -> Path:
+    """Run or resume the demo in ``out``, with a dashboard beside the federation; returns the report's path."""
     from consilium.demo.evaluate import report_facts  # torch and matplotlib once there is something to score
     from consilium.report import write_report
 
@@ -118,6 +125,8 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, processes: int | 
             on_steps=lambda done, total: watch.advance("teachers", done, total),
         )
     with ExitStack() as stack:
+        if show_dashboard:
+            stack.enter_context(dashboard(places.workspace.root, places.dashboard, say=watch.say))
         with seconds.stage("federation"):
             federation = stack.enter_context(running(places.workspace, sites, on_step=watch.say))
         with seconds.stage("study run"):

@@ -328,3 +328,14 @@ def test_serving_loads_no_torch(collected, tmp_path):
         check=True,
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_the_grafana_dashboard_asks_for_metrics_that_exist(client):
+    from tests.test_layers import ROOT
+
+    text = client.get("/metrics", headers={"authorization": "Bearer " + "m" * 20}).text
+    names = set(re.findall(r"^# TYPE (\w+) ", text, flags=re.MULTILINE))
+    board = json.loads((ROOT / "docs" / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    asked = {name for panel in board["panels"] for t in panel["targets"] for name in re.findall(r"pate_\w+", t["expr"])}
+    assert len(asked) >= 10
+    assert asked <= names

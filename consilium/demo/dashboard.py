@@ -1,0 +1,84 @@
+"""The demo's dashboard: one more process beside the federation, which the demo does not depend on.
+
+It reads the demo's study while the demo goes on and ends with it; a dashboard that does not start, or dies, is told in
+one line and changes nothing else. Its one user and password are made for this demo and lie in its state directory.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from common.errors import ConsiliumError
+from common.objects import write_atomically
+from common.process import DaemonSpec, ProcessGroup, base_env, free_ports
+from server.dashboard.auth import Role, UserFile
+
+HOST = "127.0.0.1"
+USER = "operator"
+START_TIMEOUT_S = 120.0
+
+
+@contextmanager
+def dashboard(study: Path, state: Path, *, say: Callable[[str], None]) -> Iterator[None]:
+    """Serve the study's dashboard on a free loopback port until the block ends; says where, or why not."""
+    with ProcessGroup() as group:
+        try:
+            password = demo_password(state)
+            (port,) = free_ports(1, host=HOST)
+            group.start(_daemon(study, state, port=port))
+            say(f"dashboard: http://{HOST}:{port}/ (name {USER}, password {password})")
+        except (ConsiliumError, OSError) as error:
+            say(f"no dashboard: {error}")
+        yield
+
+
+def reopen(study: Path, state: Path) -> str:
+    """The command that opens the dashboard again once the demo has ended, and how to sign in."""
+    return f"consilium dashboard --study {study} --state {state} (name {USER}, password in {_password_file(state)})"
+
+
+def demo_password(state: Path) -> str:
+    """The password of the demo's one user, made at the first call and kept in a file only this user can read."""
+    path = _password_file(state)
+    if not path.exists():
+        write_atomically(path, (secrets.token_urlsafe(12) + "\n").encode(), mode=0o600)
+    password = path.read_text(encoding="utf-8").strip()
+    users = UserFile(state / "users.json")
+    if users.check(USER, password) is None:
+        users.add(USER, Role.OPERATOR, password, replace=USER in users.users())
+    return password
+
+
+def _password_file(state: Path) -> Path:
+    return state / "demo-password"
+
+
+def _daemon(study: Path, state: Path, *, port: int) -> DaemonSpec:
+    program = "from consilium.cli import main; main()"
+    return DaemonSpec(
+        role="dashboard",
+        name="dashboard",
+        argv=(
+            *(sys.executable, "-P", "-c", program, "dashboard"),
+            *("--study", str(study.absolute()), "--state", str(state.absolute()), "--port", str(port)),
+        ),
+        env=base_env(),
+        cwd=study.absolute(),
+        log=state.absolute() / "dashboard.log",
+        ready=lambda: _answers(port),
+        ready_timeout_s=START_TIMEOUT_S,
+    )
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{HOST}:{port}/healthz", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

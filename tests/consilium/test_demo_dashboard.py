@@ -1,0 +1,44 @@
+"""The demo's dashboard is there while the demo goes on, and the demo does without it."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import pytest
+
+from consilium.demo.dashboard import dashboard, demo_password
+from server.dashboard.auth import UserFile
+from tests.dashboard_study import make_study_directory
+
+
+@pytest.mark.slow
+def test_it_serves_the_study_and_ends_with_the_block(tmp_path):
+    study = make_study_directory(tmp_path)
+    said: list[str] = []
+    with dashboard(study.workspace.root, tmp_path / "state", say=said.append):
+        url, name, password = re.fullmatch(r"dashboard: (\S+) \(name (\S+), password (\S+)\)", said[0]).groups()
+        body = urllib.parse.urlencode({"name": name, "password": password}).encode()
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with opener.open(f"{url}login", data=body, timeout=30) as answer:
+            assert "hippocampus-demo" in answer.read().decode()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(url, timeout=2)
+
+
+def test_a_dashboard_that_cannot_start_is_told_and_changes_nothing(tmp_path):
+    said: list[str] = []
+    (tmp_path / "not-a-study").mkdir()
+    with dashboard(tmp_path / "not-a-study", tmp_path / "state", say=said.append):
+        pass
+    assert len(said) == 1
+    assert said[0].startswith("no dashboard: ")
+
+
+def test_the_password_stays_the_same_and_is_nobodys_elses_to_read(tmp_path):
+    first = demo_password(tmp_path)
+    assert demo_password(tmp_path) == first
+    assert (tmp_path / "demo-password").stat().st_mode & 0o777 == 0o600
+    assert UserFile(tmp_path / "users.json").check("operator", first) is not None
