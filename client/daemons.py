@@ -165,7 +165,7 @@ def worker(
     *,
     socket: Path | None = None,
     ready: Callable[[], bool] | None = None,
-    ready_timeout_s: float = 120.0,
+    ready_timeout_s: float = 300.0,
 ) -> DaemonSpec:
     """How to start a site's teacher worker; ready when its socket takes a connection, or when ``ready`` says so.
 

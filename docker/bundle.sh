@@ -9,12 +9,12 @@ tag=${TAG:-local}
 out=${BUNDLE:-dist/offline}
 rm -rf "$out"
 mkdir -p "$out/sbom"
-for image in gateway server site; do
+for image in gateway server site dashboard; do
   "$docker" image inspect "consilium-$image:$tag" >/dev/null
   "$docker" run --rm --network none --entrypoint cat "consilium-$image:$tag" /opt/consilium/sbom/sbom.json >"$out/sbom/$image.json"
 done
 # server and site share their layers, so one archive holds them once
-"$docker" save "consilium-gateway:$tag" "consilium-server:$tag" | gzip -1 >"$out/images-server.tar.gz"
+"$docker" save "consilium-gateway:$tag" "consilium-server:$tag" "consilium-dashboard:$tag" | gzip -1 >"$out/images-server.tar.gz"
 "$docker" save "consilium-site:$tag" | gzip -1 >"$out/images-site.tar.gz"
 cp docker/server.yml docker/site.yml docs/deployment.md LICENSE "$out/"
 cp -r docker/systemd "$out/systemd"

@@ -2,6 +2,7 @@
 
 ``health.py server``: SuperLink answers over TLS, verified by the consortium's own authority.
 ``health.py gateway``: the gateway turns this unsigned request away.
+``health.py dashboard``: the dashboard answers.
 ``health.py worker``: the teacher worker takes a connection.
 ``health.py node``: the SuperNode answers, and the server has let it in.
 Exit status 0: healthy; 1: not, with one line that says why.
@@ -35,6 +36,13 @@ def check_gateway(url: str = "https://127.0.0.1:8443/") -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     _get(url, context, expected=401)
+
+
+def check_dashboard(url: str = "https://127.0.0.1:8050/") -> None:
+    """The dashboard shows its sign-in. Its name is not checked here: the address is its own container's."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    _get(url, context)
 
 
 def check_worker(node: Path = NODE) -> None:
@@ -83,6 +91,7 @@ def main(arguments: list[str]) -> int:
     checks: dict[str, Callable[[], None]] = {
         "server": check_server,
         "gateway": check_gateway,
+        "dashboard": check_dashboard,
         "worker": check_worker,
         "node": check_node,
     }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build the images consilium-server, consilium-site and consilium-gateway. Variables: DOCKER (the client), TAG (local),
+# Build the images consilium-server, -site, -dashboard and -gateway. Variables: DOCKER (the client), TAG (local),
 # DOCKER_BUILD_FLAGS (words for `docker build`), PIP_INDEX_URL, PIP_EXTRA_INDEX_URL (handed to pip), PIP_FIND_LINKS (folders whose wheels come along).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -19,7 +19,7 @@ if ! "$docker" image inspect "$base" >/dev/null 2>&1 && ! "$docker" pull "$base"
 fi
 
 # shellcheck disable=SC2086  # flags are words
-for image in gateway server site; do
+for image in gateway server site dashboard; do
   DOCKER_BUILDKIT=1 "$docker" build ${DOCKER_BUILD_FLAGS:-} --file docker/Dockerfile --target "$image" \
     --tag "consilium-$image:$tag" \
     ${PIP_INDEX_URL:+--build-arg PIP_INDEX_URL} ${PIP_EXTRA_INDEX_URL:+--build-arg PIP_EXTRA_INDEX_URL} .

@@ -119,9 +119,9 @@ class _Signed:
 
 def _refuse(request: Request, reason: str, *, status: int) -> Response:
     """One word for the site. A SuperNode that asks to be let in is told in Flower's terms, which it logs."""
-    log.warning(
-        "event=refused reason=%s path=%s peer=%s", reason, request.url.path[:80], request.client and request.client.host
-    )
+    level = logging.DEBUG if request.url.path == "/" else logging.WARNING  # the containers' health check asks for "/"
+    peer = request.client.host if request.client else ""
+    log.log(level, "event=refused reason=%s path=%s peer=%s", reason, request.url.path[:80], peer)
     if request.url.path == "/v1/fleet/activate-node":
         told = {"code": ACTIVATION_FAILED, "detail": f"refused: {reason}"}
         return Response(json.dumps(told), 412, media_type="application/json")

@@ -30,7 +30,7 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 SITES = ("site-1", "site-2", "site-3")
 WORKERS = tuple(f"{site}-worker" for site in SITES)
 NODES = tuple(f"{site}-node" for site in SITES)
-DAEMONS = ("server", "gateway", *WORKERS, *NODES)
+DAEMONS = ("server", "gateway", "dashboard", *WORKERS, *NODES)
 STUDY = {"/study": "study", "/study/objects": "objects", "/study/gateway": "gateway"}
 ONE_SHOTS = ("prepare", "register", "study")
 SCRIPTS = ("prepare.sh", "register.sh")
@@ -101,9 +101,17 @@ def test_the_gateway_sees_no_ledger_and_writes_nothing() -> None:
     assert SERVICES["gateway"]["volumes"] == ["objects:/study/objects:ro", "gateway:/study/gateway:ro"]
 
 
+def test_the_dashboard_writes_nothing_but_its_own_decisions() -> None:
+    mounts = SERVICES["dashboard"]["volumes"]
+    assert [mount for mount in mounts if not mount.endswith(":ro")] == ["dashboard:/dashboard"]
+    assert "study:/study:ro" in mounts
+
+
 def test_what_sees_several_parties_volumes_has_no_network() -> None:
     parties = {name: {volume.replace("node", "site") for volume in volumes_of(name).values()} for name in SERVICES}
-    several = [name for name, seen in parties.items() if len(seen - set(STUDY.values())) + ("study" in seen) > 1]
+    several = [
+        n for n, seen in parties.items() if len({v for v in seen if v.startswith("site")}) + ("study" in seen) > 1
+    ]
     assert several == ["prepare"]
     assert SERVICES["prepare"]["network_mode"] == "none"
 
@@ -121,6 +129,7 @@ def test_superlink_is_on_the_consortium_s_own_network_alone() -> None:
     assert {name for name in SERVICES if "operations" in SERVICES[name].get("networks", ())} == {
         "server",
         "gateway",
+        "dashboard",
         "register",
         "study",
     }
@@ -143,6 +152,7 @@ def test_one_stage_waits_for_the_other() -> None:
     def waits(name: str) -> dict[str, str]:
         return {other: value["condition"] for other, value in SERVICES[name].get("depends_on", {}).items()}
 
+    assert waits("dashboard") == {"server": "service_healthy"}
     assert waits("server") == waits("gateway") == {"prepare": "service_completed_successfully"}
     assert waits("register") == {"server": "service_healthy", "gateway": "service_healthy"}
     for site in SITES:
@@ -151,7 +161,9 @@ def test_one_stage_waits_for_the_other() -> None:
     assert waits("study") == dict.fromkeys(("server", *NODES), "service_healthy")
 
 
-@pytest.mark.parametrize(("file", "parts"), [("site.yml", {"worker", "node"}), ("server.yml", {"server", "gateway"})])
+@pytest.mark.parametrize(
+    ("file", "parts"), [("site.yml", {"worker", "node"}), ("server.yml", {"server", "gateway", "dashboard"})]
+)
 def test_what_a_party_runs_alone_has_no_privilege_and_one_port_at_most(file: str, parts: set[str]) -> None:
     services = yaml.safe_load((ROOT / "docker" / file).read_text(encoding="utf-8"))["services"]
     assert set(services) == parts
@@ -160,7 +172,8 @@ def test_what_a_party_runs_alone_has_no_privilege_and_one_port_at_most(file: str
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert service["read_only"] is service["init"] is True
         assert service["user"].startswith("${CONSILIUM_UID:-10001}")
-        assert ("ports" in service) == (name == "gateway")
+        published = [port for port in service.get("ports", []) if not port.startswith("127.0.0.1:")]
+        assert len(published) == (name == "gateway")
         mounts = [mount.rpartition("}")[2] if mount.endswith(":ro") else mount for mount in service["volumes"]]
         assert all(mount.endswith(":ro") for mount in mounts) or name != "gateway"
     if file == "site.yml":
@@ -189,7 +202,13 @@ def test_the_image_ends_as_another_user_than_root_and_takes_only_what_is_named()
     text = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
     assert re.findall(r"^USER (.*)$", text, re.MULTILINE) == ["10001:10001"]
     last = [line for line in text.splitlines() if line.startswith("FROM ")][4:]
-    assert last == ["FROM common AS gateway", "FROM common AS party", "FROM party AS site", "FROM party AS server"]
+    assert last == [
+        "FROM common AS gateway",
+        "FROM common AS party",
+        "FROM party AS site",
+        "FROM party AS dashboard",
+        "FROM party AS server",
+    ]
     assert not re.search(r"^ADD ", text, re.MULTILINE)
     rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert next(rule for rule in rules if not rule.startswith("#")) == "*"
@@ -206,7 +225,7 @@ def commands_in_scripts() -> Iterator[tuple[str, list[str]]]:
             if line.strip().startswith("consilium "):
                 yield script, shlex.split(line.strip().rstrip("&"))[1:]
     for name, service in SERVICES.items():
-        if "entrypoint" not in service and name != "gateway":
+        if "entrypoint" not in service and name not in ("gateway", "dashboard"):
             yield name, service["command"]
 
 

@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "consilium-test"
-IMAGES = ("consilium-gateway:local", "consilium-server:local", "consilium-site:local")
+IMAGES = ("consilium-gateway:local", "consilium-server:local", "consilium-site:local", "consilium-dashboard:local")
 
 pytestmark = pytest.mark.docker
 
@@ -93,7 +93,7 @@ def test_a_study_in_containers_ends_with_a_bundle_and_a_ledger_that_holds(compos
 
 def test_every_daemon_is_healthy_and_no_process_is_root_s(compose: Compose) -> None:
     containers = compose.containers()
-    assert len(containers) == 8
+    assert len(containers) == 9
     for service, container in containers.items():
         state = json.loads(compose.run("inspect", container))[0]
         assert state["State"]["Health"]["Status"] == "healthy", service
@@ -106,7 +106,7 @@ def test_a_site_s_network_shows_the_gateway_s_one_port_and_nothing_of_the_server
     worker = compose.containers()["site-1-worker"]
     found = compose.run("exec", worker, "python3", "-c", SCAN, "gateway", timeout_s=600)
     assert json.loads(found) == [8443]
-    for name in ("server", "study", "site-2-worker", "site-2-node"):
+    for name in ("server", "dashboard", "study", "site-2-worker", "site-2-node"):
         unknown = (
             f"import socket, sys\ntry: socket.getaddrinfo({name!r}, 8000)\nexcept OSError: sys.exit(0)\nsys.exit(1)"
         )
