@@ -10,7 +10,6 @@ loopback or behind a proxy that exposes ``/v1/fleet/*`` only.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -19,11 +18,10 @@ import secrets
 import ssl
 import subprocess
 import tempfile
-import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -249,34 +247,6 @@ def run_status(server: FlowerServer, run_id: int) -> RunStatus:
     )
 
 
-def wait_for_run(
-    server: FlowerServer,
-    run_id: int,
-    *,
-    timeout_s: float,
-    poll_s: float = 10.0,
-    watch: Callable[[], None] | None = None,
-    hint: Callable[[], bool] | None = None,
-) -> RunStatus:
-    """Wait until the run is finished; DaemonFailed when it is not within ``timeout_s``.
-
-    Asking costs most of a second of processor time, so it happens every ``poll_s`` only, and every second once ``hint``
-    (say, the event log's last line) is true. ``watch`` (``ProcessGroup.check``) is called four times a second.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        status = run_status(server, run_id)
-        if status.finished:
-            return status
-        asked = time.monotonic()
-        while (waited := time.monotonic() - asked) < poll_s and not (waited >= 1.0 and hint is not None and hint()):
-            if watch is not None:
-                watch()
-            if time.monotonic() > deadline:
-                raise DaemonFailed(f"run {run_id} is still {status.status} after {timeout_s:g} s")
-            time.sleep(0.25)
-
-
 def stop_run(server: FlowerServer, run_id: int) -> None:
     """Ask SuperLink to stop a run."""
     _flwr(server, "stop", str(run_id), CONNECTION)
@@ -322,7 +292,7 @@ def app_dir(folder: Path, *, config: Mapping[str, str | int | float | bool] | No
 
 
 def app_files() -> dict[str, bytes]:
-    """The app's sources by their path in the bundle, sorted; what a site can compare with what it installed itself."""
+    """The app's sources by their path in the bundle, sorted."""
     found: dict[str, bytes] = {}
     for package in APP_PACKAGES:
         spec = importlib.util.find_spec(package)
@@ -336,18 +306,6 @@ def app_files() -> dict[str, bytes]:
     if total > _BUNDLE_MAX_BYTES:
         raise DaemonFailed(f"the app has {total} bytes; Flower takes at most {_BUNDLE_MAX_BYTES}")
     return dict(sorted(found.items()))
-
-
-def build_app(server_home: Path, app: Path, target: Path) -> str:
-    """Build the app's bundle with ``flwr build`` into ``target``; its SHA-256, which Flower calls the FAB hash."""
-    with tempfile.TemporaryDirectory() as scratch:
-        _command(["build", "--app", str(app.absolute())], home=server_home, cwd=Path(scratch))
-        bundles = list(Path(scratch).glob("*.fab"))
-        if len(bundles) != 1:
-            raise DaemonFailed("flwr build wrote no bundle")
-        content = bundles[0].read_bytes()
-    target.write_bytes(content)
-    return hashlib.sha256(content).hexdigest()
 
 
 def _flwr(server: FlowerServer, *arguments: str) -> dict[str, object]:

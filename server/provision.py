@@ -7,7 +7,7 @@ key that is taken, and to revoke a site that is not admitted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -43,6 +43,7 @@ class SiteStanding:
     node_id: int
     admitted: bool
     fingerprint: str
+    node: str
 
 
 def set_up_server(
@@ -134,8 +135,8 @@ def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]
     return True
 
 
-def standings(workspace: Workspace) -> tuple[SiteStanding, ...]:
-    """Every site that was ever admitted, by name."""
+def standings(workspace: Workspace, *, nodes: Mapping[int, str]) -> tuple[SiteStanding, ...]:
+    """Every site that was ever admitted, by name; ``nodes`` is what SuperLink says of each node id, if it is up."""
     admitted = {node.site for node in read_admitted(workspace.nodes_file)}
     return tuple(
         SiteStanding(
@@ -144,6 +145,7 @@ def standings(workspace: Workspace) -> tuple[SiteStanding, ...]:
             node_id=site.node_id,
             admitted=site.name in admitted,
             fingerprint=_fingerprint(workspace.node_keys_dir / f"{site.name}.pub"),
+            node=nodes.get(site.node_id, "unknown"),
         )
         for site in workspace.registered()
     )

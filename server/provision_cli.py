@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from common.admission import read_request
+from common.errors import DaemonFailed
 from common.pki import expires
 from server import provision
 from server.workspace import Endpoint, Workspace
@@ -85,13 +86,13 @@ def approve(
 def standing(
     directory: StudyDir, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
 ) -> None:
-    """Sites that were admitted, their keys' fingerprints, who was revoked, and until when the certificate is valid.
+    """Sites that were admitted, who of them is online or revoked, and until when the certificate is valid.
 
     Example: consilium provision list trial
     """
     workspace = Workspace(directory)
     until = expires(workspace.gateway_dir / "server.crt")
-    sites = provision.standings(workspace)
+    sites = provision.standings(workspace, nodes=_nodes(workspace))
     if as_json:
         records = [{**dataclasses.asdict(site), "node_id": str(site.node_id)} for site in sites]
         typer.echo(json.dumps({"certificate_until": until.isoformat(), "sites": records}, indent=1))
@@ -99,7 +100,20 @@ def standing(
     typer.echo(f"certificate valid until {until:%Y-%m-%d}")
     for site in sites:
         state = "admitted" if site.admitted else "revoked"
-        typer.echo(f"{site.site}: {state}, patient pool {site.pool}, node {site.node_id}, {site.fingerprint}")
+        typer.echo(
+            f"{site.site}: {state}, {site.node}, patient pool {site.pool}, node {site.node_id}, {site.fingerprint}"
+        )
+
+
+def _nodes(workspace: Workspace) -> dict[int, str]:
+    """What SuperLink says of each node; nothing while it is not up."""
+    from server.daemons import list_nodes
+    from server.supervisor import flower_server
+
+    try:
+        return {node.node_id: node.status for node in list_nodes(flower_server(workspace))}
+    except DaemonFailed:
+        return {}
 
 
 @provision_app.command("renew")

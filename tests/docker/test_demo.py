@@ -98,8 +98,8 @@ def test_every_daemon_is_healthy_and_no_process_is_root_s(compose: Compose) -> N
         state = json.loads(compose.run("inspect", container))[0]
         assert state["State"]["Health"]["Status"] == "healthy", service
         assert state["HostConfig"]["ReadonlyRootfs"] is True
-        users = compose.run("top", container, "-eo", "uid,comm").splitlines()[1:]
-        assert {line.split()[0] for line in users} == {"10001"}, (service, users)
+        users = compose.run("top", container, "-eo", "pid,uid,comm").splitlines()[1:]
+        assert {line.split()[1] for line in users} == {"10001"}, (service, users)
 
 
 def test_a_site_s_network_shows_the_gateway_s_one_port_and_nothing_of_the_server(compose: Compose) -> None:

@@ -25,6 +25,7 @@ from common.process import Daemon, ProcessGroup, executable, free_ports
 from common.worker_api import HANDLE, SERVICE
 from server.daemons import (
     FlowerServer,
+    RunStatus,
     list_nodes,
     prepare,
     register_node,
@@ -34,7 +35,6 @@ from server.daemons import (
     superexec,
     superlink,
     unregister_node,
-    wait_for_run,
 )
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
@@ -134,6 +134,16 @@ def foreign_app(folder: Path) -> Path:
     return folder
 
 
+def finished(group: ProcessGroup, server: FlowerServer, run: int, *, timeout_s: float = 120.0) -> RunStatus:
+    """How a run ended, once it has."""
+    deadline = time.monotonic() + timeout_s
+    while not (status := run_status(server, run)).finished:
+        group.check()
+        assert time.monotonic() < deadline, status
+        time.sleep(1.0)
+    return status
+
+
 def all_pids(daemons: tuple[Daemon, ...]) -> set[int]:
     return set().union(*(daemon.members() for daemon in daemons))
 
@@ -212,7 +222,7 @@ def test_a_foreign_bundle_meets_the_worker_s_policy_and_none_of_its_code_runs(tm
         group.start_all([*map(supernode, sites), *map(launcher, sites)])
         out = tmp_path / 'out "1".json'
         run = submit(server, foreign_app(tmp_path / "app"), {"out": str(out), "nodes": 2})
-        status = wait_for_run(server, run, timeout_s=120, watch=group.check, hint=out.exists)
+        status = finished(group, server, run)
         assert (status.status, status.outcome) == ("finished", "completed")
         facts = json.loads(out.read_text())
         # Whatever the type of a message, its body goes to the worker; what is not a body comes back empty.
@@ -233,7 +243,7 @@ def test_a_foreign_bundle_meets_the_worker_s_policy_and_none_of_its_code_runs(tm
         while run_status(server, endless).status != "running":
             time.sleep(0.2)
         stop_run(server, endless)
-        assert wait_for_run(server, endless, timeout_s=60).outcome == "stopped"
+        assert finished(group, server, endless).outcome == "stopped"
         assert len({daemon.pid for daemon in group.daemons}) == 6
 
 

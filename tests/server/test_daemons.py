@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import stat
 import subprocess
@@ -17,12 +16,12 @@ import pytest
 from client.daemons import SiteNode, launcher, node_id, supernode, worker
 from common.errors import DaemonFailed, InvalidInput
 from common.pki import NodeKeys, ServerIdentity, create_authority, create_node_keys, issue_server_certificate
-from common.process import DaemonSpec, ProcessGroup, base_env, free_port
+from common.process import DaemonSpec, ProcessGroup, base_env, executable, free_port
 from server.daemons import (
     FlowerServer,
     app_dir,
     app_files,
-    build_app,
+    flower_env,
     healthy,
     prepare,
     register_node,
@@ -248,13 +247,16 @@ def test_flower_bundles_every_file_and_the_same_bytes_each_time(tmp_path: Path) 
     hashes = set()
     for name in ("one", "two"):
         folder = app_dir(tmp_path / name)
-        hashes.add(build_app(tmp_path / "home", folder, tmp_path / "app.fab"))
+        command = [executable("flwr"), "build", "--app", str(folder)]
+        subprocess.run(command, env=flower_env(tmp_path / "home"), cwd=tmp_path / name, check=True, timeout=120)
+        (bundle,) = (tmp_path / name).glob("*.fab")
+        hashes.add(bundle.read_bytes())
     assert len(hashes) == 1
-    with ZipFile(tmp_path / "app.fab") as bundle:
-        names = set(bundle.namelist())
-        assert {n: bundle.read(n) for n in app_files()} == app_files()
+    with ZipFile(bundle) as archive:
+        names = set(archive.namelist())
+        assert {n: archive.read(n) for n in app_files()} == app_files()
     assert names - set(app_files()) == {"pyproject.toml", ".info/CONTENT"}
-    assert os.path.getsize(tmp_path / "app.fab") < 10 * 1024 * 1024
+    assert bundle.stat().st_size < 10 * 1024 * 1024
 
 
 def test_daemon_modules_do_not_import_flower() -> None:

@@ -48,8 +48,9 @@ def test_a_site_is_bound_to_its_key_its_pool_and_its_node(workspace: Workspace, 
     assert approve(workspace, request, node_id=2**63 + 1) == Site(name="north", pool="north/adults", node_id=2**63 + 1)
     assert workspace.sites() == (Site(name="north", pool="north/adults", node_id=2**63 + 1),)
     assert [(node.site, node.key) for node in read_admitted(workspace.nodes_file)] == [("north", request.node_key)]
-    (standing,) = provision.standings(workspace)
+    (standing,) = provision.standings(workspace, nodes={7: "online"})
     assert (standing.site, standing.admitted, standing.fingerprint) == ("north", True, request.fingerprint)
+    assert standing.node == "unknown"
 
 
 def test_no_private_key_leaves_either_side(workspace: Workspace, tmp_path: Path) -> None:
@@ -105,7 +106,10 @@ def test_a_revoked_site_is_out_at_once_and_stays_on_record(workspace: Workspace,
     assert provision.revoke(workspace, "north", unregister=gone.append)
     assert gone == [7]
     assert [node.site for node in read_admitted(workspace.nodes_file)] == ["south"]
-    assert [(s.site, s.admitted) for s in provision.standings(workspace)] == [("north", False), ("south", True)]
+    assert [(s.site, s.admitted) for s in provision.standings(workspace, nodes={7: "online"})] == [
+        ("north", False),
+        ("south", True),
+    ]
     assert [site.name for site in workspace.sites()] == ["north", "south"]  # past releases name it
     with pytest.raises(InvalidInput, match="no such site"):
         provision.revoke(workspace, "north", unregister=gone.append)
