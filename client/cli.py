@@ -178,6 +178,7 @@ def status_text(facts: dict[str, Any]) -> str:
             f"spent of the pool's cap: {facts['share_spent']:.2%} of ε = {facts['cap']['epsilon']:g} "
             f"({facts['cap']['accountant']}), δ = {facts['cap']['delta']:g}",
             *spent,
+            *training_lines(facts["trainings"]),
             f"queries accepted: {facts['queries_accepted']}, today {facts['queries_today']} of "
             f"{facts['queries_per_day']}; codes stored {facts['codes_stored']}, receipted {facts['receipted']}, "
             f"refusals {facts['refusals']}",
@@ -187,6 +188,21 @@ def status_text(facts: dict[str, Any]) -> str:
             *(f"ALARM: {alarm}" for alarm in facts["alarms"]),
         ]
     )
+
+
+def training_lines(trainings: dict[str, Any]) -> list[str]:
+    """What the site's trainings cost each patient, all composed; nothing where none was private."""
+    if not trainings["count"]:
+        return []
+    head = f"trainings on record: {trainings['count']} ({', '.join(trainings['strategies'])})"
+    guarantees = [found for found in trainings["guarantees"] if found is not None]
+    if not guarantees:
+        return [head, "  no patient-level ε: a teacher was trained without a guarantee"]
+    return [head] + [
+        f"  each patient: ε = {found['epsilon']:.4f} at δ = {found['delta']:g}, unit {found['unit']}, "
+        f"relation {found['relation']} (all trainings composed)"
+        for found in guarantees
+    ]
 
 
 StudyName = Annotated[str, typer.Argument(help="The study's name, id or the beginning of its id.")]

@@ -36,6 +36,7 @@ from common.objects import write_atomically
 from common.privacy.accounting import ACCOUNTANTS, guarantee
 from common.privacy.calibration import noise_multiplier
 from common.privacy.mechanism import GRID_BITS, AccountantName, Mechanism, Relation, Unit
+from consilium.patient_report import patient_lines, release_guarantee
 from server.workspace import Workspace
 
 CERTIFICATE_SCHEMA = 1
@@ -292,8 +293,10 @@ def _site_reports(paths: Sequence[Path]) -> list[dict[str, Any]]:
             data = json.loads(path.read_text(encoding="utf-8"))
             wanted = ("site", "pool", "spent", "cap", "queries_accepted", "receipted", "alarms", "patients_withdrawn")
             report = {key: data[key] for key in wanted}
+            gate = release_guarantee(report["spent"][report["cap"]["accountant"]])
+            report["patient"] = patient_lines(data.get("trainings"), gate)  # a site of an older version reports none
             _ = [report["spent"][str(name)]["epsilon"] for name in AccountantName]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, InvalidInput) as error:
             raise InvalidInput(
                 "site report", value=str(path), limit="what `consilium site status --json` prints"
             ) from error

@@ -321,6 +321,9 @@ def _checks(pages: _Pages, facts: dict[str, Any]) -> None:
             "hospital's own figure may be larger than the server's. A smaller one is older, or contradicts it.",
             _Font(size=7.8, colour=_SOFT),
         )
+        for site in facts["sites"]:
+            for line in site.get("patient", []):
+                pages.paragraph(f"One patient of {site['site']}: {line}.", bullet="•")
     else:
         pages.paragraph("No hospital's own report was filed; each has one: `consilium site status`.")
 

@@ -160,13 +160,17 @@ class DaemonFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteFact:
-    """One hospital: ``epsilon_spent`` is its pool's, by the gate accountant at the study's δ, unit and relation."""
+    """One hospital: ``epsilon_spent`` is its pool's, by the gate accountant at the study's δ, unit and relation.
+
+    ``patient`` says in words what a patient risks where the site's teachers were trained with a guarantee.
+    """
 
     name: str
     pool: str
     patients: int
     codes_sent: int
     epsilon_spent: float
+    patient: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

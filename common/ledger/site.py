@@ -562,7 +562,12 @@ class SiteLedger(OpenLedger[SiteBooks]):
             "released_again": books.released_again,
             "patients_withdrawn": len(books.patients),
             "restored": len(books.restored_at),
-            "trainings": self.trainings().to_json(delta=declared.budget.delta),
+            "trainings": {
+                **self.trainings().to_json(delta=declared.budget.delta),
+                "covers_every_release": self.trainings().covers_every_release(
+                    voters=max((terms.voters_per_site for terms in books.studies.values()), default=1)
+                ),
+            },
             "refusals": len(books.refusals),
             "studies": [
                 {"id": terms.id, "name": terms.name, "state": self._state(terms.id)} for terms in books.studies.values()

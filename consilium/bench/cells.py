@@ -115,7 +115,16 @@ def mnist_recipe(name: str, epsilon: float) -> Recipe:
         )
     if name == "dp-mac":
         return Recipe(
-            "dp-mac", batch=2000, epochs=30, rate=0.01, decay=0.95, clip=0.3, pca_noise=pca, output="bce", z_steps=30
+            "dp-mac",
+            batch=2000,
+            epochs=30,
+            rate=0.01,
+            decay=0.95,
+            clip=0.3,
+            pca_noise=pca,
+            output="bce",
+            z_steps=10,
+            z_rate=0.009,
         )
     if name == "dp-sgd":
         return Recipe("dp-sgd", batch=2000, epochs=30, rate=1e-2, clip=1.0, pca_noise=pca)

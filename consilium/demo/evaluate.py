@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,9 +22,11 @@ from common.data.volume import load_label, load_volume
 from common.events import read_events
 from common.ledger.store import Ledger
 from common.models.fit import one_hot, predict
+from common.privacy.accounting import Guarantee
 from common.privacy.calibration import noise_multiplier, study_mechanism
 from common.privacy.mechanism import AccountantName
 from consilium.demo.federation import Federation
+from consilium.patient_report import patient_lines
 from consilium.report import (
     DaemonFact,
     NamedScore,
@@ -86,7 +88,7 @@ def report_facts(
         guarantees = ledger.study_guarantees(study.id)
         answers = ledger.answers(study.id)
         head, rows = ledger.head(), ledger.row_count
-        spent = {site.name: ledger.pool_guarantees(site.pool)[privacy.accountant].epsilon for site in workspace.sites()}
+        spent = {site.name: ledger.pool_guarantees(site.pool)[privacy.accountant] for site in workspace.sites()}
     return ReportFacts(
         study=study,
         privacy=PrivacyFacts(
@@ -116,7 +118,7 @@ def report_facts(
         else None,
         daemons=tuple(DaemonFact(role, pid) for role, pid in federation.daemons),
         refused_node=federation.refusal.line,
-        sites=tuple(_site(places, name, epsilon=spent[name]) for name in names),
+        sites=tuple(_site(places, name, released=spent[name]) for name in names),
         releases=rosters(answers),
         seconds={**seconds, **_stage_seconds(workspace)},
         pictures=tuple(_pictures(study, places, images, truths, predictions, public, labels)),
@@ -138,14 +140,15 @@ def _stage_seconds(workspace: Workspace) -> dict[str, float]:
     return total
 
 
-def _site(places: Places, name: str, *, epsilon: float) -> SiteFact:
-    status = site_status(places.sites / name)
+def _site(places: Places, name: str, *, released: Guarantee) -> SiteFact:
+    status: dict[str, Any] = site_status(places.sites / name)
     return SiteFact(
         name=name,
         pool=str(status["pool"]),
         patients=len(read_dataset(places.split / "sites" / name).listed),
         codes_sent=int(str(status["codes_stored"])),
-        epsilon_spent=epsilon,
+        epsilon_spent=released.epsilon,
+        patient=tuple(patient_lines(status["trainings"], released)),
     )
 
 
