@@ -123,8 +123,8 @@ def mnist_recipe(name: str, epsilon: float) -> Recipe:
             clip=0.3,
             pca_noise=pca,
             output="bce",
-            z_steps=10,
-            z_rate=0.009,
+            z_steps=30,
+            z_rate=0.003,
         )
     if name == "dp-sgd":
         return Recipe("dp-sgd", batch=2000, epochs=30, rate=1e-2, clip=1.0, pca_noise=pca)
