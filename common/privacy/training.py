@@ -203,6 +203,10 @@ def plan_noise(
 
 def warn_about(delta: float, *, patients: int) -> str | None:
     """A sentence if δ > 1/(10n): such a δ would allow the disclosure of a whole patient now and then; else None."""
+    if not isinstance(delta, float) or not 0 < delta < 1:
+        raise InvalidInput("delta", value=delta, limit="above 0 and below 1")
+    if isinstance(patients, bool) or not isinstance(patients, int) or patients < 1:
+        raise InvalidInput("patients", value=patients, limit="an integer from 1")
     if delta <= 1 / (10 * patients):
         return None
     return f"delta {delta:g} is above 1/(10 · {patients} patients) = {1 / (10 * patients):.2g}; choose a smaller one"

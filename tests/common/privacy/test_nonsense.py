@@ -19,7 +19,7 @@ import pytest
 import common.privacy
 from common.config import DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
-from common.privacy import accounting, calibration, gaussian, planner, quantise, release
+from common.privacy import accounting, calibration, gaussian, planner, quantise, release, training
 from common.privacy import audit as auditing
 from common.privacy import mechanism as facts
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Relation, Unit
@@ -27,6 +27,7 @@ from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protecti
 HOSPITAL = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
 BUDGET = Budget(8.0, 1e-3)
 EXACT = AccountantName.EXACT
+ADD_REMOVE = training.Neighbours.ADD_REMOVE
 CODE = np.zeros(2, dtype=np.int64)
 NUMBERS = [math.nan, math.inf, -math.inf, 0, 0.0, -1, -1.0, Fraction(-1, 2)]
 HASH = "a" * 64
@@ -44,6 +45,16 @@ def mechanism(**changes: Any) -> Mechanism:
 def spec(**changes: Any) -> facts.QuerySpec:
     fields = {"edition": 1, "codec": HASH, "volumes": (HASH,), "round": 1, "centre": "zero", "weights": "codec"}
     return facts.QuerySpec(**{**fields, "mechanism": mechanism(), **changes})
+
+
+def event(**changes: Any) -> training.TrainingEvent:
+    fields = {"sampling": "poisson", "rate": Fraction(1, 10), "noise_multiplier": Fraction(2), "steps": 10}
+    return training.TrainingEvent(**{**fields, **changes})
+
+
+def plan_noise(**changes: Any) -> training.TrainingEvent:
+    fields = {"epsilon": 8.0, "delta": 1e-3, "rate": Fraction(1, 10), "steps": 10}
+    return training.plan_noise(**{**fields, "neighbours": training.Neighbours.ADD_REMOVE, **changes})
 
 
 def calibrate(**changes: Any) -> Fraction:
@@ -215,11 +226,38 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: quantise.quantise(np.array([1.0, x if x != x else math.inf]), radius_int=9),
     ],
     "quantise.within": [lambda x: quantise.within(CODE, bound_int=x)],
+    "training.TrainingEvent": [
+        lambda x: event(rate=x),
+        lambda x: event(noise_multiplier=x),
+        lambda x: event(steps=x or -1),
+        lambda x: event(releases=(x,)),
+    ],
+    "training.epsilon_of": [lambda x: training.epsilon_of(event(), delta=x, neighbours=ADD_REMOVE)],
+    "training.epsilon_of_all": [lambda x: training.epsilon_of_all((event(),), delta=x, neighbours=ADD_REMOVE)],
+    "training.guarantee_of": [lambda x: training.guarantee_of(event(), delta=x, neighbours=ADD_REMOVE)],
+    "training.plan_noise": [
+        lambda x: plan_noise(epsilon=x),
+        lambda x: plan_noise(delta=x),
+        lambda x: plan_noise(rate=x),
+        lambda x: plan_noise(steps=x),
+    ],
+    "training.warn_about": [
+        lambda x: training.warn_about(x, patients=10),
+        lambda x: training.warn_about(1e-5, patients=x),
+    ],
     "release.noisy_sum": [lambda x: release_at(noise_std=x), lambda x: release_at(dimension=x)],
 }
 """``x or -1`` where zero is allowed; a non-finite array where the number is an element of one."""
 
 TAKES_NO_NUMBER = {
+    "patients.Training",  # what a site's record says
+    "patients.Trainings",
+    "patients.Combined",  # what is answered, from guarantees that were checked
+    "patients.combine",
+    "patients.worst",
+    "training.Sampling",
+    "training.Neighbours",
+    "training.TrainingGuarantee",
     "audit.Finding",  # what an audit answers
     "audit.AuditReport",
     "mechanism.Unit",
