@@ -29,7 +29,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from common.errors import Refused
+from common.errors import InvalidInput, Refused
 from common.node_auth import Gatekeeper
 from server.objects_app import objects_app
 
@@ -85,8 +85,9 @@ def gateway_app(
         try:
             answer = await upstream.post(request.url.path, content=body, headers=kept)
         except httpx.TransportError as error:
-            log.warning("event=superlink-away cause=%s", type(error).__name__)
-            return PlainTextResponse("the server is starting\n", status_code=503)  # SuperNodes try again
+            return _later(type(error).__name__)
+        if answer.status_code >= 500:
+            return _later(f"status {answer.status_code}")
         return Response(answer.content, answer.status_code, {"content-type": answer.headers.get("content-type", "")})
 
     @contextlib.asynccontextmanager
@@ -114,7 +115,16 @@ class _Signed:
             except Refused as error:
                 await _refuse(request, error.reason, status=401)(scope, receive, send)
                 return
+            except (InvalidInput, OSError) as error:  # the list of nodes cannot be read now
+                await _later(type(error).__name__)(scope, receive, send)
+                return
         await self._app(scope, receive, send)
+
+
+def _later(cause: str) -> Response:
+    """Asks a SuperNode to try again. Any other 5xx ends its heartbeat for good, and it is offline without knowing."""
+    log.warning("event=superlink-away cause=%s", cause)
+    return PlainTextResponse("the server is busy or starting\n", status_code=503)
 
 
 def _refuse(request: Request, reason: str, *, status: int) -> Response:

@@ -25,6 +25,7 @@ class Gateway:
     root: Path
     reached: list[httpx.Request] = field(default_factory=list)
     superlink_up: bool = True
+    status: int = 200
 
     def __post_init__(self) -> None:
         self.store = ObjectStore(self.root / "objects")
@@ -38,7 +39,7 @@ class Gateway:
         if not self.superlink_up:
             raise httpx.ConnectError("refused")
         self.reached.append(request)
-        return httpx.Response(200, content=b"answer to " + request.content, headers={"x-internal": "secret"})
+        return httpx.Response(self.status, content=b"answer to " + request.content, headers={"x-internal": "secret"})
 
     def ask(self, method: str, path: str, *, signed: bool = True, headers: dict[str, str] | None = None, body=b""):
         sent = dict(headers or {})
@@ -127,6 +128,19 @@ def test_a_body_over_the_limit_never_reaches_superlink(gateway: Gateway, route: 
 def test_a_server_that_restarts_asks_sites_to_try_again(gateway: Gateway) -> None:
     gateway.superlink_up = False
     assert gateway.ask("POST", "/v1/fleet/pull-messages").status_code == 503
+
+
+@pytest.mark.parametrize(("status", "passed_on"), [(412, 412), (403, 403), (500, 503), (502, 503), (504, 503)])
+def test_a_fault_inside_never_ends_a_site_s_heartbeat(gateway: Gateway, status: int, passed_on: int) -> None:
+    """Flower 1.41's heartbeat survives 502, 503 and 504 and dies of 500: a busy database would cost a site its place."""
+    gateway.status = status
+    assert gateway.ask("POST", "/v1/fleet/send-node-heartbeat").status_code == passed_on
+
+
+def test_a_list_of_nodes_that_cannot_be_read_turns_nobody_away_for_good(gateway: Gateway) -> None:
+    gateway.files.nodes.write_text("{")
+    assert gateway.ask("POST", "/v1/fleet/send-node-heartbeat").status_code == 503
+    assert gateway.reached == []
 
 
 def test_an_object_is_served_whole_or_from_where_a_download_stopped(gateway: Gateway) -> None:
