@@ -132,7 +132,7 @@ def test_a_server_that_restarts_asks_sites_to_try_again(gateway: Gateway) -> Non
 
 @pytest.mark.parametrize(("status", "passed_on"), [(412, 412), (403, 403), (500, 503), (502, 503), (504, 503)])
 def test_a_fault_inside_never_ends_a_site_s_heartbeat(gateway: Gateway, status: int, passed_on: int) -> None:
-    """Flower 1.41's heartbeat survives 502, 503 and 504 and dies of 500: a busy database would cost a site its place."""
+    """Flower 1.41's heartbeat survives 502, 503 and 504 and dies of 500, which a busy database is enough for."""
     gateway.status = status
     assert gateway.ask("POST", "/v1/fleet/send-node-heartbeat").status_code == passed_on
 
