@@ -29,6 +29,7 @@ _GROUPS: dict[str, tuple[str, str, str]] = {
     "codec": ("server.cli", "codec_app", "Fit the study's codec on public label maps."),
     "student": ("server.cli", "student_app", "Train the student and export it as a MONAI bundle."),
     "site": ("client.cli", "site_app", "A hospital's side: train teachers, serve codes."),
+    "predict": ("consilium.predict", "app", "Segment volumes with a student, on their own voxels."),
     "data": ("consilium.data_cli", "app", "Make synthetic data, split a dataset."),
     "demo": ("consilium.demo.cli", "app", "The whole road on this machine, with real daemons."),
     "plan": ("consilium.privacy_cli", "plan_app", "What a privacy budget buys, before it is spent."),

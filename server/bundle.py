@@ -22,6 +22,7 @@ import torch
 from common.canonical import check_hash, sha256_file
 from common.config import Study
 from common.errors import InvalidInput
+from common.models.fit import WINDOW_OVERLAP, inferer_of
 from common.models.unet import save_weights
 from common.privacy.mechanism import AccountantName, Protection
 
@@ -242,7 +243,7 @@ def inference(study: Study) -> dict[str, object]:
             "transform": "@preprocessing",
         },
         "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "num_workers": 0},
-        "inferer": {"_target_": "SimpleInferer"},
+        "inferer": _inferer(study),
         "postprocessing": {
             "_target_": "Compose",
             "transforms": [
@@ -287,6 +288,22 @@ def inference(study: Study) -> dict[str, object]:
             "inferer": "@inferer",
             "postprocessing": "@postprocessing",
         },
+    }
+
+
+def _inferer(study: Study) -> dict[str, object]:
+    """How ``common.models.fit.predict`` gives a volume on the grid to a network of this recipe."""
+    from monai.inferers import SlidingWindowInferer
+
+    chosen = inferer_of(study.student.patch, study.data.grid)
+    if not isinstance(chosen, SlidingWindowInferer):
+        return {"_target_": "SimpleInferer"}
+    return {
+        "_target_": "SlidingWindowInferer",
+        "roi_size": list(chosen.roi_size),
+        "sw_batch_size": 1,
+        "overlap": WINDOW_OVERLAP,
+        "mode": "gaussian",
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from jaxtyping import Float
 from common.bundle_archive import pack
 from common.canonical import digest, sha256_file
 from common.codecs import load_codec
+from common.data.stored import VolumeCache, together
 from common.data.volume import volume_from_bytes
 from common.errors import InvalidInput
 from common.events import EventLog
@@ -44,6 +45,8 @@ STUDENT_SEED = 0
 """Seeds the student's initial weights and batches; it protects nothing, so it may be fixed."""
 
 PROGRESS_STEPS = 20
+CACHE_BYTES = 1 << 29
+"""Volumes and labels held in memory while a student is trained; more lies in files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +98,33 @@ def decode_labels(workspace: Workspace, *, events: EventLog) -> None:
             events.emit("label-decoded", volume=volume, query=answer.query.id)
 
 
-def load_labels(workspace: Workspace) -> dict[str, Float[np.ndarray, "c x y z"]]:
+class StoredLabels(Mapping[str, Float[np.ndarray, "c x y z"]]):
+    """Decoded labels by volume hash, read from their files one at a time: sixteen of BraTS size would not fit."""
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self._files = dict(files)
+
+    def __getitem__(self, volume: str) -> Float[np.ndarray, "c x y z"]:
+        with np.load(self._files[volume], allow_pickle=False) as stored:
+            return as_stored(stored["probabilities"])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def load_labels(workspace: Workspace) -> StoredLabels:
     """Decoded pseudo-label probabilities (float32) by volume hash, in query order; those that stand rejected in
     ``decisions.jsonl`` of the study's directory are left out."""
-    labels = {}
+    files = {}
     rejected = rejected_labels(workspace.decisions_file, workspace.study().id)
     for volume in workspace.volumes():
         path = workspace.labels_dir / f"{volume}.npz"
         if path.exists() and (volume, sha256_file(path)) not in rejected:
-            with np.load(path, allow_pickle=False) as stored:
-                labels[volume] = as_stored(stored["probabilities"])
-    return labels
+            files[volume] = path
+    return StoredLabels(files)
 
 
 def as_stored(probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "c x y z"]:
@@ -153,14 +172,17 @@ def fit_labels(
     """
 
     def train() -> torch.nn.Module:
-        model, _ = train_student(
-            public_images(workspace, tuple(labels)),
-            np.stack(list(labels.values())),
-            workspace.study().student,
-            seed=STUDENT_SEED,
-            checkpoint=files.checkpoint,
-            on_step=on_step,
-        )
+        data = workspace.study().data
+        with VolumeCache(files.weights.with_suffix(".cache"), budget_bytes=CACHE_BYTES) as cache:
+            images = [cache.keep(volume_from_bytes(workspace.objects.get(name), data).image) for name in labels]
+            model, _ = train_student(
+                together(images),
+                together([cache.keep(label) for label in labels.values()]),
+                workspace.study().student,
+                seed=STUDENT_SEED,
+                checkpoint=files.checkpoint,
+                on_step=on_step,
+            )
         return model
 
     return fit_once(train, files=files, inputs=inputs)
@@ -266,6 +288,6 @@ def publish_statement(workspace: Workspace, statement: StudentStatement) -> None
     write_atomically(path, signed.render())
 
 
-def _label_hashes(workspace: Workspace, labels: dict[str, np.ndarray]) -> list[str]:
+def _label_hashes(workspace: Workspace, labels: Mapping[str, np.ndarray]) -> list[str]:
     files: list[Path] = [workspace.labels_dir / f"{volume}.npz" for volume in labels]
     return [sha256_file(path) for path in files]

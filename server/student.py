@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, UInt8
 
 from common.config import TrainingConfig
+from common.data.stored import StoredVolumes
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, mean_present
 from common.models.fit import FitResult, OnStep, fit, predict
@@ -35,8 +36,8 @@ class Score:
 
 
 def train_student(
-    images: Float[np.ndarray, "n c x y z"],
-    pseudo_labels: Float[np.ndarray, "n k x y z"],
+    images: Float[np.ndarray, "n c x y z"] | StoredVolumes,
+    pseudo_labels: Float[np.ndarray, "n k x y z"] | StoredVolumes,
     recipe: TrainingConfig,
     *,
     seed: int,

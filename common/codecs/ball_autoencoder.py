@@ -47,6 +47,7 @@ from common.config import CodecConfig
 from common.errors import InvalidInput
 
 STEPS, BATCH = 300, 8
+MAX_VOXELS = 1 << 22  # of the study's grid: every copy of every map is held at full resolution
 LEARNING_RATE = 3e-3
 LINEAR_LEARNING_RATE = 1e-4
 """The linear maps start where they are good, so they move slowly."""
@@ -183,6 +184,13 @@ class BallAutoencoder:
         The dimension is the linear codec's: water-filling for the planned noise, at most ``max_dimension``.
         """
         grid = label_maps[0].shape
+        if math.prod(grid) > MAX_VOXELS:
+            raise InvalidInput(
+                "voxels of the grid",
+                value=math.prod(grid),
+                limit=f"at most {MAX_VOXELS} for ball-ae",
+                remedy="choose a smaller grid and a larger spacing, or the codec pca",
+            )
         factor = shapes.pooling_factor(grid, labels=labels)
         exact = [shapes.one_hot(m, labels=labels) for m in label_maps]
         centre, metric = centre_and_metric(exact, factor=factor)

@@ -149,14 +149,20 @@ class PcaCodec:
     ) -> PcaCodec:
         """Centre and metric from the maps as they are; components from the maps and their augmented copies.
 
-        The components are those of the samples' Gram matrix in float64: at most one a sample.
+        The components are those of the samples' Gram matrix in float64: at most one a sample. Maps are pooled one after
+        the other, so memory is that of one map and of the coarse ones; on grids pooled by 4 or 8, copies are deformed
+        at half that resolution.
         """
         grid = label_maps[0].shape
         factor = shapes.pooling_factor(grid, labels=labels)
-        exact = [shapes.one_hot(m, labels=labels) for m in label_maps]
-        centre, metric = centre_and_metric(exact, factor=factor)
-        copies = shapes.augmented(label_maps, labels=labels, copies=config.augmentations, seed=provenance.seed)
-        ratios = [shapes.to_log_ratios(m.astype(np.float64), factor=factor) for m in (*exact, *copies)]
+        coarse = factor // 2 if factor > 2 else 1
+        exact = [shapes.pool(shapes.one_hot(m, labels=labels).astype(np.float64), factor=factor) for m in label_maps]
+        centre, metric = centre_and_metric(exact, factor=1)
+        copies = shapes.augmented(
+            label_maps, labels=labels, copies=config.augmentations, seed=provenance.seed, coarse=coarse
+        )
+        ratios = [shapes.to_log_ratios(m, factor=1) for m in exact]
+        ratios += [shapes.to_log_ratios(m.astype(np.float64), factor=factor // coarse) for m in copies]
         samples = np.stack([(r * metric).ravel() for r in ratios])
         basis, variances = principal_components(samples, most=config.max_dimension)
         power = (FILL * config.radius) ** 2

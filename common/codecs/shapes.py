@@ -70,19 +70,20 @@ def one_hot(label_map: UInt8[np.ndarray, "x y z"], *, labels: int) -> Float[np.n
 
 
 def augmented(
-    label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int, copies: int, seed: int
+    label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int, copies: int, seed: int, coarse: int = 1
 ) -> Iterator[Float[np.ndarray, "c x y z"]]:
     """``copies`` deformed soft maps, dealt over ``label_maps`` in turn, by MONAI's Rand3DElastic.
 
     Copy i depends on (seed, i) alone. Affine part: rotations to 0.15 rad, shears to 0.04, scale to ±10 %, shifts to
-    grid/24; elastic part: displacements smooth over grid/8, of standard deviation up to grid/48 voxels.
+    grid/24; elastic part: displacements smooth over grid/8, of standard deviation up to grid/48 voxels. ``coarse``: the
+    maps are pooled over blocks of that many voxels an axis before they are deformed, which large grids need.
     """
     if copies == 0:
         return
     import torch  # only where a codec is fitted: reading and using one needs no torch
     from monai.transforms import Rand3DElastic
 
-    grid = label_maps[0].shape
+    grid = tuple(n // coarse for n in label_maps[0].shape)
     smooth = min(grid) / 8
     # White noise uniform on [-a, a], smoothed by a Gaussian of std s, has standard deviation a/√3 / (2√π s)^(3/2).
     magnitude = min(grid) / 48 * np.sqrt(3) * (2 * np.sqrt(np.pi) * smooth) ** 1.5
@@ -100,5 +101,5 @@ def augmented(
     draws = np.random.default_rng(seed)
     for i in range(copies):
         deform.set_random_state(seed=int(draws.integers(1 << 32)))
-        soft = deform(torch.tensor(one_hot(label_maps[i % len(label_maps)], labels=labels)))
+        soft = deform(torch.tensor(pool(one_hot(label_maps[i % len(label_maps)], labels=labels), factor=coarse)))
         yield np.asarray(soft, dtype=np.float32)

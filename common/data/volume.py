@@ -105,6 +105,17 @@ def load_label(
     return _read_label(_scan(path, channels=1), data, volume=volume, mapping=mapping or {})[0]
 
 
+def load_native_label(
+    path: Path, data: DataConfig, *, volume: Volume, mapping: Mapping[int, int] | None = None
+) -> UInt8[np.ndarray, "i j k"]:
+    """A label map on its image's own voxels, in the study's numbers: the truth for a result in native space."""
+    scan = _scan(path, channels=1)
+    array, _ = _label_values(scan.array, labels=len(data.labels), mapping=mapping or {})
+    placed, _ = _onto_image(array, scan.affine, volume)
+    labels: np.ndarray = placed[0].astype(np.uint8)
+    return labels
+
+
 def label_from_bytes(content: bytes, data: DataConfig, *, volume: Volume | None = None) -> UInt8[np.ndarray, "x y z"]:
     """:func:`load_label` from a file's bytes."""
     return _read_label(read_nifti(content, channels=1), data, volume=volume, mapping={})[0]
@@ -137,9 +148,14 @@ def to_native(
 def save_native(path: Path, array: Num[np.ndarray, "*c x y z"], volume: Volume) -> None:
     """:func:`to_native`, written as a NIfTI file with the original affine (channels last, as MSD has them)."""
     native = to_native(array, volume)
-    if native.ndim == 4:
-        native = np.moveaxis(native, 0, -1)
-    nib.save(nib.Nifti1Image(native, volume.native_affine), path)
+    save_label(path, np.moveaxis(native, 0, -1) if native.ndim == 4 else native, volume)
+
+
+def save_label(path: Path, native: Num[np.ndarray, "i j k ..."], volume: Volume) -> None:
+    """Write what lies on the file's own voxels already, with the affine that was read from it in mm."""
+    image = nib.Nifti1Image(native, volume.native_affine)
+    image.header.set_xyzt_units("mm")
+    nib.save(image, path)
 
 
 def _scan(path: Path, *, channels: int | None) -> Scan:

@@ -1,0 +1,208 @@
+"""BraTS-sized volumes (240×240×155, four channels) from teacher to student: peak memory of each process.
+
+Every stage is a process of its own, as at a site and at the server, and runs the production functions: reading four
+channel files a case, patch training of a four-level U-Net, a code from a sliding window over a whole volume, the
+codec's fit, the release with noise, decoding, the student, and a label map on the file's own voxels. Data are
+synthetic, steps are few: this measures memory and time, not quality.
+
+    python benchmarks/large_volumes.py --out DIR [--cases 3] [--steps 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import nibabel as nib
+import numpy as np
+
+from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
+
+CHANNELS = ("T1", "T1c", "T2", "FLAIR")
+SHAPE = (240, 240, 155)
+SITE_LIMIT_GB, SERVER_LIMIT_GB = 8.0, 4.0
+
+
+def study(steps: int) -> Study:
+    recipe = TrainingConfig(channels=(16, 32, 64, 128), steps=steps, batch_size=1, patch=(64, 64, 64), amp=True)
+    return Study(
+        name="large",
+        data=DataConfig(
+            labels=("background", "edema", "core", "enhancing"),
+            spacing_mm=(1.0, 1.0, 1.0),
+            grid=(240, 240, 160),
+            channels=CHANNELS,
+        ),
+        privacy=PrivacyConfig(epsilon=8, delta=1e-3, planned_queries=2, quorum=1),
+        codec=CodecConfig(augmentations=24),
+        teacher=recipe,
+        student=recipe,
+    )
+
+
+def make_data(root: Path, cases: int) -> None:
+    """nnU-Net layout for the site, four-channel files and label maps for the public."""
+    axes = np.stack(np.meshgrid(*[np.arange(n, dtype=np.float32) for n in SHAPE], indexing="ij"))
+    for number in range(cases + 6):
+        rng = np.random.default_rng(number)
+        centre = np.array([120, 130, 80]) + rng.uniform(-25, 25, 3)
+        distance = np.sqrt(sum((axes[i] - np.float32(centre[i])) ** 2 for i in range(3)))
+        distance += 4 * np.sin(axes[0] / rng.uniform(5, 9)).astype(np.float32)
+        labels = np.digitize(-distance, [-34, -22, -12]).astype(np.uint8)
+        affine = np.diag([-1.0, -1.0, 1.0, 1.0])
+        images = [
+            (300.0 + 90.0 * ((labels + c) % 4) + rng.normal(0, 40, SHAPE)).clip(0).astype(np.int16) for c in range(4)
+        ]
+        if number < cases:
+            save(root / f"site/labelsTr/c{number}.nii.gz", labels, affine)
+            for c, image in enumerate(images):
+                save(root / f"site/imagesTr/c{number}_{c:04d}.nii.gz", image, affine)
+        elif number < cases + 2:
+            save(root / f"public/volume{number}.nii.gz", np.stack(images, axis=-1), affine)
+        else:
+            save(root / f"maps/m{number}.nii.gz", labels, affine)
+    index = {
+        "channel_names": {str(i): name for i, name in enumerate(CHANNELS)},
+        "labels": {"background": 0, "edema": 1, "core": 2, "enhancing": 3},
+        "file_ending": ".nii.gz",
+    }
+    (root / "site/dataset.json").write_text(json.dumps(index))
+
+
+def save(path: Path, array: np.ndarray, affine: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.openers.Opener.default_compresslevel = 1
+    nib.save(nib.Nifti1Image(array, affine), path)
+
+
+def site_train(root: Path, plan: Study) -> dict[str, object]:
+    from client.training.site import train_site
+    from common.data.layouts import DatasetSettings, open_for_training
+
+    dataset = open_for_training(root / "site", plan.data, DatasetSettings())
+    report = train_site(dataset, teachers=root / "teachers", data=plan.data, recipe=plan.teacher, voters=1, seed=1)
+    return {"patients": report.voters[0].trained_on, "seconds": report.voters[0].seconds}
+
+
+def site_encode(root: Path, plan: Study) -> dict[str, object]:
+    """The worker's part: a public volume's bytes → prediction → code → integers; and how long MONAI alone takes."""
+    import torch
+    from monai.inferers import sliding_window_inference
+
+    from client.teacher import Teachers
+    from common.codecs.base import load_codec
+    from common.data.volume import volume_from_bytes
+    from common.models.fit import WINDOW_OVERLAP, mixed_precision
+    from common.privacy.calibration import study_mechanism
+    from common.privacy.quantise import quantise
+
+    codec = load_codec((root / "codec.bin").read_bytes())
+    teachers = Teachers.load(root / "teachers", data=plan.data)
+    mechanism = study_mechanism(plan, dimension=codec.dimension)
+    times, alone = [], []
+    for path in sorted((root / "public").iterdir()):
+        image = volume_from_bytes(path.read_bytes(), plan.data).image
+        started = time.monotonic()
+        (probabilities,) = teachers.predict(image)
+        times.append(time.monotonic() - started)
+        assert probabilities is not None
+        code = quantise(codec.encode(probabilities), radius_int=mechanism.radius_int)
+        np.save(root / f"{path.name}.code.npy", code)
+        model = teachers.models[0]
+        assert model is not None
+        with torch.inference_mode(), mixed_precision(torch.device("cpu"), enabled=True):
+            started = time.monotonic()
+            sliding_window_inference(
+                torch.tensor(image)[None], (64, 64, 64), 1, model, overlap=WINDOW_OVERLAP, mode="gaussian"
+            )
+            alone.append(time.monotonic() - started)
+    return {"seconds_a_volume": times, "sliding_window_inference_alone": alone, "dimension": codec.dimension}
+
+
+def server_codec(root: Path, plan: Study) -> dict[str, object]:
+    from common.codecs.base import fit_codec
+    from common.data.volume import load_label
+
+    maps = [load_label(path, plan.data) for path in sorted((root / "maps").iterdir())]
+    started = time.monotonic()
+    codec = fit_codec(plan, maps, noise_std=0.05)
+    (root / "codec.bin").write_bytes(codec.to_bytes())
+    return {"dimension": codec.dimension, "seconds": time.monotonic() - started, "bytes": len(codec.to_bytes())}
+
+
+def server_student(root: Path, plan: Study) -> dict[str, object]:
+    """Noise, decoding, the student by the run's own function, and one label map on a file's own voxels."""
+    from common.codecs.base import load_codec
+    from common.data.stored import VolumeCache, together
+    from common.data.volume import load_volume, save_native
+    from common.models.fit import predict
+    from common.privacy.calibration import study_mechanism
+    from common.privacy.gaussian import rounded_gaussian
+    from server.decode import decode_answer
+    from server.finish import CACHE_BYTES, as_stored
+    from server.student import train_student
+
+    codec = load_codec((root / "codec.bin").read_bytes())
+    noise_std = Fraction(study_mechanism(plan, dimension=codec.dimension).noise_std)
+    volumes = sorted((root / "public").iterdir())
+    with VolumeCache(root / "cache", budget_bytes=CACHE_BYTES) as cache:
+        images, labels = [], []
+        for path in volumes:
+            noisy = np.load(root / f"{path.name}.code.npy") + rounded_gaussian(codec.dimension, noise_std)
+            labels.append(cache.keep(as_stored(decode_answer(codec, noisy, voters=1, noise_std_int=noise_std))))
+            images.append(cache.keep(load_volume(path, plan.data).image))
+        model, result = train_student(together(images), together(labels), plan.student, seed=0)
+    volume = load_volume(volumes[0], plan.data)
+    found = predict(model, volume.image, patch=plan.student.patch, amp=plan.student.amp)
+    save_native(root / "native.nii.gz", found.argmax(axis=0).astype(np.uint8), volume)
+    saved, original = nib.load(root / "native.nii.gz"), nib.load(volumes[0])
+    assert saved.shape == original.shape[:3] == SHAPE
+    np.testing.assert_allclose(saved.affine, original.affine)
+    return {"steps": result.steps, "seconds": result.seconds, "native_shape": list(saved.shape)}
+
+
+STAGES: dict[str, tuple[Callable[[Path, Study], dict[str, object]], float]] = {
+    "server codec": (server_codec, SERVER_LIMIT_GB),
+    "site train": (site_train, SITE_LIMIT_GB),
+    "site encode": (site_encode, SITE_LIMIT_GB),
+    "server student": (server_student, SERVER_LIMIT_GB),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cases", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--stage", choices=sorted(STAGES))
+    arguments = parser.parse_args()
+    if arguments.stage:
+        facts = STAGES[arguments.stage][0](arguments.out, study(arguments.steps))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(json.dumps({"stage": arguments.stage, "peak_gb": round(peak, 2), **facts}))
+        return
+    if not (arguments.out / "site" / "dataset.json").exists():
+        make_data(arguments.out, arguments.cases)
+    too_much = []
+    for stage, (_, limit) in STAGES.items():
+        command = [sys.executable, __file__, "--out", str(arguments.out), "--steps", str(arguments.steps)]
+        done = subprocess.run([*command, "--stage", stage], stdout=subprocess.PIPE, text=True, check=True)
+        print(done.stdout.strip(), flush=True)
+        if json.loads(done.stdout)["peak_gb"] >= limit:
+            too_much.append(f"{stage}: more than {limit} GB")
+    if too_much:
+        raise SystemExit("; ".join(too_much))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""A student's bundle, as ``server.bundle`` writes it → its network and the data settings it was trained for.
+
+Reads the configuration as data: nothing in a bundle is executed, and its weights are read as weights alone.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from common.config import DataConfig
+from common.errors import InvalidInput
+from common.models.unet import build_unet, load_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """``weights`` is the SHA-256 of models/model.pt; ``patch`` the size of the sliding window, empty for none."""
+
+    network: torch.nn.Module
+    data: DataConfig
+    weights: str
+    patch: tuple[int, ...] = ()
+
+
+def open_bundle(directory: Path) -> Bundle:
+    """Raises InvalidInput where there is no bundle, or not one that Consilium exported."""
+    try:
+        metadata = json.loads((directory / "configs" / "metadata.json").read_text(encoding="utf-8"))
+        inference = json.loads((directory / "configs" / "inference.json").read_text(encoding="utf-8"))
+        inputs = metadata["network_data_format"]["inputs"]["image"]
+        labels = metadata["network_data_format"]["outputs"]["pred"]["channel_def"]
+        levels = tuple(int(n) for n in inference["network_def"]["channels"])
+        spacing = next(t["pixdim"] for t in inference["preprocessing"]["transforms"] if t["_target_"] == "Spacingd")
+        window = inference.get("inferer", {}).get("roi_size", [])
+        data = DataConfig(
+            labels=tuple(labels[str(i)] for i in range(len(labels))),
+            spacing_mm=tuple(spacing),
+            grid=tuple(inputs["spatial_shape"]),
+            channels=tuple(inputs["channel_def"][str(i)] for i in range(inputs["num_channels"])),
+        )
+    except FileNotFoundError as error:
+        raise InvalidInput(
+            "there is no student bundle",
+            value=str(directory),
+            remedy="run `consilium site student pull`, or give a bundle's directory",
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, StopIteration, AttributeError) as error:
+        raise InvalidInput(
+            "bundle cannot be read", value=str(directory), limit="one that Consilium exported"
+        ) from error
+    network = build_unet(levels, in_channels=len(data.channels), out_channels=len(data.labels))
+    weights = load_weights(directory / "models" / "model.pt", network)
+    network.eval()
+    return Bundle(network=network, data=data, weights=weights, patch=tuple(int(n) for n in window))

@@ -1,0 +1,212 @@
+"""``consilium predict``: a student on any NIfTI file or folder, label maps on each file's own voxels, scores.
+
+One bad file never stops the others: it is reported and left out. Refuses a model that is neither a bundle nor a study
+with a student.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from common.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from common.data.dataset import Case
+    from common.data.layouts import DatasetSettings
+    from common.models.bundle import Bundle
+
+app = typer.Typer(add_completion=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """One case's result. ``dice`` and ``hd95_mm`` a structure, empty without a label map; ``problem`` where it failed.
+
+    nan: the structure is in neither map. Infinite distance: it is in only one of them.
+    """
+
+    case: str
+    file: str = ""
+    dice: tuple[float, ...] = ()
+    hd95_mm: tuple[float, ...] = ()
+    problem: str = ""
+
+
+@app.command()
+def predict(
+    images: Annotated[Path, typer.Argument(help="A NIfTI file, a folder of them, or a dataset in any layout.")],
+    model: Annotated[Path, typer.Option(help="A bundle's directory, or a study's with a student.")],
+    out: Annotated[Path, typer.Option(help="Directory for the label maps, CASE_seg.nii.gz, and scores.json.")],
+    labels: Annotated[
+        Path | None, typer.Option(help="A label map, or a folder of label maps named as the images are.")
+    ] = None,
+    label_map: Annotated[
+        Path | None, typer.Option(help="TOML with [labels] and [channels]: a dataset's names = the model's.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Segment volumes with a student; write label maps on each file's own voxels; score them where labels are given.
+
+    Dice and HD95 (mm) are taken on the file's own voxels, so what lies outside the study's grid counts as missed. Exit
+    code 2: not one file could be used.
+    Example: consilium predict scans --model bundle --out predictions --labels drawn
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from common.data.layouts import DatasetSettings, load_names
+
+    bundle = load_model(model)
+    settings = DatasetSettings() if label_map is None else load_names(label_map)
+    cases, problems = find_cases(images, bundle, labels=labels, settings=settings)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("left"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("predicting", total=len(cases))
+        results = [*problems, *predict_cases(cases, bundle, out, on_case=lambda done: bar.update(task, completed=done))]
+    facts = to_json(results, bundle)
+    (out / "scores.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    typer.echo(json.dumps(facts, allow_nan=False) if as_json else to_text(results, bundle))
+    if not any(result.file for result in results):
+        raise InvalidInput("not one file could be used", remedy="see the reasons above")
+
+
+def load_model(directory: Path) -> Bundle:
+    """A bundle, or the student of a study's directory."""
+    from common.models.bundle import Bundle, open_bundle
+    from common.models.fit import best_device
+    from server.finish import load_student
+    from server.workspace import Workspace
+
+    if (directory / "study.toml").is_file():
+        workspace = Workspace(directory)
+        study = workspace.study()
+        bundle = Bundle(load_student(workspace), study.data, "", study.student.patch)
+    else:
+        bundle = open_bundle(directory)
+    bundle.network.to(best_device())
+    return bundle
+
+
+def find_cases(
+    images: Path, bundle: Bundle, *, labels: Path | None, settings: DatasetSettings
+) -> tuple[list[Case], list[Predicted]]:
+    """The cases at ``images``, with their label maps where there are any, and what is wrong with others."""
+    from common.data.dataset import Case
+    from common.data.layouts import LAYOUTS, match_study, open_dataset
+    from common.data.msd import NIFTI_SUFFIXES, case_id
+
+    if images.is_dir() and any(layout.matches(images) for layout in LAYOUTS.values()):
+        dataset = match_study(open_dataset(images), bundle.data, labels=settings.labels, channels=settings.channels)
+        return list(dataset.cases), [Predicted(problem.case, problem=problem.reason) for problem in dataset.problems]
+    files = sorted(images.iterdir()) if images.is_dir() else [images]
+    files = [path for path in files if path.name.endswith(NIFTI_SUFFIXES) and not path.name.startswith(".")]
+    if not files:
+        raise InvalidInput("no NIfTI file", value=str(images), limit=".nii or .nii.gz")
+    pairs = tuple((int(name), bundle.data.labels.index(target)) for name, target in settings.labels.items())
+    cases = [Case(id=case_id(path.name), image=path, label=_label_of(path, labels), label_map=pairs) for path in files]
+    return cases, []
+
+
+def _label_of(image: Path, labels: Path | None) -> Path | None:
+    from common.data.msd import NIFTI_SUFFIXES, case_id
+
+    if labels is None or labels.is_file():
+        return labels
+    return next((path for s in NIFTI_SUFFIXES if (path := labels / f"{case_id(image.name)}{s}").is_file()), None)
+
+
+def predict_cases(
+    cases: list[Case], bundle: Bundle, out: Path, *, on_case: Callable[[int], None] = lambda done: None
+) -> list[Predicted]:
+    """Predict every case and write its label map; a case that cannot be used is a result with a problem."""
+    out.mkdir(parents=True, exist_ok=True)
+    results = []
+    for number, case in enumerate(cases, start=1):
+        try:
+            results.append(_predict(case, bundle, out))
+        except InvalidInput as error:
+            results.append(Predicted(case.id, problem=str(error)))
+        on_case(number)
+    return results
+
+
+def _predict(case: Case, bundle: Bundle, out: Path) -> Predicted:
+    import numpy as np
+
+    from common.data.geometry import voxel_sizes
+    from common.data.volume import load_native_label, load_volume, save_label, to_native
+    from common.metrics import dice_per_class, hd95_mm
+    from common.models.fit import predict as probabilities_of
+
+    volume = load_volume(case.images, bundle.data, order=case.channel_order)
+    truth = None
+    if case.label is not None:
+        truth = load_native_label(case.label, bundle.data, volume=volume, mapping=dict(case.label_map))
+    probabilities = probabilities_of(bundle.network, volume.image, patch=bundle.patch)
+    found = to_native(probabilities, volume).argmax(axis=0).astype(np.uint8)
+    path = out / f"{case.id}_seg.nii.gz"
+    save_label(path, found, volume)
+    if truth is None:
+        return Predicted(case.id, path.name)
+    classes = len(bundle.data.labels)
+    sizes = voxel_sizes(volume.native_affine)
+    spacing = (float(sizes[0]), float(sizes[1]), float(sizes[2]))
+    return Predicted(
+        case.id,
+        path.name,
+        dice_per_class(found, truth, classes),
+        hd95_mm(found, truth, classes, spacing_mm=spacing),
+    )
+
+
+def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
+    """nan (structure in neither map) becomes null, an infinite distance the text "inf"."""
+    from common.metrics import mean_present
+
+    scored = [result for result in results if result.dice]
+    names = bundle.data.labels[1:]
+    columns = list(zip(*(result.dice for result in scored), strict=True))
+    return {
+        "schema": 1,
+        "structures": list(names),
+        "cases": [
+            {
+                "case": result.case,
+                "file": result.file,
+                "dice": [_number(value) for value in result.dice],
+                "hd95_mm": [_number(value) for value in result.hd95_mm],
+                "problem": result.problem,
+            }
+            for result in results
+        ],
+        "mean_dice": {name: _number(mean_present(column)) for name, column in zip(names, columns, strict=False)},
+    }
+
+
+def to_text(results: list[Predicted], bundle: Bundle) -> str:
+    """One line a case."""
+    lines = []
+    for result in results:
+        scores = ", ".join(
+            f"{name} Dice {_shown(dice, '.3f')} HD95 {_shown(distance, '.1f')} mm"
+            for name, dice, distance in zip(bundle.data.labels[1:], result.dice, result.hd95_mm, strict=False)
+        )
+        lines.append(f"{result.case}: {result.problem or '; '.join(filter(None, (result.file, scores)))}")
+    return "\n".join(lines)
+
+
+def _shown(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)
+
+
+def _number(value: float) -> float | str | None:
+    if math.isnan(value):
+        return None
+    return "inf" if math.isinf(value) else round(value, 6)
