@@ -342,13 +342,16 @@ def free_port(*, host: str = "127.0.0.1") -> int:
 
 def accepts(where: Path | str, port: int = 0) -> bool:
     """Whether somebody listens: at a Unix socket's path, or on ``port`` of the host ``where``."""
-    unix = isinstance(where, Path)
-    with socket.socket(socket.AF_UNIX if unix else socket.AF_INET, socket.SOCK_STREAM) as client:
-        client.settimeout(1.0)
-        try:
-            client.connect(str(where) if unix else ("127.0.0.1" if where == "0.0.0.0" else where, port))
-        except OSError:
-            return False
+    try:
+        if isinstance(where, Path):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+                client.settimeout(1.0)
+                client.connect(str(where))
+        else:
+            host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(where, where)
+            socket.create_connection((host, port), timeout=1.0).close()
+    except OSError:
+        return False
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from common.process import (
     DaemonSpec,
     ProcessGroup,
     Terminated,
+    accepts,
     base_env,
     executable,
     free_port,
@@ -233,3 +235,18 @@ def test_a_log_tail_is_bounded(tmp_path: Path) -> None:
     log.write_text("\n".join(f"line {number}" for number in range(10_000)))
     assert log_tail(log, lines=3) == "line 9997\nline 9998\nline 9999"
     assert log_tail(tmp_path / "none.log") == ""
+
+
+def test_a_listener_is_seen_by_name_by_any_address_and_by_path(tmp_path: Path) -> None:
+    for family, bound, asked in (
+        (socket.AF_INET, "127.0.0.1", ("127.0.0.1", "localhost", "0.0.0.0")),
+        (socket.AF_INET6, "::1", ("::1", "::")),
+    ):
+        with socket.socket(family) as listener:
+            listener.bind((bound, 0))
+            port = listener.getsockname()[1]
+            assert not any(accepts(where, port) for where in asked)
+            listener.listen()
+            assert all(accepts(where, port) for where in asked)
+    assert not accepts(tmp_path / "none.sock")
+    assert not accepts("no-such-host.invalid", 1)
