@@ -29,6 +29,7 @@ from server.dashboard.follow import Follower
 from server.dashboard.live import Live
 from server.dashboard.security import Gate, SecureHeaders, check_origin, check_token, local_path, read_form
 from server.dashboard.service import Certifier, Service
+from server.dashboard.views import epsilon_curve
 from server.decisions import DecisionStore
 from server.workspace import Workspace
 
@@ -84,7 +85,7 @@ def create_app(options: Options) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        follower.start(every_s=options.poll_s)
+        follower.start(every_s=options.poll_s, after=lambda: epsilon_curve(follower))  # so that no page waits for it
         task = asyncio.create_task(live.run())
         yield
         task.cancel()

@@ -431,13 +431,14 @@ class Follower:
             self.version += 1
         return changed
 
-    def start(self, *, every_s: float) -> None:
-        """Poll in a daemon thread until :meth:`stop`."""
+    def start(self, *, every_s: float, after: Callable[[], object] = lambda: None) -> None:
+        """Poll in a daemon thread until :meth:`stop`; ``after`` is called in it after every look that found news."""
 
         def follow() -> None:
             pause = 0.0
             while not self._stopping.wait(pause):
-                self.poll()
+                if self.poll():
+                    after()
                 self.looked, pause = self._clock(), every_s
 
         self._thread = threading.Thread(target=follow, name="follow", daemon=True)
