@@ -1,8 +1,8 @@
 """What hospitals chose to hand over about themselves: ``site-reports/<site>.json`` in the study's directory.
 
-Each is what ``consilium site status --json`` prints at a hospital. Two parts are shown only if the hospital put them
-in: ``training`` (strategy, and the ε it claims for one patient against everyone) and ``shared`` (figures of its own).
-They are the hospital's word, and ``shared`` is outside the guarantee. An ill-formed report is named, never guessed at.
+Each is what ``consilium site status --json`` prints at a hospital: its own account of what it spent, and how its
+teachers were trained, with the ε that gives one patient against everyone. Figures of its own are shown only if the
+hospital adds them, as ``shared``: they are outside the guarantee. An ill-formed report is named, never guessed at.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from server.dashboard.views import up
 
 MAX_SHARED = 24
 
@@ -40,8 +42,7 @@ class SiteReport:
     patients_withdrawn: int | None = None
     alarms: tuple[str, ...] = ()
     strategy: str = ""
-    patient_epsilon: float | None = None
-    patient_terms: str = ""
+    patient: tuple[str, ...] = ()
     shared: tuple[SharedFigure, ...] = ()
 
 
@@ -59,9 +60,8 @@ def _read(path: Path) -> SiteReport:
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         gate = str(data["cap"]["accountant"])
-        training = data.get("training") or {}
+        trainings = data.get("trainings") or {"count": 0, "strategies": [], "guarantees": []}
         shared = data.get("shared") or {}
-        patient = training.get("epsilon")
         return SiteReport(
             site=str(data["site"]),
             given=given,
@@ -73,13 +73,8 @@ def _read(path: Path) -> SiteReport:
             receipted=int(data["receipted"]),
             patients_withdrawn=int(data["patients_withdrawn"]),
             alarms=tuple(str(alarm) for alarm in data["alarms"]),
-            strategy=str(training.get("strategy", "")),
-            patient_epsilon=None if patient is None else float(patient),
-            patient_terms=", ".join(
-                f"{word} {training[key]}"
-                for key, word in (("accountant", "accountant"), ("delta", "δ ="), ("relation", "relation"))
-                if key in training
-            ),
+            strategy=", ".join(str(name) for name in trainings["strategies"]),
+            patient=tuple(_patient(one) for one in trainings["guarantees"]) if trainings["count"] else (),
             shared=tuple(SharedFigure(str(name), str(value)) for name, value in list(shared.items())[:MAX_SHARED]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -88,3 +83,10 @@ def _read(path: Path) -> SiteReport:
             given=given,
             problem=f"{path.name} is not what `consilium site status --json` prints ({type(error).__name__})",
         )
+
+
+def _patient(guarantee: dict[str, Any] | None) -> str:
+    if guarantee is None:
+        return "a teacher was trained without a guarantee"
+    epsilon, delta = up(float(guarantee["epsilon"])), float(guarantee["delta"])
+    return f"ε {epsilon} at δ = {delta:g}, unit patient, relation {guarantee['relation']}"

@@ -206,12 +206,18 @@ def test_a_site_shares_nothing_by_default_and_what_it_shares_is_marked(tmp_path,
     (folder / "north.json").write_text(json.dumps(report))
     (folder / "east.json").write_text("{}")
     plain = read_reports(folder)
-    assert (plain["north"].shared, plain["north"].patient_epsilon, plain["north"].strategy) == ((), None, "")
+    assert (plain["north"].shared, plain["north"].patient, plain["north"].strategy) == ((), (), "")
     assert "KeyError" in plain["east"].problem
-    report |= {"training": {"strategy": "dp-sgd", "epsilon": 2.0}, "shared": {"Dice on held-out cases": 0.81}}
+    guarantee = {"epsilon": 2.0, "delta": 1e-5, "relation": "replace-one"}
+    report |= {"trainings": {"count": 2, "strategies": ["dp-sgd"], "guarantees": [guarantee, None]}}
+    report |= {"shared": {"Dice on held-out cases": 0.81}}
     (folder / "north.json").write_text(json.dumps(report))
     full = read_reports(folder)["north"]
-    assert (full.strategy, full.patient_epsilon) == ("dp-sgd", 2.0)
+    assert full.strategy == "dp-sgd"
+    assert full.patient == (
+        "ε 2 at δ = 1e-05, unit patient, relation replace-one",
+        "a teacher was trained without a guarantee",
+    )
     assert [(one.name, one.value) for one in full.shared] == [("Dice on held-out cases", "0.81")]
 
 
