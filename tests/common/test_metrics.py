@@ -78,3 +78,70 @@ def test_maps_of_different_shape_or_unknown_values_are_refused() -> None:
         dice_per_class(truth[1:], truth, 3)
     with pytest.raises(InvalidInput, match="largest value"):
         dice_per_class(truth, truth, 2)
+
+
+def by_brute_force(a: np.ndarray, b: np.ndarray, spacing: tuple[float, ...]) -> float:
+    """HD95 from every pair of surface voxels: no erosion, no distance transform. Beyond the array lies background."""
+
+    def surface(mask: np.ndarray) -> np.ndarray:
+        inside = {tuple(voxel) for voxel in np.argwhere(mask)}
+        steps = [(1, 0, 0), (-1, 0, 0), (0, 1, 0), (0, -1, 0), (0, 0, 1), (0, 0, -1)]
+        outer = [v for v in inside if any((v[0] + i, v[1] + j, v[2] + k) not in inside for i, j, k in steps)]
+        return np.array(outer) * spacing
+
+    pairs = np.linalg.norm(surface(a)[:, None] - surface(b)[None], axis=-1)
+    return float(max(np.percentile(pairs.min(axis=1), 95), np.percentile(pairs.min(axis=0), 95)))
+
+
+def shapes() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    empty = np.zeros((9, 8, 7), dtype=np.uint8)
+    one, other, slab, border, full = (empty.copy() for _ in range(5))
+    one[2, 3, 4] = 1
+    other[6, 3, 1] = 1
+    slab[2:7, 2:6, 3] = 1
+    border[:3, :, :2] = 1
+    full[:] = 1
+    rng = np.random.default_rng(0)
+    dust = (rng.random(empty.shape) < 0.1).astype(np.uint8)
+    return {
+        "two voxels": (one, other),
+        "a voxel and a slab": (one, slab),
+        "at the border": (border, slab),
+        "everything": (full, border),
+        "dust": (dust, slab),
+        "equal": (slab, slab),
+    }
+
+
+@pytest.mark.parametrize("name", shapes())
+@pytest.mark.parametrize("spacing", [(1.0, 1.0, 1.0), (0.5, 1.2, 3.0)])
+def test_hd95_equals_brute_force_over_every_pair_of_surface_voxels(
+    name: str, spacing: tuple[float, float, float]
+) -> None:
+    a, b = shapes()[name]
+    (found,) = hd95_mm(a, b, 2, spacing_mm=spacing)
+    assert found == pytest.approx(by_brute_force(a > 0, b > 0, spacing), abs=1e-4)
+    (back,) = hd95_mm(b, a, 2, spacing_mm=spacing)
+    assert back == pytest.approx(found, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", shapes())
+def test_dice_equals_simpleitk(name: str) -> None:
+    sitk = pytest.importorskip("SimpleITK")
+    a, b = shapes()[name]
+    overlap = sitk.LabelOverlapMeasuresImageFilter()
+    overlap.Execute(sitk.GetImageFromArray(a), sitk.GetImageFromArray(b))
+    (found,) = dice_per_class(a, b, 2)
+    assert found == pytest.approx(overlap.GetDiceCoefficient(1), abs=1e-6)
+
+
+def test_empty_masks_are_decided_here_and_not_by_a_library() -> None:
+    empty = np.zeros((4, 4, 4), dtype=np.uint8)
+    full = np.ones((4, 4, 4), dtype=np.uint8)
+    for a, b, dice, distance in [
+        (empty, empty, math.nan, math.nan),
+        (empty, full, 0, math.inf),
+        (full, empty, 0, math.inf),
+    ]:
+        assert dice_per_class(a, b, 2) == pytest.approx((dice,), nan_ok=True)
+        assert hd95_mm(a, b, 2, spacing_mm=(1, 1, 1)) == pytest.approx((distance,), nan_ok=True)

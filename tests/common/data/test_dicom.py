@@ -1,0 +1,115 @@
+"""DICOM series, built by pydicom from the standard's own words: where a slice lies is its position and orientation."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.config import DataConfig
+from common.data.dicom import read_series
+from common.data.volume import load_example, load_volume
+from common.errors import InvalidInput
+from tests.common.data.corpus import packed
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("SimpleITK") is None or importlib.util.find_spec("pydicom") is None,
+    reason="needs the extras dicom and dev",
+)
+SHAPE = (6, 5, 4)  # columns, rows, slices
+STEP = (1.0, 1.5, 2.5)
+ORIGIN = (-10.0, 20.0, 30.0)  # mm in LPS+
+DATA = DataConfig(labels=("background", "core"), spacing_mm=(1.0, 1.5, 2.5), grid=(8, 8, 8))
+
+
+def voxels(seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(10, 900, SHAPE).astype(np.uint16)
+
+
+def write_series(
+    folder: Path, array: np.ndarray, *, uid: str = "1.2.3.4", skip: int | None = None, slope: float = 1.0
+) -> None:
+    """One file a slice, named in another order than they lie; rows run along +y, columns along +x of the patient."""
+    import pydicom
+    from pydicom.dataset import FileDataset, FileMetaDataset
+    from pydicom.uid import ExplicitVRLittleEndian, MRImageStorage
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for k in range(array.shape[2]):
+        if k == skip:
+            continue
+        meta = FileMetaDataset()
+        meta.MediaStorageSOPClassUID = MRImageStorage
+        meta.MediaStorageSOPInstanceUID = f"{uid}.{k + 1}"
+        meta.TransferSyntaxUID = ExplicitVRLittleEndian
+        path = folder / f"IM{(k * 7) % 11:03d}"
+        file = FileDataset(path, {}, file_meta=meta, preamble=b"\0" * 128)
+        file.SOPClassUID, file.SOPInstanceUID = MRImageStorage, f"{uid}.{k + 1}"
+        file.PatientName, file.PatientID, file.Modality = "Doe^Jane", "1970", "MR"
+        file.StudyInstanceUID, file.SeriesInstanceUID = "1.2.3", uid
+        file.InstanceNumber = array.shape[2] - k
+        file.Columns, file.Rows = array.shape[0], array.shape[1]
+        file.PixelSpacing = [STEP[1], STEP[0]]
+        file.SliceThickness = STEP[2]
+        file.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
+        file.ImagePositionPatient = [ORIGIN[0], ORIGIN[1], ORIGIN[2] + k * STEP[2]]
+        file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
+        file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation = 16, 16, 15, 0
+        file.RescaleSlope, file.RescaleIntercept = slope, 0
+        file.PixelData = array[:, :, k].T.tobytes()
+        pydicom.dcmwrite(path, file, enforce_file_format=True)
+
+
+def test_every_voxel_lies_where_its_slice_says_in_ras(tmp_path: Path) -> None:
+    array = voxels()
+    write_series(tmp_path / "s", array, slope=2.0)
+    scan = read_series(tmp_path / "s")
+    assert scan.array.shape == (1, *SHAPE)
+    for i, j, k in [(0, 0, 0), (5, 4, 3), (2, 3, 1)]:
+        lps = np.array([ORIGIN[0] + i * STEP[0], ORIGIN[1] + j * STEP[1], ORIGIN[2] + k * STEP[2]])
+        at = np.linalg.solve(scan.affine, [-lps[0], -lps[1], lps[2], 1])[:3]
+        np.testing.assert_allclose(at, np.rint(at), atol=1e-6)
+        a, b, c = np.rint(at).astype(int)
+        assert scan.array[0, a, b, c] == 2 * array[i, j, k]
+
+
+def test_a_series_and_the_nifti_file_of_the_same_scan_give_the_same_volume_with_the_same_label(tmp_path: Path) -> None:
+    from common.data.dataset import Case
+
+    array = voxels()
+    write_series(tmp_path / "s", array)
+    affine = np.diag([-STEP[0], -STEP[1], STEP[2], 1.0])
+    affine[:3, 3] = [-ORIGIN[0], -ORIGIN[1], ORIGIN[2]]
+    labels = np.zeros(SHAPE, dtype=np.uint8)
+    labels[1:3, 1:3, 1:3] = 1
+    (tmp_path / "scan.nii").write_bytes(packed(array.astype(np.int32), affine))
+    (tmp_path / "label.nii").write_bytes(packed(labels, affine))
+    reference = load_volume(tmp_path / "scan.nii", DATA)
+    example = load_example(Case("p", tmp_path / "s", tmp_path / "label.nii"), DATA)
+    np.testing.assert_allclose(example.volume.image, reference.image, atol=1e-5)
+    assert example.label.sum() == 8
+
+
+def test_a_missing_slice_and_two_series_in_one_folder_are_refused_without_a_name(tmp_path: Path) -> None:
+    write_series(tmp_path / "gap", voxels(), skip=1)
+    write_series(tmp_path / "two", voxels())
+    write_series(tmp_path / "two/more", voxels(2), uid="1.2.3.9")
+    for file in (tmp_path / "two/more").iterdir():
+        file.rename(tmp_path / "two" / f"b{file.name}")
+    (tmp_path / "two/more").rmdir()
+    write_series(tmp_path / "one", voxels()[:, :, :1])
+    for name, word in [("gap", "evenly spaced"), ("two", "several"), ("one", "single slice")]:
+        with pytest.raises(InvalidInput, match=word) as caught:
+            read_series(tmp_path / name)
+        assert "Jane" not in str(caught.value)
+        assert str(caught.value).count("to fix:") == 1
+
+
+def test_a_slice_cut_short_is_refused(tmp_path: Path) -> None:
+    write_series(tmp_path / "s", voxels())
+    victim = sorted((tmp_path / "s").iterdir())[2]
+    victim.write_bytes(victim.read_bytes()[:200])
+    with pytest.raises(InvalidInput):
+        read_series(tmp_path / "s")
