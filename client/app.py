@@ -14,11 +14,12 @@ import logging
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import httpx
-from flwr.app import Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -40,6 +41,7 @@ from common.worker_api import HANDLE, channel_options
 
 OFFER_TIMEOUT_S = 60.0
 POLL_S = 0.2
+PULL_PATIENCE_S = 1.0
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 log = logging.getLogger(__name__)
@@ -76,50 +78,94 @@ def _timeout_s(body: bytes) -> float:
     return max(asked) + 10.0 if asked else OFFER_TIMEOUT_S
 
 
-def run(*, runtime: str, secret: Path, socket: Path, stop: threading.Event) -> None:
-    """Take the SuperNode's tasks at ``runtime`` (``host:port``) one by one until ``stop`` is set.
+class Abandoned(Exception):
+    """The SuperNode gave a message up before it had all of it; nobody waits for an answer."""
 
-    A SuperNode that is away is waited for. One task's failure is logged by its kind and ends that task alone.
+
+class Launcher:
+    """Takes the SuperNode's tasks at ``runtime`` (``host:port``) one by one and answers each from the worker's socket.
+
+    A SuperNode handles one message at a time, so a newer task means that the one in hand was abandoned (its run ended
+    while it was on its way). Such a task never gets its message: it is left at once, or it would block all later ones.
     """
-    master = load_superexec_auth_secret(str(secret))
-    if master is None:
-        raise InvalidInput("the SuperNode's secret", value=str(secret))
-    interceptors = [
-        RuntimeVersionHttpInterceptor(component_name="SuperExec"),
-        SuperExecAuthHttpInterceptor(master_secret=master, protected_methods={_ACQUIRE}),
-    ]
-    # Tasks of any kind a message can become: one that nobody took would block the SuperNode for good.
-    wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP, TaskType.AGENT_APP])
-    with RuntimeHttpClient.from_server_address(runtime, True, None, interceptors) as client:
+
+    def __init__(self, *, runtime: str, secret: Path, socket: Path, stop: threading.Event) -> None:
+        master = load_superexec_auth_secret(str(secret))
+        if master is None:
+            raise InvalidInput("the SuperNode's secret", value=str(secret))
+        self._runtime, self._socket, self._stop = runtime, socket, stop
+        self._client = RuntimeHttpClient.from_server_address(
+            runtime,
+            True,
+            None,
+            [
+                RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+                SuperExecAuthHttpInterceptor(master_secret=master, protected_methods={_ACQUIRE}),
+            ],
+        )
+        self._newer = ""
+
+    def run(self) -> None:
+        """Serve until ``stop`` is set. A SuperNode that is away is waited for; a failure ends its own task alone."""
         away = False
-        while not stop.is_set():
+        while not self._stop.is_set():
             try:
-                task = client.AcquireTask(wanted)
+                token, self._newer = self._newer or self._acquire(), ""
                 if away:
                     log.info("event=supernode-back")
                 away = False
-                if task.token:
-                    _serve_task(runtime, task.token, socket=socket)
+                if token:
+                    self._serve(token)
             except (httpx.HTTPError, RuntimeError, ValueError) as error:
                 if not away:
                     log.warning("event=task-failed cause=%s", type(error).__name__)
                 away = isinstance(error, httpx.TransportError)
-                stop.wait(1.0)
-            stop.wait(POLL_S)
+                self._stop.wait(1.0)
+            if not self._newer:
+                self._stop.wait(POLL_S)
+        self._client.close()
 
+    def _acquire(self) -> str:
+        # Tasks of any kind a message can become: one that nobody took would block the SuperNode for good.
+        wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP, TaskType.AGENT_APP])
+        return str(self._client.AcquireTask(wanted).token)
 
-def _serve_task(runtime: str, token: str, *, socket: Path) -> None:
-    interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(token)]
-    with RuntimeHttpClient.from_server_address(runtime, True, None, interceptors) as client:
-        heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
-        heartbeat.start()
+    def _serve(self, token: str) -> None:
+        interceptors = [
+            RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
+            RuntimeTokenHttpInterceptor(token),
+        ]
+        with RuntimeHttpClient.from_server_address(self._runtime, True, None, interceptors) as client:
+            heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+            heartbeat.start()
+            try:
+                message, context = self._input(client)
+                push_message(client, answer(message, socket=self._socket), context)
+                push_task_output(client, context, SubStatus.COMPLETED, "")
+            except Abandoned:
+                log.info("event=task-abandoned")
+                push_task_output(client, None, SubStatus.FAILED, "abandoned")
+            finally:
+                if heartbeat.is_running:
+                    heartbeat.stop()
+
+    def _input(self, client: RuntimeHttpClient) -> tuple[Message, Context]:
+        """The task's message, once the SuperNode has all of it; the bundle comes along and is dropped."""
+        pulling = ThreadPoolExecutor(1)
+        pulled = pulling.submit(pull_task_input, client)
         try:
-            message, context, _, _ = pull_task_input(client)  # the bundle comes along and is dropped
-            push_message(client, answer(message, socket=socket), context)
-            push_task_output(client, context, SubStatus.COMPLETED, "")
+            while True:
+                try:
+                    message, context, _, _ = pulled.result(timeout=PULL_PATIENCE_S)
+                    return message, context
+                except TimeoutError:
+                    self._newer = self._acquire()
+                    if self._newer:
+                        raise Abandoned from None
+                    if self._stop.is_set():  # the task's token expires, and the SuperNode answers for it
+                        raise RuntimeError("stopped while waiting for a message") from None
         finally:
-            if heartbeat.is_running:
-                heartbeat.stop()
+            pulling.shutdown(wait=False)  # a thread left behind ends with its client
 
 
 def main() -> None:
@@ -134,7 +180,7 @@ def main() -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    run(runtime=arguments.runtime, secret=arguments.secret, socket=arguments.socket, stop=stop)
+    Launcher(runtime=arguments.runtime, secret=arguments.secret, socket=arguments.socket, stop=stop).run()
 
 
 if __name__ == "__main__":
