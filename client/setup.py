@@ -22,10 +22,16 @@ from common.ledger.site import SiteLedger
 from common.objects import write_atomically
 from common.pki import create_node_keys
 
+START = "start.pt"
+"""Weights made of public data, in the kit and in a site's directory."""
+
 
 @dataclass(frozen=True, slots=True)
 class SiteKit:
-    """What a site is given: its name, the server's public keys and addresses, the root certificate and the study."""
+    """What a site is given: its name, the server's public keys and addresses, the root certificate and the study.
+
+    A joint study's kit may also hold ``start_file``, weights made of public data that teachers begin from.
+    """
 
     site: str
     sealing_key: str
@@ -34,6 +40,7 @@ class SiteKit:
     superlink: str
     root_certificate: Path
     study_file: Path
+    start_file: Path
 
     @classmethod
     def load(cls, directory: Path) -> SiteKit:
@@ -45,13 +52,24 @@ class SiteKit:
         fields = checked_fields(
             record, dict.fromkeys(("site", "sealing_key", "signing_key", "objects_url", "superlink"), str)
         )
-        kit = cls(**fields, root_certificate=directory / "ca.crt", study_file=directory / "study.toml")
+        kit = cls(
+            **fields,
+            root_certificate=directory / "ca.crt",
+            study_file=directory / "study.toml",
+            start_file=directory / START,
+        )
         for path in (kit.root_certificate, kit.study_file):
             if not path.is_file():
                 raise InvalidInput(
                     "startup kit misses a file", value=path.name, remedy="ask the consortium for a new kit"
                 )
         return kit
+
+
+def public_start(directory: Path) -> Path | None:
+    """The site's copy of the weights teachers begin from, if its kit held any."""
+    path = directory / START
+    return path if path.is_file() else None
 
 
 def create_site(directory: Path, *, pool: str, data: Path, kit: SiteKit) -> JoinRequest:
@@ -61,6 +79,8 @@ def create_site(directory: Path, *, pool: str, data: Path, kit: SiteKit) -> Join
     keys = create_node_keys(directory / "node" / "keys", comment=kit.site)
     shutil.copyfile(kit.root_certificate, directory / "node" / "ca.crt")
     shutil.copyfile(kit.study_file, directory / "study.toml")
+    if kit.start_file.is_file():
+        shutil.copyfile(kit.start_file, directory / START)
     text = _site_toml(
         name=kit.site, pool=pool, data=os.path.relpath(data, directory), kit=kit, study=load_study(kit.study_file)
     )

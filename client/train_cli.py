@@ -65,6 +65,7 @@ def train(
     """
     from client.cases import record_cases
     from client.policy import load_site
+    from client.setup import public_start
     from client.training.side_by_side import default_jobs, side_by_side
     from client.training.site import plan_site, site_report
     from common.config import load_study
@@ -93,6 +94,7 @@ def train(
         voters=voters,
         trainer=strategy,
         private=private,
+        start=public_start(site_dir),
         seed=seed,
     )
     record_trainings(site_dir, tasks, again=again)

@@ -131,7 +131,10 @@ def add_site(workspace: Workspace, site: Site) -> None:
 def write_kit(
     workspace: Workspace, directory: Path, *, site: str, superlink: str, objects_url: str, authority: Path
 ) -> None:
-    """A site's startup kit: kit.json (name, public keys, addresses), ca.crt and study.toml; nothing in it is secret."""
+    """A site's startup kit: kit.json (name, public keys, addresses), ca.crt and study.toml; nothing in it is secret.
+
+    For a joint study whose teachers have the student's network also start.pt, the public start.
+    """
     keys = server_keys(workspace)
     kit = {
         "objects_url": objects_url,
@@ -143,3 +146,6 @@ def write_kit(
     write_atomically(directory / "kit.json", (json.dumps(kit, indent=1) + "\n").encode())
     write_atomically(directory / "ca.crt", authority.read_bytes())
     write_atomically(directory / "study.toml", workspace.study_file.read_bytes())
+    study = workspace.study()
+    if workspace.start_file.exists() and study.teacher.channels == study.student.channels:
+        write_atomically(directory / "start.pt", workspace.start_file.read_bytes())

@@ -45,7 +45,7 @@ LEAST_SLOTS_TO_HOLD_OUT = 5
 MakeTrainer = Callable[["VoterTask"], Trainer]
 
 TRAINERS: dict[str, MakeTrainer] = {
-    "standard": lambda _task: StandardTrainer(),
+    "standard": lambda task: StandardTrainer(start=task.start),
     "dp-sgd": private_trainer,
     "dp-mac": private_trainer,
     "dp-bbb": private_trainer,
@@ -109,7 +109,7 @@ class VoterTask:
 
     ``patients`` are (name, ids of the scans) in slot order; ``cases`` and ``known`` (what the index says is wrong with
     a scan) are of these scans alone. ``deal`` names the dealing of patients to voters; ``private`` is what a private
-    trainer may spend.
+    trainer may spend; ``start`` is a file of public weights that training begins from, None for random ones.
     """
 
     voter: int
@@ -123,6 +123,7 @@ class VoterTask:
     trainer: str
     deal: str
     private: PrivateSettings | None = None
+    start: Path | None = None
 
     @property
     def training_slots(self) -> int:
@@ -164,6 +165,7 @@ def train_site(
     voters: int,
     trainer: str = "standard",
     private: PrivateSettings | None = None,
+    start: Path | None = None,
     seed: int | None = None,
     run: RunVoters = one_after_another,
     on_progress: OnProgress = lambda voter, step, loss: None,
@@ -181,6 +183,7 @@ def train_site(
         voters=voters,
         trainer=trainer,
         private=private,
+        start=start,
         seed=seed,
     )
     return site_report(run(tasks, on_progress))
@@ -195,10 +198,12 @@ def plan_site(
     voters: int,
     trainer: str = "standard",
     private: PrivateSettings | None = None,
+    start: Path | None = None,
     seed: int | None = None,
 ) -> tuple[VoterTask, ...]:
     """Deal the patients (or read how they were dealt) and say what each voter is trained on; opens no scan.
 
+    ``start``: public weights to begin from; private strategies have networks of their own and begin from random ones.
     Raises InvalidInput for a dataset of other labels or channels, an unknown trainer, and fewer patients than voters.
     """
     if trainer not in TRAINERS:
@@ -231,6 +236,7 @@ def plan_site(
             trainer=trainer,
             deal=digest("deal", {"key": slots.key}),
             private=private,
+            start=start if trainer == "standard" else None,
         )
         tasks.append(task)
     return tuple(tasks)
@@ -375,9 +381,11 @@ def _identity(task: VoterTask, training: list[_Example], held_out: list[_Example
     """
     if task.private is not None:
         return digest("voter-training", {"data": repr(task.data), "private": private_trainer(task).identity})
+    begun = {} if task.start is None else {"start": sha256_file(task.start)}
     return digest(
         "voter-training",
         {
+            **begun,
             "data": repr(task.data),
             "recipe": repr(task.recipe),
             "trainer": task.trainer,

@@ -10,11 +10,14 @@ from pathlib import Path
 from client.training.base import Part, Trained
 from common.config import TrainingConfig
 from common.models.fit import OnStep, best_device, fit
-from common.models.unet import build_unet
+from common.models.unet import build_unet, load_weights
 
 
 class StandardTrainer:
-    """See the module."""
+    """See the module. ``start``: a file of weights to begin from, which must be public; None for random ones."""
+
+    def __init__(self, *, start: Path | None = None) -> None:
+        self._start = start
 
     def train(
         self,
@@ -25,8 +28,10 @@ class StandardTrainer:
         checkpoint: Path | None = None,
         on_step: OnStep | None = None,
     ) -> Trained:
-        """Train a UNet from ``seed`` on the voter's part."""
+        """Train a UNet on the voter's part, from ``seed`` or from the public start; InvalidInput if that fits not."""
         model = build_unet(recipe.channels, in_channels=part.images.shape[1], out_channels=part.classes, seed=seed)
+        if self._start is not None:
+            load_weights(self._start, model)
         model.to(best_device())
         result = fit(
             model,

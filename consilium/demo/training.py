@@ -12,6 +12,7 @@ from pathlib import Path
 
 from client.cases import site_dataset
 from client.policy import load_site
+from client.setup import public_start
 from client.training.side_by_side import side_by_side
 from client.training.site import Crash, SiteReport, VoterTask, plan_site, site_report
 from common.config import load_study
@@ -64,6 +65,7 @@ def _plan(directory: Path, *, seed: int) -> tuple[VoterTask, ...]:
         data=study.data,
         recipe=study.teacher,
         voters=study.privacy.voters_per_site,
+        start=public_start(directory),
         seed=seed,
     )
 

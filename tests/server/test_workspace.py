@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from client.setup import SiteKit, create_site, public_start
 from common.errors import InvalidInput
 from server import setup
 from server.supervisor import supervise
@@ -60,6 +61,16 @@ def test_a_second_run_is_refused_while_one_goes_on(workspace):
 def test_keys_are_readable_by_their_owner_only(workspace):
     for path in (workspace.sealing_key_file, workspace.signing_key_file):
         assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_joint_studys_public_start_travels_with_the_kit(workspace, tmp_path):
+    workspace.start_file.write_bytes(b"weights")
+    workspace.save_endpoint(Endpoint(host="localhost", port=8443, internal_port=8000))
+    (tmp_path / "ca.crt").write_text("certificate")
+    addresses = {"superlink": "localhost:8443", "objects_url": "https://localhost:8443"}
+    setup.write_kit(workspace, tmp_path / "kit", site="north", authority=tmp_path / "ca.crt", **addresses)
+    create_site(tmp_path / "north", pool="north", data=tmp_path, kit=SiteKit.load(tmp_path / "kit"))
+    assert public_start(tmp_path / "north").read_bytes() == b"weights"
 
 
 def test_the_kit_holds_public_parts_only(workspace, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from common.config import DataConfig, TrainingConfig
 from common.data.msd import Case, Dataset, read_dataset, write_dataset
 from common.data.volume import load_volume
 from common.errors import InvalidInput
+from common.models.fit import predict
+from common.models.unet import build_unet, save_weights
 
 DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
 RECIPE = TrainingConfig(channels=(4, 8), steps=4, batch_size=2)
@@ -60,6 +63,21 @@ def run(
 def owner(teachers: Path, case: str) -> int:
     slots = json.loads((teachers / "slots.json").read_text())
     return int(slots["order"].index(case) % slots["voters"])
+
+
+def test_teachers_begin_from_the_public_start_they_are_given(dataset: Dataset, tmp_path: Path) -> None:
+    start = build_unet(RECIPE.channels, in_channels=1, out_channels=3, seed=77)
+    save_weights(tmp_path / "start.pt", start)
+    still = replace(RECIPE, learning_rate=1e-9)
+    given = {"data": DATA, "recipe": still, "voters": 2, "seed": 3}
+    train_site(dataset, teachers=tmp_path / "begun", start=tmp_path / "start.pt", **given)
+    train_site(dataset, teachers=tmp_path / "random", **given)
+    image = load_volume(dataset.cases[0].image, DATA).image
+    for folder, same in (("begun", True), ("random", False)):
+        for seen in Teachers.load(tmp_path / folder, data=DATA).predict(image):
+            assert np.allclose(seen, predict(start, image), atol=1e-3) == same
+    again = train_site(dataset, teachers=tmp_path / "random", start=tmp_path / "start.pt", **given)
+    assert not any(voter.reused for voter in again.voters)  # another start is another training
 
 
 def test_each_voter_trains_on_its_own_patients_and_answers_for_itself(dataset: Dataset, tmp_path: Path) -> None:
