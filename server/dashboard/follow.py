@@ -28,6 +28,9 @@ from server.workspace import Site, Workspace
 
 ROWS_A_STEP = 250
 RECENT = 60
+ROUTINE = frozenset({"stage-progress", "student-step", "receipts-held", "label-decoded"})
+"""Kinds of event that a list of what happened leaves out, beside accepted offers."""
+
 STAGES = ("collect", "decode", "student", "controls", "export")
 
 
@@ -297,7 +300,7 @@ class EventFold:
         kind, time = event["event"], event["time"]
         self.count += 1
         self.last_time = time
-        if kind not in ("stage-progress", "student-step"):
+        if kind not in ROUTINE and not event.get("accepted"):
             self.recent.appendleft(event)
         match kind:
             case "run-started":

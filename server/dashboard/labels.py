@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fastapi import HTTPException
 
 from common.canonical import sha256_file
-from server.dashboard.pictures import VolumeFacts, read_facts
+from server.dashboard.pictures import VolumeFacts, picture_key, read_facts
 from server.decisions import MAX_NOTE_CHARACTERS, Decision, Verdict, standing
 from server.workspace import Workspace
 
@@ -74,23 +74,29 @@ class StudentPage:
 
 
 class LabelFiles:
-    """SHA-256 of label files, read again only when a file changed."""
+    """SHA-256 of label files and of the student's weights, read again only when a file changed."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
-        self._known: dict[str, tuple[int, str]] = {}
+        self._known: dict[Path, tuple[int, str]] = {}
 
     def hash(self, volume: str) -> str | None:
         """The SHA-256 of a volume's label file; None before it is decoded."""
-        path = self._workspace.labels_dir / f"{volume}.npz"
+        return self._hash(self._workspace.labels_dir / f"{volume}.npz")
+
+    def student(self) -> str:
+        """The SHA-256 of the student's weights; empty before it is trained."""
+        return self._hash(self._workspace.student_dir / "weights.pt") or ""
+
+    def _hash(self, path: Path) -> str | None:
         try:
             stamp = path.stat().st_mtime_ns
         except FileNotFoundError:
             return None
-        known = self._known.get(volume)
+        known = self._known.get(path)
         if known is None or known[0] != stamp:
             known = (stamp, sha256_file(path))
-            self._known[volume] = known
+            self._known[path] = known
         return known[1]
 
 
@@ -104,19 +110,19 @@ def labels_page(service: Service, files: LabelFiles) -> LabelsPage:
     follower = service.follower
     study, workspace = follower.study, follower.workspace
     decided = standing(service.decisions.decisions(), study.id)
-    answered = len(follower.ledger.points)
+    answered, student = len(follower.ledger.points), files.student()
     found = []
     stale = False
     for number, volume in enumerate(published(workspace, study.privacy.planned_queries), start=1):
         label = files.hash(volume)
         known = read_facts(service.pictures_dir, volume)
         facts = known[0] if known is not None and known[0].label == label else None
-        stale = stale or (label is not None and (facts is None or _lacks_student(facts, workspace)))
+        stale = stale or (label is not None and (known is None or known[1] != picture_key(label, student)))
         decision = decided.get(volume)
         verdict = str(decision.verdict) if decision is not None and decision.label == label else "none"
         state = "ready" if facts else "preparing" if label else "answered" if number <= answered else "waiting"
         found.append(LabelView(volume, number, state, verdict, decision, facts))
-    if stale and not _just_failed(service):
+    if stale and service.pictures.state.state != "failed":
         service.pictures.start()
     job = service.pictures.state
     return LabelsPage(
@@ -142,14 +148,6 @@ def take_decision(
     if len(note) > MAX_NOTE_CHARACTERS:
         raise HTTPException(400, f"a note has at most {MAX_NOTE_CHARACTERS} characters")
     return service.decisions.decide(user=user, study=study.id, volume=volume, label=label, verdict=verdict, note=note)
-
-
-def _lacks_student(facts: VolumeFacts, workspace: Workspace) -> bool:
-    return not facts.has_student and (workspace.student_dir / "weights.pt").exists()
-
-
-def _just_failed(service: Service) -> bool:
-    return service.pictures.state.state == "failed"
 
 
 def student_page(service: Service, labels: LabelsPage) -> StudentPage:

@@ -12,13 +12,14 @@ from typing import Annotated, Any
 import jinja2
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from markupsafe import Markup, escape
 from pydantic import ValidationError
 
 from common.errors import InvalidInput
 from server.dashboard import views
 from server.dashboard.auth import Session
 from server.dashboard.labels import labels_page, student_page, take_decision
-from server.dashboard.pictures import LAYERS, PLANES
+from server.dashboard.pictures import LAYERS, PLANES, picture_key
 from server.dashboard.planning import Wishes, planned, wishes_of
 from server.dashboard.rows import KINDS, newest_head, row_detail, row_page
 from server.dashboard.security import Gate, check_may_decide, check_origin, check_token, read_form
@@ -182,6 +183,7 @@ def router(service: Service, gate: Gate, templates: jinja2.Environment) -> APIRo
                 planes.append({"name": name, "letters": plane.letters, "last": size - 1, "at": at})
         facts = {
             "one": one,
+            "version": picture_key(files.hash(volume) or "", files.student())[:8],
             "labels": everything,
             "planes": planes,
             "layer": layer if layer in LAYERS else "label",
@@ -281,7 +283,15 @@ def add_filters(environment: jinja2.Environment) -> None:
     def maybe(make: Callable[[Any], str]) -> Callable[[Any], str]:
         return lambda value: "–" if value is None else make(value)
 
+    def marked(text: str) -> Markup:
+        """Commands between backticks are set as code; the rest is escaped."""
+        parts = str(text).split("`")
+        return Markup("").join(
+            Markup("<code>{}</code>").format(part) if number % 2 else escape(part) for number, part in enumerate(parts)
+        )
+
     environment.filters.update(
+        marked=marked,
         clock=clock,
         day=day,
         percent=percent,

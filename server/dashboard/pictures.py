@@ -92,7 +92,7 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
         if not label_file.exists():
             continue
         label = sha256_file(label_file)
-        key = digest("picture", [label, student_hash])
+        key = picture_key(label, student_hash)
         if (known := read_facts(out, volume)) is not None and known[1] == key:
             continue
         image = volume_from_bytes(workspace.objects.get(volume), study.data).image
@@ -113,6 +113,11 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
         write_atomically(out / f"{volume}.json", json.dumps({"key": key, "facts": facts}).encode())
         made += 1
     return made
+
+
+def picture_key(label: str, student: str) -> str:
+    """What a picture is made from: SHA-256 of the label's file and of the student's weights (empty without one)."""
+    return digest("picture", [label, student])
 
 
 def grey(image: Float[np.ndarray, "x y z"]) -> UInt8[np.ndarray, "x y z"]:

@@ -31,6 +31,7 @@ CURVE_POINTS = 160
 _UP = Context(prec=4, rounding=ROUND_CEILING)
 QUIET_S = 120.0
 NEARLY_SPENT = 0.9
+RECENT_SHOWN = 12
 
 Level = Literal["critical", "warning", "info"]
 STAGE_WORDS = {
@@ -200,7 +201,7 @@ def overview(follower: Follower, *, now: datetime) -> Overview:
         run=run,
         budget=budget,
         sites=sites,
-        recent=tuple(event_view(event) for event in list(follower.events.recent)[:14]),
+        recent=tuple(event_view(event) for event in list(follower.events.recent)[:RECENT_SHOWN]),
         ledger=state,
     )
 
@@ -401,7 +402,8 @@ def _standing(seen: SiteState, *, run: RunView, now: datetime, patience_s: float
     if seen.offer is None and seen.last_seen is None:
         return "unseen", "not heard from yet"
     if seen.offer in ("offline", "deadline"):
-        return "offline", f"at the last offer: {DECLINED[seen.offer]}"
+        missed = {"offline": "was not connected at the last offer", "deadline": "did not answer the last offer in time"}
+        return "offline", missed[seen.offer]
     if seen.missing_in_a_row:
         times = "once" if seen.missing_in_a_row == 1 else f"{seen.missing_in_a_row} times in a row"
         return ("late" if seen.missing_in_a_row < 3 else "offline"), f"did not answer {times}; it is asked again"
@@ -481,13 +483,13 @@ def _alarms(
             )
         if site.state == "offline":
             found.append(
-                Alarm("warning", f"{site.name}: {site.words}", "Ask the site for `consilium site status` and its logs.")
+                Alarm("warning", f"{site.name} {site.words}", "Ask the site for `consilium site status` and its logs.")
             )
         if site.codes_refused:
             found.append(
                 Alarm(
                     "warning",
-                    f"{site.name}: {site.codes_refused} codes refused, counted as the zero code",
+                    f"{site.name}: {many(site.codes_refused, 'code')} refused, counted as the zero code",
                     "The site's software or key does not fit this study; compare its kit.",
                 )
             )
@@ -528,19 +530,20 @@ def event_view(event: dict[str, Any]) -> EventView:
         case "quorum-missed":
             words, level = f"quorum missed: {event['accepted']} of {event['needed']} sites", "critical"
         case "batch-dispatched":
-            words = f"{event['queries']} queries asked of {event['sites']} sites, attempt {event['attempt']}"
+            words = f"{many(event['queries'], 'query', 'queries')} asked of {many(event['sites'], 'site')}"
         case "reply-received":
-            words = f"{event['site']} sent {event['codes']} codes in {duration(event['seconds'])}"
+            words = f"{event['site']} sent {many(event['codes'], 'code')} in {duration(event['seconds'])}"
         case "reply-missing":
             words, level = f"{event['site']} did not answer: {event['reason']}", "warning"
         case "code-refused":
             words, level = f"{event['site']}: a code was refused: {event['reason']}", "warning"
         case "released":
-            words = f"{len(event['queries'])} answers released by {len(event['roster'])} sites; ε " + (
+            words = f"{many(len(event['queries']), 'answer')} released by {many(len(event['roster']), 'site')}; ε " + (
                 f"{up(event['epsilon_exact'])} exact, {up(event['epsilon_rdp'])} RDP"
             )
         case "budget-refused":
-            words, level = f"{len(event['queries'])} queries refused: the budget does not cover them", "warning"
+            asked = many(len(event["queries"]), "query", "queries")
+            words, level = f"{asked} refused: the budget does not cover more", "warning"
         case "receipts-held":
             words = f"{event['site']} holds its receipts up to row {event['ledger_row']}"
         case "receipts-missing":
@@ -762,6 +765,11 @@ def noise_view(follower: Follower, stds: Sequence[float]) -> NoiseView:
 
 
 # --- small helpers
+
+
+def many(count: int, one: str, several: str = "") -> str:
+    """A count with its noun: 1 code, 2 codes."""
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
 def duration(seconds: float) -> str:

@@ -120,7 +120,7 @@ def test_what_went_wrong_is_an_alarm_with_a_remedy(collected, tmp_path):
     events.emit("run-failed", run="1", reason="quorum")
     view = views.overview(followed(workspace), now=now())
     said = " ".join(alarm.title for alarm in view.alarms)
-    for words in ("Quorum missed: 1 of 3", "west: 1 codes refused", "north holds no receipts", "failed: quorum"):
+    for words in ("Quorum missed: 1 of 3", "west: 1 code refused", "north holds no receipts", "failed: quorum"):
         assert words in said
     assert all(alarm.remedy for alarm in view.alarms)
     assert [alarm.level for alarm in view.alarms] == sorted(
