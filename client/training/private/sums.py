@@ -17,7 +17,7 @@ from math import isfinite, sqrt
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 
 from common.errors import InvalidInput
 from common.privacy.gaussian import Sampler as NoiseSampler
@@ -75,23 +75,25 @@ def integer_sum(vectors: Vectors, parts: Parts) -> dict[str, Int64[torch.Tensor,
     """Σ over patients of the clipped, scaled, truncated contributions, by entry name.
 
     Guarantee: adding or removing one patient moves the concatenated sum by at most :data:`RADIUS_INT` in ℓ2, exactly.
-    Edge cases: a patient with a non-finite entry counts as zero; no patient gives zeros.
+    Edge cases: a patient with a non-finite entry (or a norm beyond the dtype) counts as zero; no patient gives zeros.
     """
-    finite = _finite(vectors, parts)
+    norms = {name: torch.linalg.vector_norm(vectors[name].flatten(1), dim=1).double() for name in parts.order}
+    finite = torch.isfinite(torch.stack(list(norms.values()))).all(dim=0)
     scaled: dict[str, torch.Tensor] = {}
     for index, names in enumerate(parts.names):
-        norm = torch.sqrt(_squares({name: vectors[name] for name in names}))
+        norm = torch.stack([norms[name].square() for name in names]).sum(dim=0).sqrt()
         factor = torch.clamp(parts.clips[index] / norm, max=1.0) * (RADIUS_INT * _SHRINK / parts.scale(index))
         factor = torch.where(finite & torch.isfinite(factor), factor, torch.zeros_like(factor))
         for name in names:
-            entry = torch.where(_wide(finite, vectors[name]), vectors[name], torch.zeros_like(vectors[name]))
-            scaled[name] = entry * _wide(factor, entry)
-    whole = {name: torch.trunc(entry).to(torch.int64) for name, entry in scaled.items()}
-    while bool((over := _integer_squares(whole) > RADIUS_INT**2).any()):
+            entry = vectors[name] * _wide(factor, vectors[name])
+            scaled[name] = entry if bool(finite.all()) else torch.where(_wide(finite, entry), entry, 0.0)
+    # integers in float64: exact, as are their squares' sums, all below 2^53
+    whole = {name: torch.trunc(entry).double() for name, entry in scaled.items()}
+    while bool((over := _squares(whole) > RADIUS_INT**2).any()):
         for name in whole:
             scaled[name] = torch.where(_wide(over, scaled[name]), scaled[name] * _RETRY, scaled[name])
-            whole[name] = torch.trunc(scaled[name]).to(torch.int64)
-    return {name: entry.sum(dim=0) for name, entry in whole.items()}
+            whole[name] = torch.trunc(scaled[name]).double()
+    return {name: entry.sum(dim=0).to(torch.int64) for name, entry in whole.items()}
 
 
 def grid_sum(total: Float[np.ndarray, "d"], *, coordinates: int) -> Int64[np.ndarray, "d"]:
@@ -143,21 +145,10 @@ def silent(size: int, _noise_std: Fraction) -> Int64[np.ndarray, "l"]:
 PatientGradients = Callable[[Int64[np.ndarray, "b"]], Vectors]
 
 
-def _finite(vectors: Vectors, parts: Parts) -> Bool[torch.Tensor, "b"]:
-    """Which patients have only finite entries."""
-    checks = [torch.isfinite(vectors[name]).flatten(1).all(dim=1) for name in parts.order]
-    return torch.stack(checks).all(dim=0)
-
-
 def _squares(entries: Vectors) -> Float[torch.Tensor, "b"]:
-    return torch.stack([entry.flatten(1).to(torch.float64).square().sum(dim=1) for entry in entries.values()]).sum(
-        dim=0
-    )
-
-
-def _integer_squares(entries: Mapping[str, torch.Tensor]) -> Int64[torch.Tensor, "b"]:
-    """Σq² a patient; no overflow: every |q| ≤ 2²⁴·(1 + 2⁻¹⁰) and the float norm is within a thousandth of R."""
-    return torch.stack([entry.flatten(1).square().sum(dim=1) for entry in entries.values()]).sum(dim=0)
+    """Σq² a patient."""
+    flat = [entry.flatten(1) for entry in entries.values()]
+    return torch.stack([torch.einsum("bd,bd->b", entry, entry) for entry in flat]).sum(dim=0)
 
 
 def _wide(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,9 @@ from common.models.fit import OnStep, one_hot
 from common.models.unet import build_unet
 from common.privacy.training import TrainingEvent
 
+RARE = -2.5
+"""Logit of every structure against background before the first step."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrivatelyTrained:
@@ -83,7 +86,17 @@ def train_privately(
 
 
 def _network(part: Part, recipe: TrainingConfig, seed: int) -> torch.nn.Module:
-    return build_unet(recipe.channels, in_channels=part.images.shape[1], out_channels=part.classes, seed=seed)
+    """A fresh network that starts by answering "background": its output bias is a constant of ours, no statistic.
+
+    Left at zero, the first half of a short private training goes into learning that structures are small.
+    """
+    model = build_unet(recipe.channels, in_channels=part.images.shape[1], out_channels=part.classes, seed=seed)
+    convolutions = [m for m in model.modules() if isinstance(m, torch.nn.Conv3d | torch.nn.ConvTranspose3d)]
+    output = convolutions[-1].bias
+    assert output is not None
+    with torch.no_grad():
+        output.copy_(torch.tensor([0.0] + [RARE] * (part.classes - 1)))
+    return model
 
 
 def _sgd(

@@ -1,0 +1,161 @@
+"""What a per-patient step costs: plain, by torch.func in chunks, one patient at a time, and by Opacus' hooks.
+
+The same network (the teacher's), batch, loss and thread in one run; times are the best of ``--rounds`` after a warm-up,
+interleaved, so that a busy machine hurts all alike. Peak memory is measured in a fresh process each: resident memory at
+its highest, less what the process had before its first step.
+
+    python benchmarks/private_step.py --rounds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from client.training.private.gradients import plain_weights, segmentation_loss
+from client.training.private.sums import integer_sum, one_part
+from client.training.private.volumes import Blocks, mac_gradients, mac_parts, per_patient
+from common.models.fit import soft_dice_ce
+from common.models.unet import build_unet
+
+CHANNELS, GRID = (16, 32, 64), (32, 48, 32)
+Step = Callable[[], None]
+
+
+def data(patients: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(patients, 1, *GRID, generator=rng)
+    labels = torch.randint(0, 3, (patients, *GRID), generator=rng)
+    return x, torch.nn.functional.one_hot(labels, 3).movedim(-1, 1).float()
+
+
+def network() -> torch.nn.Module:
+    return build_unet(CHANNELS, in_channels=1, out_channels=3, seed=0)
+
+
+def plain(patients: int, chunk: int) -> Step:
+    """Forward, backward and the mean's gradient: what a step without privacy does."""
+    net, (x, y) = network(), data(patients)
+
+    def step() -> None:
+        net.zero_grad()
+        soft_dice_ce(net(x), y).mean().backward()
+
+    return step
+
+
+def private(patients: int, chunk: int, *, method: str = "vmap", mac: bool = False) -> Step:
+    """Per-patient gradients, clipped and summed as integers."""
+    net, (x, y) = network(), data(patients)
+    weights = plain_weights(net)
+    blocks = Blocks.of(net)
+    parts = mac_parts(blocks, 0.1) if mac else one_part(tuple(weights), 0.1)
+    gradients = (
+        mac_gradients(net, blocks, eta=0.02) if mac else per_patient(segmentation_loss(net, soft_dice_ce), method)
+    )
+
+    def step() -> None:
+        total = None
+        for start in range(0, patients, chunk):
+            vectors, _ = gradients(weights, x[start : start + chunk, None], y[start : start + chunk, None])
+            found = integer_sum(vectors, parts)
+            total = found if total is None else {name: total[name] + entry for name, entry in found.items()}
+
+    return step
+
+
+def opacus(patients: int, chunk: int) -> Step:
+    """Opacus' GradSampleModule with its hooks, then clipping and summing in float."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from opacus import GradSampleModule
+
+        net, (x, y) = GradSampleModule(network(), loss_reduction="sum", strict=False), data(patients)
+
+    def step() -> None:
+        net.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            soft_dice_ce(net(x), y).sum().backward()
+        samples = [p.grad_sample for p in net.parameters() if p.grad_sample is not None]
+        norms = torch.stack([g.flatten(1).square().sum(1) for g in samples]).sum(0).sqrt()
+        factor = (0.1 / norms).clamp(max=1.0)
+        for sample in samples:
+            torch.einsum("n,n...->...", factor, sample)
+
+    return step
+
+
+WAYS: dict[str, Callable[[int, int], Step]] = {
+    "plain": plain,
+    "per patient (vmap)": private,
+    "dp-mac (vmap)": lambda patients, chunk: private(patients, chunk, mac=True),
+    "one at a time": lambda patients, chunk: private(patients, 1, method="loop"),
+    "opacus hooks": opacus,
+}
+
+
+def resident_mb(field: str) -> float:
+    """This process's resident memory now (VmRSS) or at its highest (VmHWM); Linux."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith(f"{field}:"))) / 1024
+
+
+def peak_mb(way: str, patients: int, chunk: int) -> float:
+    """Resident memory a step adds, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--memory-of", way, "--patients", str(patients), "--chunk", str(chunk)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return float(done.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--patients", type=int, default=8)
+    parser.add_argument("--chunk", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--memory-of", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.memory_of:
+        step = WAYS[options.memory_of](options.patients, options.chunk)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the high-water mark starts here
+        before = resident_mb("VmRSS")
+        step()
+        step()
+        print(resident_mb("VmHWM") - before)
+        return
+    steps = {name: make(options.patients, options.chunk) for name, make in WAYS.items()}
+    best = dict.fromkeys(steps, float("inf"))
+    for step in steps.values():
+        step()
+    for _ in range(options.rounds):
+        for name, step in steps.items():
+            started = time.process_time()
+            step()
+            best[name] = min(best[name], time.process_time() - started)
+    rows = [
+        {
+            "way": name,
+            "cpu_s": round(seconds, 4),
+            "times_plain": round(seconds / best["plain"], 3),
+            "peak_mb": round(peak_mb(name, options.patients, options.chunk)),
+        }
+        for name, seconds in best.items()
+    ]
+    print(json.dumps({"patients": options.patients, "chunk": options.chunk, "grid": GRID, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
