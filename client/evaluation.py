@@ -32,8 +32,8 @@ from common.data.msd import Case, Dataset, Problem
 from common.data.volume import load_example
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, hd95_mm, mean_present
+from common.models.bundle import open_bundle
 from common.models.fit import predict
-from common.models.unet import build_unet, load_weights
 from common.objects import write_atomically
 
 EVALUATION_SCHEMA = 1
@@ -155,30 +155,16 @@ def evaluate(
 
 def load_bundle(bundle: Path, data: DataConfig) -> tuple[torch.nn.Module, str]:
     """The network of a bundle and its weights' SHA-256; InvalidInput unless it is for this grid, spacing and labels."""
-    try:
-        formats = json.loads((bundle / "configs" / "metadata.json").read_text(encoding="utf-8"))["network_data_format"]
-        inference = json.loads((bundle / "configs" / "inference.json").read_text(encoding="utf-8"))
-        channels = tuple(int(n) for n in inference["network_def"]["channels"])
-        spacing = next(t["pixdim"] for t in inference["preprocessing"]["transforms"] if t["_target_"] == "Spacingd")
-        labels = formats["outputs"]["pred"]["channel_def"]
-        found = (
-            tuple(formats["inputs"]["image"]["spatial_shape"]),
-            tuple(map(float, spacing)),
-            tuple(labels[str(i)] for i in range(len(labels))),
-            formats["inputs"]["image"]["num_channels"],
-        )
-    except FileNotFoundError as error:
-        raise InvalidInput(
-            "there is no student bundle", value=str(bundle), remedy="run `consilium site student pull`"
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
-        raise InvalidInput("bundle cannot be read", value=str(bundle), limit="one that Consilium exported") from error
-    if found != (data.grid, data.spacing_mm, data.labels, len(data.channels)):
-        raise InvalidInput("bundle is of another grid, spacing or labels than the study's", value=found[:3])
-    network = build_unet(channels, in_channels=len(data.channels), out_channels=len(data.labels))
-    weights = load_weights(bundle / "models" / "model.pt", network)
-    network.eval()
-    return network, weights
+    opened = open_bundle(bundle)
+    found = opened.data
+    if (found.grid, found.spacing_mm, found.labels, len(found.channels)) != (
+        data.grid,
+        data.spacing_mm,
+        data.labels,
+        len(data.channels),
+    ):
+        raise InvalidInput("bundle is of another grid, spacing or labels than the study's", value=found.labels)
+    return opened.network, opened.weights
 
 
 def _parts(site_dir: Path, dataset: Dataset) -> dict[str, str]:

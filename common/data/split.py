@@ -1,8 +1,9 @@
 """Deal a dataset's cases to hospitals, public volumes, public label maps, validation and test: by seed, on record.
 
-Every case goes to exactly one place. Public label maps are of other cases than public images, so that no pair of the
-two is public. Cases of one hospital stay with that hospital's site where the dataset says so; otherwise patients are
-dealt at random. Refuses counts the dataset cannot fill and a directory that already holds something.
+Every case goes to exactly one place, and every patient with all scans. Public label maps are of other cases than public
+images, so that no pair of the two is public. Cases of one hospital stay with that hospital's site where the dataset
+says so; otherwise patients are dealt at random. Refuses counts the dataset cannot fill and a directory that already
+holds something.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def plan_split(dataset: Dataset, counts: SplitCounts, *, seed: int) -> Split:
     """Decide where every labelled case goes; opens each file only to hash it.
 
     A scan that is there twice under two names is used once and reported. What is set aside is taken from the hospitals
-    in turn. Raises InvalidInput where the cases do not suffice or hospitals do not match.
+    in turn. All scans of a patient go to one place, so a part may hold a few more cases than asked for.
+    Raises InvalidInput where the cases do not suffice or hospitals do not match.
     """
     cases, repeated = _distinct(sorted(dataset.labelled, key=lambda case: case.id))
     named = {case.hospital for case in cases}
@@ -81,20 +83,32 @@ def plan_split(dataset: Dataset, counts: SplitCounts, *, seed: int) -> Split:
             limit=f"at least {counts.set_aside} to set aside + 1 for each of {hospitals} hospitals",
             remedy="lower the counts or add cases",
         )
-    order = [cases[i] for i in np.random.default_rng(seed).permutation(len(cases))]
+    patients: dict[str, list[Case]] = {}
+    for case in cases:
+        patients.setdefault(case.patient or case.id, []).append(case)
+    each = list(patients.values())
+    order = [each[i] for i in np.random.default_rng(seed).permutation(len(each))]
     if by_hospital:
-        groups = [[case for case in order if case.hospital == name] for name in sorted(filter(None, named))]
-        order = [case for row in zip_longest(*groups) for case in row if case is not None]
+        if moved := [name for name, own in patients.items() if len({case.hospital for case in own}) > 1]:
+            raise InvalidInput("patient at two hospitals", value=moved[0], remedy="give all scans one hospital")
+        groups = [[own for own in order if own[0].hospital == name] for name in sorted(filter(None, named))]
+        order = [own for row in zip_longest(*groups) for own in row if own is not None]
     parts = []
     for count in (counts.test, counts.validation, counts.label_maps, counts.public_images):
-        parts.append(tuple(order[:count]))
-        order = order[count:]
+        part: list[Case] = []
+        while len(part) < count and order:
+            part += order.pop(0)
+        parts.append(tuple(part))
     if by_hospital:
         sites = {
-            str(name): tuple(case for case in order if case.hospital == name) for name in sorted(filter(None, named))
+            str(name): tuple(case for own in order for case in own if case.hospital == name)
+            for name in sorted(filter(None, named))
         }
     else:
-        sites = {f"hospital-{i + 1:02d}": tuple(order[i::hospitals]) for i in range(hospitals)}
+        sites = {
+            f"hospital-{i + 1:02d}": tuple(case for own in order[i::hospitals] for case in own)
+            for i in range(hospitals)
+        }
     empty = [name for name, own in sites.items() if not own]
     if empty:
         raise InvalidInput("hospital without a case left", value=empty[0], remedy="lower the counts or add cases")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -57,6 +58,18 @@ def test_cases_of_a_hospital_stay_with_its_site_and_all_give_to_the_public(tmp_p
     assert {case.hospital for case in split.public_images} == {"h0", "h1", "h2"}
     with pytest.raises(InvalidInput, match="hospitals"):
         plan_split(dataset, COUNTS.__class__(hospitals=4), seed=1)
+
+
+def test_all_scans_of_a_patient_go_to_one_place(tmp_path: Path) -> None:
+    dataset = make(tmp_path)
+    whose = {case.id: f"patient-{i // 3}" for i, case in enumerate(dataset.cases)}
+    cases = tuple(replace(case, patient=whose[case.id]) for case in dataset.cases)
+    split = plan_split(replace(dataset, cases=cases), replace(COUNTS, label_maps=3), seed=1)
+    homes = [{whose[case.id] for case in place} for place in places(split)]
+    assert sum(map(len, homes)) == len(set().union(*homes)) == 9
+    assert sorted(case.id for place in places(split) for case in place) == [case.id for case in cases]
+    assert len(split.public_images) >= 5
+    assert len(split.test) >= 3
 
 
 def test_the_directories_hold_what_the_record_says_and_the_public_has_no_pair(tmp_path: Path) -> None:
