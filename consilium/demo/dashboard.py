@@ -32,7 +32,8 @@ def dashboard(study: Path, state: Path, *, say: Callable[[str], None]) -> Iterat
             password = demo_password(state)
             (port,) = free_ports(1, host=HOST)
             group.start(_daemon(study, state, port=port))
-            say(f"dashboard: http://{HOST}:{port}/ (name {USER}, password {password})")
+            say(f"dashboard: http://{HOST}:{port}/")
+            say(f"sign in as {USER} with {password}")
         except (ConsiliumError, OSError) as error:
             say(f"no dashboard: {error}")
         yield

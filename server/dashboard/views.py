@@ -47,9 +47,8 @@ DECLINED = {
     "paused": "the site has paused the study",
     "alarm": "its own ledger raised an alarm",
     "not-allowed": "its policy does not allow these queries",
-    "offline": "it was not connected when the batch was offered",
-    "deadline": "no answer in time",
 }
+MISSED = {"offline": "was not connected at the last offer", "deadline": "did not answer the last offer in time"}
 ACCOUNTANT_NOTE = (
     "One mechanism, several upper bounds. The exact curve is the tightest that holds. Rényi DP keeps only moments of "
     "the privacy loss and gives a little away when they are turned into ε, so it reads higher for the same noise; the "
@@ -401,9 +400,8 @@ def _site(follower: Follower, name: str, pool: str, *, run: RunView, now: dateti
 def _standing(seen: SiteState, *, run: RunView, now: datetime, patience_s: float) -> tuple[str, str]:
     if seen.offer is None and seen.last_seen is None:
         return "unseen", "not heard from yet"
-    if seen.offer in ("offline", "deadline"):
-        missed = {"offline": "was not connected at the last offer", "deadline": "did not answer the last offer in time"}
-        return "offline", missed[seen.offer]
+    if seen.offer in MISSED:
+        return "offline", MISSED[seen.offer]
     if seen.missing_in_a_row:
         times = "once" if seen.missing_in_a_row == 1 else f"{seen.missing_in_a_row} times in a row"
         return ("late" if seen.missing_in_a_row < 3 else "offline"), f"did not answer {times}; it is asked again"
@@ -525,8 +523,9 @@ def event_view(event: dict[str, Any]) -> EventView:
         case "stage-finished":
             words = f"stage {event['stage']} done in {duration(event['seconds'])}"
         case "offer-answered":
-            said = "accepted" if event["accepted"] else f"declined: {DECLINED.get(event['reason'], event['reason'])}"
-            words, level = f"{event['site']} {said}", "info" if event["accepted"] else "warning"
+            reason = event["reason"]
+            said = "accepted" if event["accepted"] else f"declined: {DECLINED.get(reason, reason)}"
+            words, level = f"{event['site']} {MISSED.get(reason, said)}", "info" if event["accepted"] else "warning"
         case "quorum-missed":
             words, level = f"quorum missed: {event['accepted']} of {event['needed']} sites", "critical"
         case "batch-dispatched":

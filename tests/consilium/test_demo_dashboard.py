@@ -19,7 +19,8 @@ def test_it_serves_the_study_and_ends_with_the_block(tmp_path):
     study = make_study_directory(tmp_path)
     said: list[str] = []
     with dashboard(study.workspace.root, tmp_path / "state", say=said.append):
-        url, name, password = re.fullmatch(r"dashboard: (\S+) \(name (\S+), password (\S+)\)", said[0]).groups()
+        (url,) = re.fullmatch(r"dashboard: (\S+)", said[0]).groups()
+        name, password = re.fullmatch(r"sign in as (\S+) with (\S+)", said[1]).groups()
         body = urllib.parse.urlencode({"name": name, "password": password}).encode()
         opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         with opener.open(f"{url}login", data=body, timeout=30) as answer:
