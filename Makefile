@@ -9,7 +9,7 @@ RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-faults test-docker check docker-image docker-demo docker-down bundle clean
+.PHONY: help venv demo test test-slow test-large test-faults test-docker check docker-image docker-demo docker-down bundle clean
 
 help:  ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
@@ -34,6 +34,9 @@ test: $(DEV)  ## the fast tests
 
 test-slow: $(DEV)  ## the slow ones: federations, long statistics
 	$(BIN)/python -m pytest -m "slow and not docker and not faults and not gpu"
+
+test-large: $(DEV)  ## BraTS-sized volumes from teacher to student: peak memory of each process, in minutes
+	$(BIN)/python benchmarks/large_volumes.py --out large-out
 
 check: $(DEV)  ## format, lint, types, fast tests
 	$(BIN)/ruff format --check .
@@ -60,5 +63,5 @@ bundle: docker-image  ## pack images, compose files, units, documents and checks
 	docker/bundle.sh
 
 clean:  ## remove the environment, caches and the demo's output
-	rm -rf $(VENV) demo-out build dist consilium.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo-out large-out build dist consilium.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,7 +5,7 @@ channel files a case, patch training of a four-level U-Net, a code from a slidin
 codec's fit, the release with noise, decoding, the student, and a label map on the file's own voxels. Data are
 synthetic, steps are few: this measures memory and time, not quality.
 
-    python benchmarks/large_volumes.py --out DIR [--cases 3] [--steps 4]
+    python benchmarks/large_volumes.py --out DIR [--cases 3] [--steps 3]
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cases", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--stage", choices=sorted(STAGES))
     arguments = parser.parse_args()
     if arguments.stage:
