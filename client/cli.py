@@ -54,7 +54,7 @@ def cases(
 ) -> None:
     """Which cases the last training left out, and why: for this site's own eyes.
 
-    Exit code 6: --for-server, and `case_counts` in [share] of site.toml is not true.
+    Exit code 6: --for-server, and `case_counts` of the table share in site.toml is not true.
     Example: consilium site cases --site-dir /srv/consilium
     """
     from client.cases import counts_for_server, load_cases
@@ -87,7 +87,7 @@ def doctor(
     ] = None,
     layout: Annotated[str | None, typer.Option(help="msd, nnunet, bids or table; found by itself.")] = None,
     label_map: Annotated[
-        Path | None, typer.Option(help="TOML with [labels] and [channels]; else as in site.toml.")
+        Path | None, typer.Option(help="TOML with the tables labels and channels; else as in site.toml.")
     ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Directory for doctor.html, doctor.json and pictures of suspicious cases.")

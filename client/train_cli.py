@@ -36,7 +36,9 @@ def train(
     ] = None,
     label_map: Annotated[
         Path | None,
-        typer.Option(help="TOML with [labels] and [channels], the site's names = the study's; else as in site.toml."),
+        typer.Option(
+            help="TOML with the tables labels and channels, the site's names = the study's; else as in site.toml."
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Deals patients to voters; drawn at random and stored if not given.", min=0)

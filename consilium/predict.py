@@ -48,7 +48,7 @@ def predict(
         Path | None, typer.Option(help="A label map, or a folder of label maps named as the images are.")
     ] = None,
     label_map: Annotated[
-        Path | None, typer.Option(help="TOML with [labels] and [channels]: a dataset's names = the model's.")
+        Path | None, typer.Option(help="TOML with the tables labels and channels: a dataset's names = the model's.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -98,7 +98,7 @@ def find_cases(
     images: Path, bundle: Bundle, *, labels: Path | None, settings: DatasetSettings
 ) -> tuple[list[Case], list[Predicted]]:
     """The cases at ``images``, with their label maps where there are any, and what is wrong with others."""
-    from common.data.dataset import Case
+    from common.data.dataset import Case, Dataset
     from common.data.layouts import LAYOUTS, match_study, open_dataset
     from common.data.msd import NIFTI_SUFFIXES, case_id
 
@@ -109,9 +109,9 @@ def find_cases(
     files = [path for path in files if path.name.endswith(NIFTI_SUFFIXES) and not path.name.startswith(".")]
     if not files:
         raise InvalidInput("no NIfTI file", value=str(images), limit=".nii or .nii.gz")
-    pairs = tuple((int(name), bundle.data.labels.index(target)) for name, target in settings.labels.items())
-    cases = [Case(id=case_id(path.name), image=path, label=_label_of(path, labels), label_map=pairs) for path in files]
-    return cases, []
+    cases = tuple(Case(id=case_id(path.name), image=path, label=_label_of(path, labels)) for path in files)
+    named = Dataset(images.name, labels=(), channels=("image",), cases=cases)
+    return list(match_study(named, bundle.data, labels=settings.labels).cases), []
 
 
 def _label_of(image: Path, labels: Path | None) -> Path | None:

@@ -156,6 +156,19 @@ def test_scores_are_of_the_files_own_voxels_in_their_own_mm(bundle: Path, tmp_pa
         assert score == pytest.approx(expected, abs=1e-4)
 
 
+def test_other_label_numbers_are_mapped_and_unknown_names_refused(bundle: Path, scans: Path, tmp_path: Path) -> None:
+    labels = np.asarray(nib.load(scans / "labels/doe-11.nii.gz").dataobj)
+    store(tmp_path / "l/doe-11.nii.gz", np.array([0, 17, 53], dtype=np.int16)[labels], "RAS")
+    names = tmp_path / "names.toml"
+    names.write_text('[labels]\n17 = "left"\n53 = "right"\n')
+    arguments = [scans / "images/doe-11.nii.gz", "--model", bundle, "--out", tmp_path / "o", "--labels", tmp_path / "l"]
+    facts = json.loads(run(*arguments, "--label-map", names, "--json"))
+    assert min(facts["cases"][0]["dice"]) > 0.8
+    names.write_text('[labels]\n17 = "liver"\n')
+    with pytest.raises(InvalidInput, match="label map"):
+        run(*arguments, "--label-map", names)
+
+
 def test_what_is_no_model_or_no_scan_is_refused(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no student bundle"):
         load_model(tmp_path)
