@@ -418,5 +418,3 @@ _CSV: dict[str, Any] = {"content": {"text/csv": {}}, "description": "CSV with a 
 _PNG: dict[str, Any] = {"content": {"image/png": {}}, "description": "A picture"}
 _ZIP: dict[str, Any] = {"content": {"application/zip": {}}, "description": "An archive"}
 _NONE: dict[str, Any] = {"description": "There is none"}
-
-__all__ = ["csv_response", "job_facts", "router", "site_facts"]

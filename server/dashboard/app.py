@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -262,6 +262,3 @@ def _errors(app: FastAPI, *, templates: jinja2.Environment) -> None:
         if wants_json(request):
             return JSONResponse({"detail": str(error)}, status_code=status)
         return page(status, "That did not work", str(error))
-
-
-__all__: Sequence[str] = ("Options", "create_app", "users_file")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config import Study, load_study
-from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt
+from common.errors import ConsiliumError, InvalidInput
 from common.events import EVENT_SCHEMA
 from common.ledger.books import Books
 from common.ledger.chain import Row, check_link, connect
@@ -475,6 +475,3 @@ def _stamp(path: Path) -> tuple[int, ...]:
         except OSError:
             found += [0, 0, 0]
     return tuple(found)
-
-
-__all__ = ["STAGES", "EventFold", "Follower", "LedgerCorrupt", "LedgerFold", "open_ledger"]

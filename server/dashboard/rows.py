@@ -177,6 +177,3 @@ def _where(kind: str | None, text: str) -> tuple[str, tuple[str, ...]]:
         parts.append("(instr(body, ?) OR hash = ?)")
         values += [text, text]
     return " AND ".join(parts), tuple(values)
-
-
-__all__ = ["KINDS", "HeadView", "RowDetail", "RowPage", "RowView", "all_rows", "newest_head", "row_detail", "row_page"]

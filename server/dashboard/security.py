@@ -6,6 +6,7 @@ it, a form without its session's token, and a form sent from another site.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -119,8 +120,6 @@ def check_origin(request: Request) -> None:
 
 def check_token(session: Session, token: str | None) -> None:
     """403 unless ``token`` is the session's own."""
-    import hmac
-
     if token is None or not hmac.compare_digest(token.encode(), session.csrf.encode()):
         raise HTTPException(403, "the form's token is not this session's; reload the page and try again")
 

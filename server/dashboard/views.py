@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import ROUND_CEILING, Context
 from fractions import Fraction
 from functools import lru_cache
@@ -781,11 +781,6 @@ def duration(seconds: float) -> str:
             rest = whole % size // below
             return f"{whole // size} {name}" + (f" {rest} {small}" if rest else "")
     return f"{whole} s"
-
-
-def age(time: str | None, now: datetime) -> timedelta | None:
-    """How long ago an event's time was."""
-    return None if time is None else now - _when(time)
 
 
 def _when(time: str) -> datetime:
