@@ -14,6 +14,7 @@ import typer
 
 from client.training.private.charge import record_trainings
 from common.errors import DaemonFailed, InvalidInput
+from common.privacy.training import warn_about
 
 if TYPE_CHECKING:
     from client.training.private.settings import PrivateSettings
@@ -99,6 +100,10 @@ def train(
         start=public_start(site_dir),
         seed=seed,
     )
+    if private is not None:
+        warning = warn_about(private.delta, patients=min(task.training_slots for task in tasks))
+        if warning is not None:
+            typer.echo(f"warning: {warning}", err=True)
     record_trainings(site_dir, tasks, again=again)
     try:
         with _progress(voters, plan.teacher.steps if private is None else private.steps) as on_progress:

@@ -207,7 +207,7 @@ def warn_about(delta: float, *, patients: int) -> str | None:
         raise InvalidInput("delta", value=delta, limit="above 0 and below 1")
     if isinstance(patients, bool) or not isinstance(patients, int) or patients < 1:
         raise InvalidInput("patients", value=patients, limit="an integer from 1")
-    if delta <= 1 / (10 * patients):
+    if delta <= 1 / (10 * max(patients, 1)):
         return None
     return f"delta {delta:g} is above 1/(10 · {patients} patients) = {1 / (10 * patients):.2g}; choose a smaller one"
 
