@@ -34,7 +34,7 @@ def test_a_site_that_is_cut_off_for_three_minutes_is_waited_for_and_answers_ever
 
 
 def test_one_site_away_for_the_whole_run_one_slow_and_one_out_of_memory(parties: Federation) -> None:
-    """Site 3 is never there; site 2 has 4 kB/s through its proxy; site 1's worker cannot allocate from mid-study on."""
+    """Site 3 is never there; site 2 has 50 kB/s through its proxy; site 1's worker cannot allocate any more."""
     for name in ("server", "site-1"):
         parties.start(name)
         if name == "server":
@@ -47,7 +47,7 @@ def test_one_site_away_for_the_whole_run_one_slow_and_one_out_of_memory(parties:
         str(Path(__file__).with_name("http_proxy.py")),
         "3128",
         str(parties.root / "p"),
-        "4000",
+        "50000",
     )
     try:
         parties.start("site-2", env={"HTTPS_PROXY": "http://127.0.0.1:3128"})
