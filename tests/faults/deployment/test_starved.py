@@ -1,9 +1,8 @@
-"""Networks cut or slow, disks and memory full, servers that move: what is left is right, and is said."""
+"""Networks cut or slow, disks full, servers that move: what is left is right, and is said."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
@@ -33,8 +32,8 @@ def test_a_site_that_is_cut_off_for_three_minutes_is_waited_for_and_answers_ever
         assert parties.site_charges(site) == QUERIES
 
 
-def test_one_site_away_for_the_whole_run_one_slow_and_one_out_of_memory(parties: Federation) -> None:
-    """Site 3 is never there; site 2 has 50 kB/s through its proxy; site 1's worker cannot allocate any more."""
+def test_one_site_away_for_the_whole_run_and_one_slow(parties: Federation) -> None:
+    """Site 3 is never there; site 2 has 50 kB/s through its proxy."""
     for name in ("server", "site-1"):
         parties.start(name)
         if name == "server":
@@ -55,17 +54,12 @@ def test_one_site_away_for_the_whole_run_one_slow_and_one_out_of_memory(parties:
             parties.recorded(name, "all-ready", count=1)
         parties.start_run()
         parties.wait("released", timeout_s=400)
-        pid = parties.parties["site-1"].pid("worker")
-        used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        subprocess.run(["prlimit", "--pid", str(pid), f"--as={used}"], check=True)
         assert parties.finish_run(timeout_s=900.0) == 0, parties.tails()
         parties.assert_whole()
         rosters = {tuple(event["roster"]) for event in parties.events("released")}
         assert rosters == {("site-1", "site-2")}  # who is not there is in no release and pays nothing
         assert parties.site_charges("site-1") == parties.site_charges("site-2") == QUERIES
         assert not (parties.root / "site-3" / "site-ledger.sqlite").exists()
-        log = (parties.root / "site-1" / "logs" / "worker.log").read_text()
-        assert "zero-code" in log or parties.parties["site-1"].count("daemon-ended", "worker")  # it said so at home
     finally:
         proxy.terminate()
         proxy.wait()
