@@ -1,0 +1,1 @@
+"""Measurements that are not tests: each module is a script with its own command line."""
