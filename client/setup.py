@@ -12,6 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from client.cases import counts_for_server
 from client.daemons import write_link
 from client.policy import load_site
 from common.admission import JoinRequest, write_request
@@ -96,10 +97,16 @@ def create_site(directory: Path, *, pool: str, data: Path, kit: SiteKit) -> Join
 
 
 def site_status(directory: Path) -> dict[str, object]:
-    """What the site's own ledger says it has spent: plain facts for a person or a machine."""
+    """What the site's own ledger says it has spent: plain facts for a person or a machine.
+
+    ``shared`` holds the counts of its cases, only where its policy shares them and once it has trained.
+    """
     config = load_site(directory)
+    trained = (directory / "teachers" / "cases.json").exists()
+    shared = counts_for_server(directory) if config.share.case_counts and trained else {}
+    shared.pop("site", None)
     with SiteLedger.read(directory / "site-ledger.sqlite") as ledger:
-        return {"site": config.site, **ledger.summary()}
+        return {"site": config.site, **ledger.summary(), "shared": shared}
 
 
 def _site_toml(*, name: str, pool: str, data: str, kit: SiteKit, study: Study) -> str:

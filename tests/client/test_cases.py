@@ -15,6 +15,8 @@ from client.cli import site_app
 from client.policy import load_site
 from common.data.msd import Case, write_dataset
 from common.errors import InvalidInput, Refused
+from common.ledger.site import SiteLedger
+from server.dashboard.reports import read_reports
 
 STUDY = """
 schema = 1
@@ -116,6 +118,24 @@ def test_the_operator_sees_a_count_only_where_the_policy_shares_it_and_never_a_n
         "patients": 100,
         "patient_identity": "file",
     }
+
+
+def test_the_status_a_hospital_hands_over_carries_the_counts_only_where_its_policy_shares_them(site: Path) -> None:
+    own = (site / "site.toml").read_text()
+    SiteLedger.open(site / "site-ledger.sqlite", "north", caps=load_site(site).caps, site="north").close()
+    silent = run("status", "--site-dir", str(site), "--json")
+    (site / "site.toml").write_text(own + "[share]\ncase_counts = true\n")
+    told = run("status", "--site-dir", str(site), "--json")
+    (site / "site.toml").write_text(own)
+    assert "cases" not in silent
+    assert json.loads(silent)["shared"] == {}
+    assert json.loads(told)["shared"]["cases_left_out"] == 1
+    assert "doe-" not in told
+    reports = site / "site-reports"
+    reports.mkdir()
+    (reports / "north.json").write_text(told)
+    shown = {figure.name: figure.value for figure in read_reports(reports)["north"].shared}
+    assert (shown["cases_listed"], shown["cases_left_out"]) == ("100", "1")
 
 
 def test_without_a_training_there_is_no_record(tmp_path: Path) -> None:
