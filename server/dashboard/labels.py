@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fastapi import HTTPException
 
 from common.canonical import sha256_file
+from common.config import Study
 from server.dashboard.pictures import VolumeFacts, picture_key, read_facts
 from server.decisions import MAX_NOTE_CHARACTERS, Decision, Verdict, standing
 from server.workspace import Workspace
@@ -100,9 +101,11 @@ class LabelFiles:
         return known[1]
 
 
-def published(workspace: Workspace, planned: int) -> tuple[str, ...]:
-    """The public volumes that are queried, in order; none before they are published."""
-    return workspace.volumes()[:planned] if (workspace.root / "public.json").exists() else ()
+def published(workspace: Workspace, study: Study) -> tuple[str, ...]:
+    """The public volumes that are queried, in order; none before they are published. A joint query is about all."""
+    if not (workspace.root / "public.json").exists():
+        return ()
+    return workspace.volumes() if study.codec.joint else workspace.volumes()[: study.privacy.planned_queries]
 
 
 def labels_page(service: Service, files: LabelFiles) -> LabelsPage:
@@ -113,7 +116,7 @@ def labels_page(service: Service, files: LabelFiles) -> LabelsPage:
     answered, student = len(follower.ledger.points), files.student()
     found = []
     stale = False
-    for number, volume in enumerate(published(workspace, study.privacy.planned_queries), start=1):
+    for number, volume in enumerate(published(workspace, study), start=1):
         label = files.hash(volume)
         known = read_facts(service.pictures_dir, volume)
         facts = known[0] if known is not None and known[0].label == label else None
@@ -143,7 +146,7 @@ def take_decision(
     """Enter a decision about a volume's label as it is now; 404 for a volume without one."""
     study = service.follower.study
     label = files.hash(volume)
-    if label is None or volume not in published(service.follower.workspace, study.privacy.planned_queries):
+    if label is None or volume not in published(service.follower.workspace, study):
         raise HTTPException(404, "there is no label of this volume")
     if len(note) > MAX_NOTE_CHARACTERS:
         raise HTTPException(400, f"a note has at most {MAX_NOTE_CHARACTERS} characters")
