@@ -40,6 +40,7 @@ from common.codecs.base import (
     check_noise_std,
     check_probabilities,
     pack,
+    parse_grid,
     parse_hex,
 )
 from common.codecs.pca import FILL, centre_and_metric, principal_components, water_fill
@@ -153,9 +154,7 @@ class BallAutoencoder:
         fields = checked_fields(
             dict(header), {"grid": list, "name": str, "provenance": dict, "radius": str, "schema": int}
         )
-        grid = fields["grid"]
-        if len(grid) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 8 for n in grid):
-            raise InvalidInput("ball-ae codec: grid", value=grid, limit="three integers from 8")
+        grid = parse_grid(fields["grid"], codec="ball-ae")
         weights = dict(arrays)
         public = {field: weights.pop(field, np.zeros(0)) for field in ("centre", "metric", "powers")}
         if any(a.dtype != np.float64 for a in public.values()) or any(a.dtype != np.float32 for a in weights.values()):
@@ -166,7 +165,7 @@ class BallAutoencoder:
             **public,
             weights=weights,
             radius=parse_hex(fields["radius"]),
-            grid=(grid[0], grid[1], grid[2]),
+            grid=grid,
             provenance=Provenance.from_json(fields["provenance"]),
         )
 

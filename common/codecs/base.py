@@ -294,6 +294,13 @@ def check_noise_std(noise_std: float) -> float:
     return float(noise_std)
 
 
+def parse_grid(value: list[Any], *, codec: str) -> tuple[int, int, int]:
+    """Read a codec header's grid: three integers from 8, in voxels; anything else is refused."""
+    if len(value) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 8 for n in value):
+        raise InvalidInput(f"{codec} codec: grid", value=value, limit="three integers from 8")
+    return value[0], value[1], value[2]
+
+
 def parse_hex(text: str) -> float:
     """Read a finite float written by ``float.hex``; another spelling is refused."""
     try:

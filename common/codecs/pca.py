@@ -24,6 +24,7 @@ from common.codecs.base import (
     check_noise_std,
     check_probabilities,
     pack,
+    parse_grid,
     parse_hex,
 )
 from common.config import CodecConfig
@@ -124,9 +125,7 @@ class PcaCodec:
         fields = checked_fields(
             dict(header), {"grid": list, "name": str, "provenance": dict, "radius": str, "schema": int}
         )
-        grid = fields["grid"]
-        if len(grid) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 8 for n in grid):
-            raise InvalidInput("pca codec: grid", value=grid, limit="three integers from 8")
+        grid = parse_grid(fields["grid"], codec="pca")
         if arrays.keys() != _DTYPES.keys() or any(arrays[f].dtype != dtype for f, dtype in _DTYPES.items()):
             raise InvalidInput("pca codec: arrays", value=sorted(arrays), limit=", ".join(_DTYPES))
         if arrays["metric"].ndim != 3 or arrays["variances"].ndim != 1 or arrays["powers"].ndim != 1:
@@ -134,7 +133,7 @@ class PcaCodec:
         return cls(
             **arrays,
             radius=parse_hex(fields["radius"]),
-            grid=(grid[0], grid[1], grid[2]),
+            grid=grid,
             provenance=Provenance.from_json(fields["provenance"]),
         )
 
