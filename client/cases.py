@@ -59,6 +59,11 @@ def record_cases(teachers: Path, dataset: Dataset, problems: Iterable[Problem]) 
     return record
 
 
+def has_trained(site_dir: Path) -> bool:
+    """Whether there is a record of a training's cases."""
+    return (site_dir / "teachers" / "cases.json").exists()
+
+
 def load_cases(site_dir: Path) -> CaseRecord:
     """The record of the last training; InvalidInput where there is none."""
     try:

@@ -178,6 +178,7 @@ def status_text(facts: dict[str, Any]) -> str:
             f"spent of the pool's cap: {facts['share_spent']:.2%} of ε = {facts['cap']['epsilon']:g} "
             f"({facts['cap']['accountant']}), δ = {facts['cap']['delta']:g}",
             *spent,
+            *(f"from row {stated['row']} on, {stated['sentence']}" for stated in facts["patient_identity"]),
             *training_lines(facts["trainings"]),
             f"queries accepted: {facts['queries_accepted']}, today {facts['queries_today']} of "
             f"{facts['queries_per_day']}; codes stored {facts['codes_stored']}, receipted {facts['receipted']}, "

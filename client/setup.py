@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.cases import counts_for_server
+from client.cases import counts_for_server, has_trained
 from client.daemons import write_link
 from client.policy import load_site
 from common.admission import JoinRequest, write_request
@@ -102,8 +102,7 @@ def site_status(directory: Path) -> dict[str, object]:
     ``shared`` holds the counts of its cases, only where its policy shares them and once it has trained.
     """
     config = load_site(directory)
-    trained = (directory / "teachers" / "cases.json").exists()
-    shared = counts_for_server(directory) if config.share.case_counts and trained else {}
+    shared = counts_for_server(directory) if config.share.case_counts and has_trained(directory) else {}
     shared.pop("site", None)
     with SiteLedger.read(directory / "site-ledger.sqlite") as ledger:
         return {"site": config.site, **ledger.summary(), "shared": shared}

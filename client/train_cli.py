@@ -104,7 +104,7 @@ def train(
         warning = warn_about(private.delta, patients=min(task.training_slots for task in tasks))
         if warning is not None:
             typer.echo(f"warning: {warning}", err=True)
-    record_trainings(site_dir, tasks, again=again)
+    record_trainings(site_dir, tasks, again=again, identity=dataset.patient_identity)
     try:
         with _progress(voters, plan.teacher.steps if private is None else private.steps) as on_progress:
             report = site_report(side_by_side(jobs or default_jobs(voters))(tasks, on_progress))

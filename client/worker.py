@@ -24,6 +24,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from client.cases import has_trained, load_cases
 from client.control import retired_voters
 from client.policy import Consent, SiteConfig, load_site, review
 from common.codecs.base import Codec, load_codec
@@ -286,6 +287,8 @@ def open_worker(directory: Path) -> Worker:
     study = load_study(config.path(config.study))
     ledger = SiteLedger.open(directory / "site-ledger.sqlite", config.pool, caps=config.caps, site=config.site)
     ledger.consent(study)
+    if has_trained(directory):  # before anything is accepted
+        ledger.state_identity(load_cases(directory).patient_identity)
     loaded_at, retired = ledger.row_count, retired_voters(directory / "teachers")
     teachers = Teachers.load(directory / "teachers")
     objects = PublicObjects(config)

@@ -36,7 +36,7 @@ from common.objects import write_atomically
 from common.privacy.accounting import ACCOUNTANTS, guarantee
 from common.privacy.calibration import noise_multiplier
 from common.privacy.mechanism import GRID_BITS, AccountantName, Mechanism, Relation, Unit
-from consilium.patient_report import patient_lines, release_guarantee
+from consilium.patient_report import identity_lines, patient_lines, release_guarantee
 from server.workspace import Workspace
 
 CERTIFICATE_SCHEMA = 1
@@ -295,6 +295,7 @@ def _site_reports(paths: Sequence[Path]) -> list[dict[str, Any]]:
             report = {key: data[key] for key in wanted}
             gate = release_guarantee(report["spent"][report["cap"]["accountant"]])
             report["patient"] = patient_lines(data.get("trainings"), gate)  # a site of an older version reports none
+            report["patient_is"] = identity_lines(data.get("patient_identity"))
             _ = [report["spent"][str(name)]["epsilon"] for name in AccountantName]
         except (OSError, ValueError, KeyError, TypeError, InvalidInput) as error:
             raise InvalidInput(

@@ -322,7 +322,7 @@ def _checks(pages: _Pages, facts: dict[str, Any]) -> None:
             _Font(size=7.8, colour=_SOFT),
         )
         for site in facts["sites"]:
-            for line in site.get("patient", []):
+            for line in [*site["patient_is"], *site["patient"]]:
                 pages.paragraph(f"One patient of {site['site']}: {line}.", bullet="•")
     else:
         pages.paragraph("No hospital's own report was filed; each has one: `consilium site status`.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee
 from common.privacy.mechanism import Protection, Relation, Unit
@@ -40,6 +41,20 @@ def patient_lines(trainings: dict[str, Any] | None, release: Guarantee) -> list[
     both = combined(found, release, covers=covers)
     lines = [str(one) for one in found] or ["a teacher was trained without a guarantee: no patient-level ε of training"]
     return [*lines, f"with all releases: {both}"]
+
+
+def identity_lines(rows: list[dict[str, Any]] | None) -> list[str]:
+    """What counts as one patient of a pool, one line for each row of the site's ledger that says so, in their order.
+
+    ``rows`` is ``patient_identity`` of a site's status, None or empty from a site whose ledger does not say.
+    """
+    try:
+        found = [(int(row["row"]), PatientIdentity(row["identity"])) for row in rows or ()]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInput("patient identity of a site's status", value=type(error).__name__) from error
+    if not found:
+        return ["its ledger does not say what counts as one patient"]
+    return [f"from row {row} of its ledger on, {identity.sentence}" for row, identity in found]
 
 
 def combined(found: list[TrainingGuarantee], release: Guarantee, *, covers: bool) -> Combined:

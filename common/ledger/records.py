@@ -25,6 +25,7 @@ from common.canonical import (
     sha256_bytes,
 )
 from common.config import Study
+from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
 from common.privacy.mechanism import (
     AccountantName,
@@ -381,6 +382,13 @@ class TrainingRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class IdentityRecord:
+    """Site: what counts as one patient of its pool from this row on, as its dataset says it."""
+
+    identity: PatientIdentity
+
+
+@dataclass(frozen=True, slots=True)
 class ReceiptRecord:
     """Site: a server's receipt that passed every check, kept word for word."""
 
@@ -440,6 +448,7 @@ Record = (
     | DecisionRecord
     | PatientRecord
     | TrainingRecord
+    | IdentityRecord
     | ReceiptRecord
     | AlarmRecord
     | SupersededRecord
@@ -689,6 +698,14 @@ def _training(body: dict[str, Any]) -> TrainingRecord:
     )
 
 
+def _identity(body: dict[str, Any]) -> IdentityRecord:
+    text = checked_fields(body, {"identity": str})["identity"]
+    try:
+        return IdentityRecord(PatientIdentity(text))
+    except ValueError:
+        raise InvalidInput("what a patient is", value=text, limit=", ".join(PatientIdentity)) from None
+
+
 def _receipt(body: dict[str, Any]) -> ReceiptRecord:
     return ReceiptRecord(receipt=checked_fields(body, {"receipt": dict})["receipt"])
 
@@ -758,6 +775,7 @@ _READERS: dict[str, dict[str, Callable[[dict[str, Any]], Record]]] = {
         "decision": _decision,
         "patient": _patient,
         "training": _training,
+        "identity": _identity,
         "refusal": _refusal,
         "receipt": _receipt,
         "alarm": _alarm,

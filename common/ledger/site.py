@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from common.canonical import check_hash, rational, sha256_bytes
 from common.config import Study
+from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.chain import Chain, Clock, format_time, utc_now
 from common.ledger.keys import create_signing_key, load_signing_key
@@ -161,6 +162,13 @@ class SiteLedger(OpenLedger[SiteBooks]):
             body: dict[str, object] = {"deal": deal, "events": events, "strategy": strategy}
             self._append("training", {**body, "training": training_id, "voter": voter})
         return True
+
+    def state_identity(self, identity: PatientIdentity) -> None:
+        """Put on record what counts as one patient from now on; what holds already adds no row."""
+        with self._writing():
+            known = self._books.identities
+            if not known or known[-1][1].identity is not identity:
+                self._append("identity", {"identity": str(identity)})
 
     def has_training(self, training_id: str) -> bool:
         """Whether this very training is charged."""
@@ -561,6 +569,10 @@ class SiteLedger(OpenLedger[SiteBooks]):
             "receipted": len(books.receipted),
             "released_again": books.released_again,
             "patients_withdrawn": len(books.patients),
+            "patient_identity": [
+                {"row": seq, "identity": str(record.identity), "sentence": record.identity.sentence}
+                for seq, record in books.identities
+            ],
             "restored": len(books.restored_at),
             "trainings": {
                 **self.trainings().to_json(delta=declared.budget.delta),

@@ -20,6 +20,7 @@ from common.ledger.records import (
     CodeRecord,
     DecisionRecord,
     GenesisRecord,
+    IdentityRecord,
     KeyRecord,
     NoteRecord,
     PatientRecord,
@@ -87,6 +88,7 @@ class SiteBooks:
         self.alarms: dict[str, AlarmRecord] = {}
         self.patients: dict[str, tuple[int, PatientRecord]] = {}
         self.trainings: dict[str, tuple[int, TrainingRecord]] = {}
+        self.identities: list[tuple[int, IdentityRecord]] = []
         self.lost: dict[str, Spend] = {}
         self.pending: set[str] = set()
         self.restored_at: list[int] = []
@@ -185,6 +187,8 @@ class SiteBooks:
             case TrainingRecord():
                 _once(record.training_id, self.trainings, "training")
                 self.trainings[record.training_id] = (row.seq, record)
+            case IdentityRecord():
+                self.identities.append((row.seq, record))
             case ReceiptRecord(receipt=text):
                 self._accept(row, Receipt.from_json(text))
             case AlarmRecord(receipt=text, problem=problem):

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from client.cases import site_dataset
+from client.cases import record_cases, site_dataset
 from client.policy import load_site
 from client.setup import public_start
 from client.training.side_by_side import side_by_side
 from client.training.site import Crash, SiteReport, VoterTask, plan_site, site_report
 from common.config import load_study
+from common.data.dataset import Dataset
 from common.errors import DaemonFailed, InvalidInput
 
 OnSteps = Callable[[int, int], None]
@@ -37,11 +38,12 @@ class _Steps:
 
 def train_all(sites: Mapping[str, Path], *, seed: int, processes: int, on_steps: OnSteps) -> dict[str, SiteReport]:
     """Train (or resume) the teachers of every site directory; returns each site's training report."""
+    datasets: dict[str, Dataset] = {}
     owners: list[str] = []
     tasks: list[VoterTask] = []
     for number, (name, directory) in enumerate(sites.items()):
         with _naming(name):
-            planned = _plan(directory, seed=seed + number)
+            datasets[name], planned = _plan(directory, seed=seed + number)
         tasks += planned
         owners += [name] * len(planned)
     outcomes = side_by_side(processes)(tasks, _Steps(tasks, on_steps))
@@ -53,14 +55,16 @@ def train_all(sites: Mapping[str, Path], *, seed: int, processes: int, on_steps:
             raise DaemonFailed(f"site {name}: teacher {crash.voter}: {crash.reason}; run the same command to go on")
         with _naming(name):
             reports[name] = site_report(own)
+            record_cases(sites[name] / "teachers", datasets[name], reports[name].problems)
     return reports
 
 
-def _plan(directory: Path, *, seed: int) -> tuple[VoterTask, ...]:
+def _plan(directory: Path, *, seed: int) -> tuple[Dataset, tuple[VoterTask, ...]]:
     config = load_site(directory)
     study = load_study(config.path(config.study))
-    return plan_site(
-        site_dataset(config, study.data),
+    dataset = site_dataset(config, study.data)
+    return dataset, plan_site(
+        dataset,
         teachers=directory / "teachers",
         data=study.data,
         recipe=study.teacher,

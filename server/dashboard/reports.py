@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from common.data.dataset import PatientIdentity
 from server.dashboard.views import up
 
 MAX_SHARED = 24
@@ -43,6 +44,7 @@ class SiteReport:
     alarms: tuple[str, ...] = ()
     strategy: str = ""
     patient: tuple[str, ...] = ()
+    patient_is: str = ""
     shared: tuple[SharedFigure, ...] = ()
 
 
@@ -62,6 +64,7 @@ def _read(path: Path) -> SiteReport:
         gate = str(data["cap"]["accountant"])
         trainings = data.get("trainings") or {"count": 0, "strategies": [], "guarantees": []}
         shared = data.get("shared") or {}
+        stated = data.get("patient_identity") or []
         return SiteReport(
             site=str(data["site"]),
             given=given,
@@ -75,6 +78,7 @@ def _read(path: Path) -> SiteReport:
             alarms=tuple(str(alarm) for alarm in data["alarms"]),
             strategy=", ".join(str(name) for name in trainings["strategies"]),
             patient=tuple(_patient(one) for one in trainings["guarantees"]) if trainings["count"] else (),
+            patient_is=PatientIdentity(stated[-1]["identity"]).sentence if stated else "",
             shared=tuple(SharedFigure(str(name), str(value)) for name, value in list(shared.items())[:MAX_SHARED]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

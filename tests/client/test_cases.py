@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import nibabel as nib
@@ -13,9 +14,13 @@ from typer.testing import CliRunner
 from client.cases import counts_for_server, load_cases
 from client.cli import site_app
 from client.policy import load_site
+from client.worker import open_worker
+from common.data.dataset import PatientIdentity
 from common.data.msd import Case, write_dataset
 from common.errors import InvalidInput, Refused
 from common.ledger.site import SiteLedger
+from common.ledger.verify import verify
+from common.pki import create_authority, create_node_keys
 from server.dashboard.reports import read_reports
 
 STUDY = """
@@ -102,6 +107,35 @@ def test_what_a_patient_is_stands_in_the_record(site: Path) -> None:
     assert (record.listed, record.patients, record.left_out) == (100, 100, 1)
     assert record.patient_identity == "file"
     assert "every file counts as a patient of its own" in run("cases", "--site-dir", str(site))
+
+
+def test_where_every_file_is_a_patient_the_sites_ledger_says_so_before_it_accepts_anything(
+    site: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "site"
+    shutil.copytree(site, place)
+    shutil.copy(create_authority(tmp_path / "authority").certificate, place / "ca.crt")
+    create_node_keys(place / "node" / "keys")
+    open_worker(place)._ledger.close()
+    with SiteLedger.read(place / "site-ledger.sqlite") as ledger:
+        assert [row.kind for row in ledger.rows()] == ["genesis", "pool", "study", "identity"]
+    assert verify(place / "site-ledger.sqlite").ok
+    (stated,) = json.loads(run("status", "--site-dir", str(place), "--json"))["patient_identity"]
+    assert (stated["row"], stated["identity"]) == (4, "file")
+    assert "from row 4 on, nothing says whose scan a file is: every file" in run("status", "--site-dir", str(place))
+
+
+def test_a_table_of_patients_given_later_adds_one_row_and_the_same_again_none(site: Path, tmp_path: Path) -> None:
+    place = tmp_path / "site"
+    shutil.copytree(site, place, ignore=shutil.ignore_patterns("*.sqlite*", "*.key"))
+    with SiteLedger.open(place / "site-ledger.sqlite", "north", caps=load_site(place).caps, site="north") as ledger:
+        ledger.state_identity(PatientIdentity.FILE)
+        ledger.state_identity(PatientIdentity.FILE)
+    table = ["case_id,patient_id", *(f"doe-{i:03d},doe-{i:03d}" for i in range(100))]
+    (place / "set" / "patients.csv").write_text("\n".join(table))
+    run("train", "--site-dir", str(place), "--jobs", "1")
+    stated = json.loads(run("status", "--site-dir", str(place), "--json"))["patient_identity"]
+    assert [one["identity"] for one in stated] == ["file", "table"]
 
 
 def test_the_operator_sees_a_count_only_where_the_policy_shares_it_and_never_a_name(site: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from common.config import DataConfig, PrivacyConfig, Study
+from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import load_signing_key, public_hex
 from common.ledger.store import Candidate, Ledger, RosterEntry
@@ -152,6 +153,9 @@ def test_refusals_audit_and_the_hospitals_own_figures_are_included(workspace: Wo
     assert [(r["queries"], r["reason"]) for r in facts["refusals"]] == [(1, "pool-budget")]
     assert facts["audit"]["memory"] == report
     assert facts["sites"][0]["site"] == "aachen"
+    (said,) = facts["sites"][0]["patient_is"]
+    assert "row 4 of its ledger" in said
+    assert "every file counts as a patient of its own" in said
     assert RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "filed")]).exit_code == 0
 
 
@@ -161,6 +165,7 @@ def site_status(folder: Path, study: Study) -> dict[str, object]:
 
     with SiteLedger.open(folder / "s.sqlite", "aachen-mri", caps=Caps(epsilon=8, delta=1e-3), site="aachen") as ledger:
         ledger.consent(study)
+        ledger.state_identity(PatientIdentity.FILE)
         ledger.reserve(study.id, plan_queries(study, codec=CodecRecord("c" * 64, 5), volumes=["a" * 64]))
         return {"site": "aachen", **ledger.summary()}
 

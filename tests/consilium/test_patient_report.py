@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.errors import InvalidInput
-from consilium.patient_report import patient_lines, release_guarantee
+from consilium.patient_report import identity_lines, patient_lines, release_guarantee
 
 SPENT = {"accountant": "exact", "delta": 1e-5, "epsilon": 20.0, "relation": "replace-one", "unit": "patient"}
 ADD = {"delta": 1e-5, "epsilon": 8.0, "relation": "add-remove", "unit": "patient"}
@@ -40,3 +40,15 @@ def test_a_site_without_private_trainings_adds_no_line_and_a_broken_report_is_re
     assert patient_lines({"count": 0}, release_guarantee(SPENT)) == []
     with pytest.raises(InvalidInput):
         patient_lines({"count": 1, "guarantees": [{}]}, release_guarantee(SPENT))
+
+
+def test_the_certificate_repeats_what_a_sites_ledger_says_a_patient_is() -> None:
+    rows = [{"row": 3, "identity": "file"}, {"row": 9, "identity": "table"}]
+    first, then = identity_lines(rows)
+    assert "row 3" in first
+    assert "every file counts as a patient of its own" in first
+    assert "row 9" in then
+    assert "table" in then
+    assert identity_lines(None) == identity_lines([]) == ["its ledger does not say what counts as one patient"]
+    with pytest.raises(InvalidInput):
+        identity_lines([{"row": 3, "identity": "family"}])

@@ -1,4 +1,4 @@
-"""Trainings in the site's own ledger: charged before the first step, in the process that alone writes it.
+"""Trainings in the site's own ledger: charged before the first step, and what counts as a patient beside them.
 
 Refuses a private training without a ledger to charge, and a second training on patients who paid for one already,
 unless that is what was asked for.
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.canonical import digest
+from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
 from common.ledger.site import SiteLedger
 from common.privacy.patients import Training, Trainings
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from client.training.site import VoterTask
 
 
-def record_trainings(site_dir: Path, tasks: Sequence[VoterTask], *, again: bool) -> None:
-    """Put these trainings on record; what is there already adds nothing.
+def record_trainings(
+    site_dir: Path, tasks: Sequence[VoterTask], *, again: bool, identity: PatientIdentity | None = None
+) -> None:
+    """Put these trainings on record, and ``identity``, what a patient of theirs is; what is there already adds nothing.
 
     A training without a guarantee is recorded only beside private ones, since it ends what they promised. InvalidInput
     if a private training has no ledger, or would be another one on the same voter's patients without ``again``.
@@ -40,6 +43,8 @@ def record_trainings(site_dir: Path, tasks: Sequence[VoterTask], *, again: bool)
         )
     config = load_site(site_dir)
     with SiteLedger.open(path, config.pool, caps=config.caps, site=config.site) as ledger:
+        if identity is not None:
+            ledger.state_identity(identity)
         known = ledger.trainings()
         for task in private:
             _charge(ledger, known, task, again=again)

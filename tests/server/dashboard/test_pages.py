@@ -210,10 +210,13 @@ def test_a_site_shares_nothing_by_default_and_what_it_shares_is_marked(tmp_path,
     assert "KeyError" in plain["east"].problem
     guarantee = {"epsilon": 2.0, "delta": 1e-5, "relation": "replace-one"}
     report |= {"trainings": {"count": 2, "strategies": ["dp-sgd"], "guarantees": [guarantee, None]}}
+    report |= {"patient_identity": [{"row": 3, "identity": "table"}, {"row": 9, "identity": "file"}]}
     report |= {"shared": {"Dice on held-out cases": 0.81}}
     (folder / "north.json").write_text(json.dumps(report))
     full = read_reports(folder)["north"]
     assert full.strategy == "dp-sgd"
+    assert plain["north"].patient_is == ""
+    assert "every file counts as a patient of its own" in full.patient_is
     assert full.patient == (
         "ε 2 at δ = 1e-05, unit patient, relation replace-one",
         "a teacher was trained without a guarantee",
