@@ -203,7 +203,7 @@ def plan_site(
 ) -> tuple[VoterTask, ...]:
     """Deal the patients (or read how they were dealt) and say what each voter is trained on; opens no scan.
 
-    ``start``: public weights to begin from; private strategies have networks of their own and begin from random ones.
+    ``start``: public weights to begin from, for every trainer.
     Raises InvalidInput for a dataset of other labels or channels, an unknown trainer, and fewer patients than voters.
     """
     if trainer not in TRAINERS:
@@ -236,7 +236,7 @@ def plan_site(
             trainer=trainer,
             deal=digest("deal", {"key": slots.key}),
             private=private,
-            start=start if trainer == "standard" else None,
+            start=start,
         )
         tasks.append(task)
     return tuple(tasks)

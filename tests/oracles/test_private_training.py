@@ -276,17 +276,20 @@ def the_step_is_the_gradient_of_the_tempered_evidence_bound() -> None:
     posterior = bbb.Posterior.around({"w": torch.randn(5, 3, generator=rng, dtype=F64)}, std=0.3)
     x, y = examples(8, 4, 3)
     draw = posterior.draw(rng)
-    for temperature, prior, n in ((1.0, 0.5, 8), (0.03, 0.2, 60)):
+    for temperature, prior, n, middle in ((1.0, 0.5, 8, None), (0.03, 0.2, 60, None), (0.03, 0.2, 60, 0.7)):
         mu, rho = (leaf["w"].detach().clone().requires_grad_() for leaf in (posterior.mean, posterior.rho))
         s = torch.nn.functional.softplus(rho)
         u = mlp.with_bias(x) @ (mu + s * draw["w"])
         nll = -(torch.log_softmax(u, dim=1) * y).sum() / 8
-        kl = (torch.log(prior / s) + (s**2 + mu**2) / (2 * prior**2) - 0.5).sum()
+        kl = (torch.log(prior / s) + (s**2 + (mu - (middle or 0.0)) ** 2) / (2 * prior**2) - 0.5).sum()
         by_mu, by_rho = torch.autograd.grad(nll + temperature / n * kl, (mu, rho))
         w = posterior.at(draw)["w"].requires_grad_()
         u = mlp.with_bias(x) @ w
         (g,) = torch.autograd.grad(-(torch.log_softmax(u, dim=1) * y).sum() / 8, w)
-        moves = bbb.posterior_gradients(posterior, {"w": g}, draw, temperature=temperature, prior_std=prior, patients=n)
+        around = {} if middle is None else {"centre": {"w": torch.full((5, 3), middle, dtype=F64)}}
+        moves = bbb.posterior_gradients(
+            posterior, {"w": g}, draw, temperature=temperature, prior_std=prior, patients=n, **around
+        )
         torch.testing.assert_close(moves.mean["w"], by_mu, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(moves.rho["w"], by_rho, rtol=1e-10, atol=1e-12)
 

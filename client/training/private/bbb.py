@@ -1,9 +1,9 @@
 """DP-BBB's Gaussian posterior and its corrected step: Bayes by Backprop with a private likelihood gradient.
 
 w = μ + s·ε with s = softplus(ρ), one ε for the whole batch. With G the private mean of the clipped −∇_w log p, n the
-number of patients and λ the temperature of the KL to N(0, s0²):
+number of patients and λ the temperature of the KL to N(m, s0²); m is 0, or the public weights training began from:
 
-    Δμ = G + (λ/n)·μ/s0²
+    Δμ = G + (λ/n)·(μ − m)/s0²
     Δρ = [G ⊙ ε + (λ/n)·(s/s0² − 1/s)] ⊙ sigmoid(ρ)
 
 The KL in closed form sees no data, so it costs nothing and enters every step once with weight 1/n relative to the mean
@@ -70,14 +70,16 @@ def posterior_gradients(
     temperature: float,
     prior_std: float,
     patients: int,
+    centre: Mapping[str, torch.Tensor] | None = None,
 ) -> Posterior:
-    """(Δμ, Δρ) of the module, as a Posterior of gradients. ``likelihood`` is G, private already."""
+    """(Δμ, Δρ) of the module, as a Posterior of gradients. ``likelihood`` is G, private already; ``centre`` is m."""
     weight = temperature / patients
     mean, rho = {}, {}
     for name, g in likelihood.items():
         mu, r = posterior.mean[name].detach(), posterior.rho[name].detach()
         s = deviation(r)
-        mean[name] = g + weight * mu / prior_std**2
+        offset = mu if centre is None else mu - centre[name].to(mu.dtype)
+        mean[name] = g + weight * offset / prior_std**2
         rho[name] = (g * draw[name] + weight * (s / prior_std**2 - 1 / s)) * torch.sigmoid(r)
     return Posterior(mean, rho)
 

@@ -21,12 +21,11 @@ from client.training.private.gradients import load_weights_into
 from client.training.private.journal import Journal
 from client.training.private.settings import PrivateSettings
 from client.training.private.strategies import cosine
-from client.training.private.sums import Parts
 from client.training.private.volumes import Blocks, Patients, VolumeBbb, VolumeSgd, mac_gradients, mac_parts
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import OnStep, one_hot
-from common.models.unet import build_unet
+from common.models.unet import build_unet, load_weights
 from common.privacy.training import TrainingEvent
 
 RARE = -2.5
@@ -51,14 +50,20 @@ def train_privately(
     journal: Journal,
     *,
     seed: int,
+    start: Path | None = None,
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> PrivatelyTrained:
     """Spend what is left of the journal's plan on a new network; ``seed`` sets its first weights, nothing else.
 
+    ``start``: a file of public weights to begin from instead. Every guarantee holds for any first weights that were
+    made without these patients, whoever made them, so a start costs nothing; one made with them is another training.
+
     No loss is reported to ``on_step`` (nan): a loss on private patients is not part of what was paid for.
     """
     model = _network(part, recipe, seed)
+    if start is not None:
+        load_weights(start, model)
     patients = Patients(
         torch.tensor(np.stack(list(part.images)), dtype=torch.float32),
         torch.tensor(np.stack([one_hot(labels, part.classes) for labels in part.labels])),
@@ -67,7 +72,8 @@ def train_privately(
     )
     if journal.plan.patients < len(set(part.slots)):
         raise InvalidInput("patients of a private training", value=len(set(part.slots)), limit="those of the plan")
-    strategy = _STRATEGIES[settings.strategy](model, patients, settings, journal.plan.patients, seed)
+    setup = Setup(model, patients, settings, journal.plan.patients, seed, begun=start is not None)
+    strategy = _STRATEGIES[settings.strategy](setup)
     spent = run(
         strategy,
         journal,
@@ -99,40 +105,53 @@ def _network(part: Part, recipe: TrainingConfig, seed: int) -> torch.nn.Module:
     return model
 
 
-def _sgd(
-    model: torch.nn.Module, patients: Patients, settings: PrivateSettings, slots: int, seed: int
-) -> VolumeSgd | VolumeBbb:
-    rate = cosine(settings.learning_rate)
-    return VolumeSgd(model, patients, rate=rate, clip=settings.clip, chunk=settings.chunk, method=settings.method)
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a strategy is made of: ``slots`` is n; ``begun`` says that the model holds public weights already."""
+
+    model: torch.nn.Module
+    patients: Patients
+    settings: PrivateSettings
+    slots: int
+    seed: int
+    begun: bool
 
 
-def _mac(
-    model: torch.nn.Module, patients: Patients, settings: PrivateSettings, slots: int, seed: int
-) -> VolumeSgd | VolumeBbb:
-    blocks = Blocks.of(model)
-    parts: Parts = mac_parts(blocks, settings.clip)
-    gradients = mac_gradients(model, blocks, eta=settings.eta, method=settings.method)
-    rate = cosine(settings.learning_rate)
-    return VolumeSgd(model, patients, rate=rate, chunk=settings.chunk, gradients=gradients, parts=parts)
-
-
-def _bbb(
-    model: torch.nn.Module, patients: Patients, settings: PrivateSettings, slots: int, seed: int
-) -> VolumeSgd | VolumeBbb:
-    return VolumeBbb(
-        model,
-        patients,
-        rate=cosine(settings.learning_rate),
-        clip=settings.clip,
-        slots=slots,
-        temperature=settings.temperature,
-        prior_std=settings.prior_std,
-        initial_std=settings.initial_std,
-        seed=seed,
-        chunk=settings.chunk,
-        method=settings.method,
+def _sgd(setup: Setup) -> VolumeSgd | VolumeBbb:
+    s = setup.settings
+    return VolumeSgd(
+        setup.model, setup.patients, rate=cosine(s.learning_rate), clip=s.clip, chunk=s.chunk, method=s.method
     )
 
 
-Make = Callable[[torch.nn.Module, Patients, PrivateSettings, int, int], VolumeSgd | VolumeBbb]
-_STRATEGIES: dict[str, Make] = {"dp-sgd": _sgd, "dp-mac": _mac, "dp-bbb": _bbb}
+def _mac(setup: Setup) -> VolumeSgd | VolumeBbb:
+    s, blocks = setup.settings, Blocks.of(setup.model)
+    return VolumeSgd(
+        setup.model,
+        setup.patients,
+        rate=cosine(s.learning_rate),
+        chunk=s.chunk,
+        gradients=mac_gradients(setup.model, blocks, eta=s.eta, method=s.method),
+        parts=mac_parts(blocks, s.clip),
+    )
+
+
+def _bbb(setup: Setup) -> VolumeSgd | VolumeBbb:
+    s = setup.settings
+    return VolumeBbb(
+        setup.model,
+        setup.patients,
+        rate=cosine(s.learning_rate),
+        clip=s.clip,
+        slots=setup.slots,
+        temperature=s.temperature,
+        prior_std=s.prior_std,
+        initial_std=s.initial_std,
+        seed=setup.seed,
+        chunk=s.chunk,
+        method=s.method,
+        centred=setup.begun,
+    )
+
+
+_STRATEGIES: dict[str, Callable[[Setup], VolumeSgd | VolumeBbb]] = {"dp-sgd": _sgd, "dp-mac": _mac, "dp-bbb": _bbb}

@@ -18,7 +18,7 @@ from client.training.base import Part, Trained
 from client.training.private.journal import Journal
 from client.training.private.settings import PrivateSettings
 from client.training.private.teachers import train_privately
-from common.canonical import digest
+from common.canonical import digest, sha256_file
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import OnStep
@@ -30,12 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PrivateTrainer:
-    """DP-SGD, DP-MAC or DP-BBB at the given settings; ``journal`` is where this training's steps are kept."""
+    """DP-SGD, DP-MAC or DP-BBB at the given settings; ``journal`` is where this training's steps are kept.
+
+    ``start``: a file of public weights to begin from, None for random ones.
+    """
 
     settings: PrivateSettings
     journal: Path
     identity: str
     patients: int
+    start: Path | None = None
 
     def open(self) -> Journal:
         """The training's journal, begun or continued."""
@@ -46,7 +50,16 @@ class PrivateTrainer:
     ) -> Trained:
         """Spend what the plan has left; the last iterate is the teacher."""
         journal = self.open()
-        done = train_privately(part, recipe, self.settings, journal, seed=seed, checkpoint=checkpoint, on_step=on_step)
+        done = train_privately(
+            part,
+            recipe,
+            self.settings,
+            journal,
+            seed=seed,
+            start=self.start,
+            checkpoint=checkpoint,
+            on_step=on_step,
+        )
         return Trained(
             model=done.model,
             steps=done.applied,
@@ -65,12 +78,14 @@ def private_trainer(task: VoterTask) -> PrivateTrainer:
             "settings of a private training", value=task.trainer, limit="an epsilon and a delta", remedy="--epsilon 8"
         )
     names = tuple(name for name, _ in task.patients)
-    identity = training_identity(settings, task.recipe, voter=task.voter, patients=names, deal=task.deal)
+    start = None if task.start is None else sha256_file(task.start)
+    identity = training_identity(settings, task.recipe, voter=task.voter, patients=names, deal=task.deal, start=start)
     return PrivateTrainer(
         settings=settings,
         journal=task.directory / f"journal-{identity[:16]}.jsonl",
         identity=identity,
         patients=task.training_slots,
+        start=task.start,
     )
 
 
@@ -93,13 +108,29 @@ def charge_of(task: VoterTask) -> Charge:
 
 
 def training_identity(
-    settings: PrivateSettings, recipe: TrainingConfig, *, voter: int, patients: tuple[str, ...], deal: str
+    settings: PrivateSettings,
+    recipe: TrainingConfig,
+    *,
+    voter: int,
+    patients: tuple[str, ...],
+    deal: str,
+    start: str | None = None,
 ) -> str:
-    """Names a training by what decides its charge and its start; no file's content is in it."""
+    """Names a training by what decides its charge and its first weights (``start``: the hash of public ones).
+
+    No patient's file is in it.
+    """
     plain = json.dumps(dataclasses.asdict(settings), default=str, sort_keys=True)
     return digest(
         "private-training",
-        {"deal": deal, "patients": list(patients), "recipe": repr(recipe), "settings": plain, "voter": voter},
+        {
+            **({} if start is None else {"start": start}),
+            "deal": deal,
+            "patients": list(patients),
+            "recipe": repr(recipe),
+            "settings": plain,
+            "voter": voter,
+        },
     )
 
 

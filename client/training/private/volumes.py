@@ -126,7 +126,10 @@ class VolumeSgd:
 
 
 class VolumeBbb:
-    """DP-BBB on a 3D network: the clipped sum at one weight sample a step, and the corrected step of the posterior."""
+    """DP-BBB on a 3D network: the clipped sum at one weight sample a step, and the corrected step of the posterior.
+
+    ``centred``: the prior lies around the weights of ``model`` as it is given, which must be public, instead of 0.
+    """
 
     def __init__(
         self,
@@ -142,12 +145,14 @@ class VolumeBbb:
         seed: int,
         chunk: int = 4,
         method: str = "vmap",
+        centred: bool = False,
     ) -> None:
         refuse_coupling(model)
         refuse_pooled(soft_dice_ce)
         start = plain_weights(model)
         self.model, self.patients, self.rate, self.chunk = model, patients, rate, chunk
         self.parts = one_part(tuple(start), clip)
+        self.centre = start if centred else None
         self.posterior = Posterior.around(start, std=initial_std)
         self.temperature, self.prior_std, self.slots = temperature, prior_std, slots
         self.gradients = per_patient(segmentation_loss(model, soft_dice_ce), method)
@@ -176,6 +181,7 @@ class VolumeBbb:
             temperature=self.temperature,
             prior_std=self.prior_std,
             patients=self.slots,
+            centre=self.centre,
         )
         gradients = [*moves.mean.values(), *moves.rho.values()]
         descend(self._leaves, gradients, self.optimizer, self.rate(step, steps))

@@ -23,6 +23,8 @@ from common.config import DataConfig, TrainingConfig
 from common.data.msd import Case, Dataset, write_dataset
 from common.errors import InvalidInput
 from common.ledger.site import SiteLedger
+from common.models.fit import predict
+from common.models.unet import build_unet, save_weights
 from common.privacy.training import Neighbours, epsilon_of
 
 DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
@@ -108,6 +110,24 @@ def test_every_strategy_trains_a_teacher_that_answers_and_says_what_it_cost(
     assert again is not None
     np.testing.assert_array_equal(first, again)
     np.testing.assert_allclose(first.sum(axis=0), 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-mac", "dp-bbb"])
+def test_a_private_training_begins_from_the_public_start_and_another_start_is_another_training(
+    dataset: Dataset, tmp_path: Path, strategy: str
+) -> None:
+    start = build_unet(RECIPE.channels, in_channels=1, out_channels=3, seed=77)
+    save_weights(tmp_path / "start.pt", start)
+    still = settings(strategy, learning_rate=1e-9, initial_std=1e-9)
+    given = {"data": DATA, "recipe": RECIPE, "voters": 1, "trainer": strategy, "private": still, "seed": 1}
+    first = train_site(dataset, teachers=tmp_path / "t", start=tmp_path / "start.pt", **given).voters[0]  # type: ignore[arg-type]
+    image = np.random.default_rng(0).normal(size=(1, 16, 16, 16)).astype(np.float32)
+    (seen,) = Teachers.load(tmp_path / "t", data=DATA).predict(image)
+    np.testing.assert_allclose(seen, predict(start, image), atol=1e-3)
+    other = train_site(dataset, teachers=tmp_path / "t", **given).voters[0]  # type: ignore[arg-type]
+    assert not other.reused
+    assert other.weights != first.weights
+    assert len(list((tmp_path / "t" / "voter-000").glob("journal-*.jsonl"))) == 2
 
 
 def test_a_finished_private_teacher_is_kept_when_a_scan_changes_and_spends_nothing_more(
