@@ -24,7 +24,7 @@ from client.policy import load_site
 from common.canonical import checked_fields
 from common.errors import DaemonFailed, InvalidInput
 from common.objects import write_atomically
-from common.pki import NodeKeys
+from common.pki import NodeKeys, shared
 from common.process import DaemonSpec, ProcessGroup, accepts, base_env, executable, free_port, proxy_env
 from common.supervision import Kept, Supervisor, json_report
 
@@ -203,7 +203,7 @@ def site_up(site_dir: Path, *, parts: Collection[str] = PARTS, on_ready: Callabl
         group = stack.enter_context(ProcessGroup())
         kept = []
         if "worker" in parts:
-            socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            _make_socket_folder(socket.parent)
             write_link(site_dir)
             kept.append(Kept(spec=lambda: worker(site_dir, socket=socket)))
         if "node" in parts:
@@ -217,6 +217,15 @@ def site_up(site_dir: Path, *, parts: Collection[str] = PARTS, on_ready: Callabl
         except KeyboardInterrupt:
             report("stopping")
     report("stopped")
+
+
+def _make_socket_folder(folder: Path) -> None:
+    """This user's alone; of the group that ``node/`` was given to, if it was, and then its own group's bit is kept."""
+    before = os.umask(0o027 if shared(folder.parent) else 0o077)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    finally:
+        os.umask(before)
 
 
 def write_link(site_dir: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
-from common.canonical import check_hash
+from common.canonical import check_hash, check_schema
 from common.config import StatedBudget, Study, read_section
 from common.data.layouts import DatasetSettings, read_settings
 from common.errors import InvalidInput
@@ -164,8 +164,7 @@ def load_site(directory: Path) -> SiteConfig:
         raise InvalidInput("site.toml cannot be read", value=str(path), remedy="see `consilium site init`") from error
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"site.toml is not TOML ({error})") from error
-    if document.pop("schema", None) != SITE_SCHEMA:
-        raise InvalidInput("site.toml schema", limit=f"schema = {SITE_SCHEMA}")
+    check_schema("site.toml", document.pop("schema", None), known=SITE_SCHEMA)
     dataset = read_settings(document, root=directory)
     known = {"site", "pool", "data", "study", "server", "caps", "allow", "share"}
     unknown = sorted(document.keys() - known)

@@ -20,7 +20,7 @@ from pathlib import Path
 from client.policy import SiteConfig, load_site
 from common.errors import ConsiliumError
 from common.node_auth import MAX_AGE_S, MAX_LEAD_S, signed_headers
-from common.pki import create_node_keys, expires, load_node_key, node_fingerprint, read_node_public_key
+from common.pki import create_node_keys, expires, load_node_key, node_fingerprint, read_node_public_key, shared
 from common.process import proxy_env
 
 MIN_FREE_BYTES = 2 << 30
@@ -65,7 +65,8 @@ def _keys(folder: Path) -> Finding:
         public = read_node_public_key(create_node_keys(folder).public)  # both are there: it only compares them
     except (ConsiliumError, OSError) as error:
         return Finding("keys", False, str(error), "put the key back with mode 0600, or set the site up anew")
-    return Finding("keys", True, f"the node key {node_fingerprint(public)} is its owner's alone")
+    whose = f"its owner's and the group {(folder / 'node').group()}'s" if shared(folder) else "its owner's alone"
+    return Finding("keys", True, f"the node key {node_fingerprint(public)} is {whose}")
 
 
 def _authority(config: SiteConfig, now: datetime) -> Finding:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
 from client.training.site import TRAIN_SCHEMA, voter_directory
+from common.canonical import check_schema
 from common.config import DataConfig, TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import best_device, predict
@@ -109,10 +112,10 @@ class _Voter:
 def _load_voter(directory: Path) -> _Voter:
     try:
         record = json.loads((directory / "train.json").read_text(encoding="utf-8"))
-        if record["schema"] != TRAIN_SCHEMA:
-            raise InvalidInput("teacher's schema", value=record["schema"], limit=str(TRAIN_SCHEMA))
-        data = DataConfig(**{field.name: record["data"][field.name] for field in dataclasses.fields(DataConfig)})
-        recipe = TrainingConfig(**{f.name: record["recipe"][f.name] for f in dataclasses.fields(TrainingConfig)})
+        check_schema("teacher", record["schema"], known=TRAIN_SCHEMA)
+        # A field that an older version did not know has its default, by which that version went.
+        data = DataConfig(**_known(DataConfig, record["data"]))
+        recipe = TrainingConfig(**_known(TrainingConfig, record["recipe"]))
         expected, posterior = record["report"]["weights"], record.get("posterior")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInput(
@@ -127,6 +130,10 @@ def _load_voter(directory: Path) -> _Voter:
     for network in (model, *drawn):
         network.to(device).eval()
     return _Voter(data, recipe, model, expected, drawn)
+
+
+def _known(kind: type[DataConfig] | type[TrainingConfig], record: Mapping[str, Any]) -> dict[str, Any]:
+    return {one.name: record[one.name] for one in dataclasses.fields(kind) if one.name in record}
 
 
 def _drawn(path: Path, model: torch.nn.Module, *, expected: str) -> tuple[torch.nn.Module, ...]:

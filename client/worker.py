@@ -45,6 +45,7 @@ from common.messages import (
     decode,
     encode,
 )
+from common.pki import shared
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
 from common.sealing import SealContext, seal
@@ -245,7 +246,10 @@ class Worker:
 
 
 def serve(worker: Worker, *, socket: Path) -> grpc.Server:
-    """Start serving ``worker`` on a Unix socket that only this user can open; returns the started server."""
+    """Start serving ``worker`` on a Unix socket; returns the started server.
+
+    Only this user can open it, or, in a folder that was given to a group, that group.
+    """
 
     def handle(body: bytes, context: grpc.ServicerContext) -> bytes:
         try:
@@ -268,7 +272,7 @@ def serve(worker: Worker, *, socket: Path) -> grpc.Server:
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
     socket.unlink(missing_ok=True)
-    before = os.umask(0o177)
+    before = os.umask(0o117 if shared(socket.parent) else 0o177)
     try:
         if server.add_insecure_port(f"unix:{socket}") == 0:
             raise InvalidInput("worker socket", value=str(socket), limit="a path of at most 100 bytes, writable")

@@ -83,6 +83,16 @@ def check_hash(text: object) -> str:
     return text
 
 
+def check_schema(what: str, found: object, *, known: int) -> None:
+    """Refuse a format that is not ``known``; the remedy says on which side the older program is."""
+    if type(found) is int and found == known:
+        return
+    remedy = "it comes from another program, or is damaged"
+    if type(found) is int:
+        remedy = "upgrade Consilium here" if found > known else "upgrade Consilium where it was written"
+    raise InvalidInput(f"{what} schema", value=found, limit=str(known), remedy=remedy)
+
+
 def checked_fields(data: object, kinds: dict[str, type]) -> dict[str, Any]:
     """The mapping ``data`` with exactly the keys and types of ``kinds``; anything else is refused."""
     if not isinstance(data, dict):

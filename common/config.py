@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.canonical import digest
+from common.canonical import check_schema, digest
 from common.errors import InvalidInput
 from common.privacy.mechanism import MAX_VOTERS_PER_SITE, AccountantName, Budget, Protection, Relation, Unit
 
@@ -268,9 +268,7 @@ def parse_study(text: str) -> Study:
         raise InvalidInput(
             f"study file is not TOML ({error})", remedy="see `consilium study init` for a valid one"
         ) from error
-    schema = document.pop("schema", None)
-    if schema != STUDY_SCHEMA:
-        raise InvalidInput("study schema", value=schema, limit=f"schema = {STUDY_SCHEMA}")
+    check_schema("study", document.pop("schema", None), known=STUDY_SCHEMA)
     sections = {
         "data": DataConfig,
         "privacy": PrivacyConfig,

@@ -14,7 +14,7 @@ import binascii
 from dataclasses import dataclass
 from typing import Any
 
-from common.canonical import canonical_bytes, check_hash, checked_fields, parse_canonical
+from common.canonical import canonical_bytes, check_hash, check_schema, checked_fields, parse_canonical
 from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
 
@@ -160,8 +160,9 @@ def _document(message: Part) -> dict[str, Any]:
 def decode(data: bytes) -> AnyMessage:
     """Read a message; :class:`InvalidInput` for anything that :func:`encode` would not have written."""
     document = parse_canonical(data)
-    if not isinstance(document, dict) or document.pop("schema", None) != MESSAGE_SCHEMA:
-        raise InvalidInput("message schema", limit=str(MESSAGE_SCHEMA))
+    if not isinstance(document, dict):
+        raise InvalidInput("message", value=type(document).__name__, limit="a mapping")
+    check_schema("message", document.pop("schema", None), known=MESSAGE_SCHEMA)
     if document.get("kind") != "several":
         return _part(document)
     parts = checked_fields(document, {"kind": str, "parts": list})["parts"]

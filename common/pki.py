@@ -338,9 +338,14 @@ def _p384(key: object, path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
+def shared(folder: Path) -> bool:
+    """Whether a folder was given to a group on purpose: its setgid bit, which what is made in it takes over."""
+    return folder.is_dir() and bool(folder.stat().st_mode & stat.S_ISGID)
+
+
 def _private_bytes(path: Path) -> bytes:
     mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
+    if mode & (0o037 if shared(path.parent) else 0o077):
         raise InvalidInput(f"others may read {path}", value=f"{mode:04o}", limit="0600", remedy=f"chmod 600 {path}")
     return path.read_bytes()
 

@@ -15,7 +15,15 @@ from fractions import Fraction
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from common.canonical import canonical_bytes, check_hash, checked_fields, parse_canonical, parse_rational, rational
+from common.canonical import (
+    canonical_bytes,
+    check_hash,
+    check_schema,
+    checked_fields,
+    parse_canonical,
+    parse_rational,
+    rational,
+)
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.chain import NO_HASH, SignedHead, check_time, row_hash
 from common.ledger.keys import hex_bytes
@@ -102,8 +110,7 @@ class StudentStatement:
         kinds: dict[str, type] = dict.fromkeys(("bundle", "created_utc", "mu_squared", "signature", "study"), str)
         kinds |= {"head": dict, "links": list, "queries": int, "schema": int, "size": int}
         fields = checked_fields(parse_canonical(data), kinds)
-        if fields["schema"] != STATEMENT_SCHEMA:
-            raise InvalidInput("schema of a statement", value=fields["schema"], limit=str(STATEMENT_SCHEMA))
+        check_schema("student's statement", fields["schema"], known=STATEMENT_SCHEMA)
         return cls(
             study_id=fields["study"],
             bundle=fields["bundle"],

@@ -19,7 +19,15 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from common.canonical import canonical_bytes, check_hash, checked_fields, digest, parse_canonical, sha256_bytes
+from common.canonical import (
+    canonical_bytes,
+    check_hash,
+    check_schema,
+    checked_fields,
+    digest,
+    parse_canonical,
+    sha256_bytes,
+)
 from common.config import CodecConfig, Study
 from common.errors import InvalidInput
 
@@ -254,8 +262,9 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raise InvalidInput(
             "codec file is damaged or no codec", limit="bytes a codec wrote", remedy="fetch it again"
         ) from error
-    if not isinstance(header, dict) or header.get("schema") != CODEC_SCHEMA or not isinstance(header.get("name"), str):
-        raise InvalidInput("codec header", limit=f"schema {CODEC_SCHEMA} and a name")
+    if not isinstance(header, dict) or not isinstance(header.get("name"), str):
+        raise InvalidInput("codec header", limit="a schema and a name")
+    check_schema("codec", header.get("schema"), known=CODEC_SCHEMA)
     return header, arrays
 
 

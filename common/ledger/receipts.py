@@ -21,7 +21,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from common.canonical import canonical_bytes, check_hash, checked_fields, parse_canonical, parse_rational
+from common.canonical import canonical_bytes, check_hash, check_schema, checked_fields, parse_canonical, parse_rational
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.chain import NO_HASH, SignedHead, body_digest, check_time, row_hash
 from common.ledger.keys import hex_bytes
@@ -128,8 +128,7 @@ class Receipt:
         kinds: dict[str, type] = dict.fromkeys(("batch", "signature", "site", "study"), str)
         kinds |= dict.fromkeys(("after", "before", "head", "pool", "previous"), dict)
         fields = checked_fields(data, {**kinds, "links": list, "releases": list, "schema": int})
-        if fields["schema"] != RECEIPT_SCHEMA:
-            raise InvalidInput("receipt schema", value=fields["schema"], limit=str(RECEIPT_SCHEMA))
+        check_schema("receipt", fields["schema"], known=RECEIPT_SCHEMA)
         previous = checked_fields(fields["previous"], {"hash": str, "seq": int})
         releases = [checked_fields(item, {"body": dict, "seq": int}) for item in fields["releases"]]
         if not releases:

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from common.canonical import checked_fields
+from common.canonical import check_schema, checked_fields
 from common.errors import InvalidInput
 from common.objects import write_atomically
 
@@ -255,8 +255,7 @@ def _parse(text: str) -> dict[str, User]:
     try:
         document: Any = json.loads(text)
         fields = checked_fields(document, {"schema": int, "users": list})
-        if fields["schema"] != USERS_SCHEMA:
-            raise InvalidInput("users file schema", value=fields["schema"], limit=str(USERS_SCHEMA))
+        check_schema("users file", fields["schema"], known=USERS_SCHEMA)
         users = {}
         for item in fields["users"]:
             user = checked_fields(item, {"name": str, "role": str, "salt": str, "scrypt": str})

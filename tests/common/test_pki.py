@@ -22,6 +22,7 @@ from common.pki import (
     create_node_keys,
     expires,
     issue_server_certificate,
+    load_node_key,
     node_fingerprint,
     read_node_public_key,
 )
@@ -194,6 +195,20 @@ def test_a_key_others_may_read_is_refused(identity: ServerIdentity, tmp_path: Pa
     authority.key.chmod(0o644)
     with pytest.raises(InvalidInput, match="chmod 600"):
         issue_server_certificate(authority, tmp_path / "tls", names=["localhost"])
+
+
+def test_a_node_key_may_be_read_by_the_group_its_folder_was_given_to_and_by_nobody_else(tmp_path: Path) -> None:
+    """As under systemd, where the worker and the node are two users: the folder's setgid bit says it is on purpose."""
+    keys = create_node_keys(tmp_path / "keys")
+    keys.private.chmod(0o640)
+    with pytest.raises(InvalidInput, match="others may read"):
+        load_node_key(keys.private)
+    keys.private.parent.chmod(0o2750)
+    load_node_key(keys.private)
+    for wider in (0o644, 0o660, 0o641):
+        keys.private.chmod(wider)
+        with pytest.raises(InvalidInput, match="others may read"):
+            load_node_key(keys.private)
 
 
 def test_half_an_authority_is_refused(tmp_path: Path) -> None:

@@ -185,7 +185,14 @@ def test_systemd_runs_commands_that_exist_without_privilege(unit: Path) -> None:
     text = unit.read_text(encoding="utf-8")
     (line,) = re.findall(r"^ExecStart=\S+/consilium (.*)$", text, re.MULTILINE)
     assert_command_exists(shlex.split(line))
-    for needed in ("User=consilium", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "ProtectSystem=strict"):
+    user = "consilium-node" if "node" in unit.stem else "consilium"
+    for needed in (
+        f"User={user}",
+        f"Group={user}",
+        "NoNewPrivileges=yes",
+        "CapabilityBoundingSet=",
+        "ProtectSystem=strict",
+    ):
         assert f"\n{needed}\n" in text
     if "node" in unit.stem:
         assert "\nTemporaryFileSystem=/srv" in text

@@ -84,6 +84,8 @@ class Party:
     name: str
     namespace: str
     facts: Path
+    python: str = sys.executable
+    """The interpreter that runs this party's version of Consilium."""
     process: subprocess.Popen[bytes] | None = None
 
     def pid(self, role: str) -> int:
@@ -168,7 +170,7 @@ class Federation:
     ) -> subprocess.Popen[bytes]:
         with (self.root / f"{party.name}.out").open("ab") as log:
             return subprocess.Popen(
-                ["ip", "netns", "exec", party.namespace, *consilium(*words)],
+                ["ip", "netns", "exec", party.namespace, *consilium(*words, python=party.python)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -199,7 +201,7 @@ class Federation:
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """What the operator types, at the server."""
-        return self.inside("server", *consilium(*words))
+        return self.inside("server", *consilium(*words, python=self.parties["server"].python))
 
     def start_run(self) -> None:
         self.run = self._spawn(self.parties["server"], ["study", "run", str(self.workspace.root)])
@@ -283,8 +285,8 @@ class Federation:
             return int(ledger.summary()["queries_accepted"])
 
 
-def consilium(*words: str) -> list[str]:
-    return [sys.executable, "-c", "from consilium.cli import main; main()", *words]
+def consilium(*words: str, python: str = sys.executable) -> list[str]:
+    return [python, "-P", "-c", "from consilium.cli import main; main()", *words]
 
 
 def ip(*words: str) -> None:
