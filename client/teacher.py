@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,14 @@ from common.models.unet import build_unet, load_weights
 class Teachers:
     """``models[i]`` is voter i, None where all its slots are empty; ``weights[i]`` its weights' SHA-256.
 
-    ``ensembles[i]`` are further networks drawn once around voter i's mean network, for a voter trained by dp-bbb:
-    their predictions are averaged. The draws depend on the weights alone, so a question asked again is answered alike.
+    ``posteriors[i]`` is set for a voter trained by dp-bbb: the predictions of networks drawn around its mean network
+    are averaged.
     """
 
     data: DataConfig
     models: tuple[torch.nn.Module | None, ...]
     weights: tuple[str | None, ...]
-    ensembles: tuple[tuple[torch.nn.Module, ...], ...] = ()
+    posteriors: tuple[Posterior | None, ...] = ()
     recipe: TrainingConfig = field(default_factory=TrainingConfig)
 
     @classmethod
@@ -59,44 +59,78 @@ class Teachers:
             data=voters[0].data,
             models=tuple(voter.model for voter in voters),
             weights=tuple(voter.weights for voter in voters),
-            ensembles=tuple(voter.drawn for voter in voters),
+            posteriors=tuple(voter.posterior for voter in voters),
             recipe=voters[0].recipe,
         )
 
-    def predict(self, image: Float[np.ndarray, "c x y z"]) -> list[Float[np.ndarray, "k x y z"] | None]:
-        """Class probabilities (float32) of one z-scored volume on the grid by every voter, in their order."""
+    def predict(self, image: Float[np.ndarray, "c x y z"]) -> Iterator[Float[np.ndarray, "k x y z"] | None]:
+        """Class probabilities (float32) of one z-scored volume on the grid by every voter, in their order.
+
+        Each is computed when it is asked for: m voters of a large volume need the memory of one.
+        """
         expected = (len(self.data.channels), *self.data.grid)
         if image.shape != expected:
             raise InvalidInput("volume's shape", value=image.shape, limit=str(expected))
-        return [None if model is None else self._mean(voter, model, image) for voter, model in enumerate(self.models)]
+        return (None if model is None else self._mean(voter, model, image) for voter, model in enumerate(self.models))
 
     def _mean(
         self, voter: int, model: torch.nn.Module, image: Float[np.ndarray, "c x y z"]
     ) -> Float[np.ndarray, "k x y z"]:
-        drawn = self.ensembles[voter] if self.ensembles else ()
+        posterior = self.posteriors[voter] if self.posteriors else None
         patch, amp = self.recipe.patch, self.recipe.amp
-        if not drawn:
+        if posterior is None:
             return predict(model, image, patch=patch, amp=amp)
-        return averaged(np.stack([predict(network, image, patch=patch, amp=amp) for network in drawn]))
+        return averaged(predict(network, image, patch=patch, amp=amp) for network in posterior.around(model))
 
 
 SAMPLES = 10
 """Networks drawn from a posterior; their mean prediction is the voter's."""
 
 
-def averaged(samples: Float[np.ndarray, "s k x y z"]) -> Float[np.ndarray, "k x y z"]:
+@dataclass(frozen=True, slots=True)
+class Posterior:
+    """The standard deviation of every parameter, in the parameters' order. ``seed`` is made of their file's hash, so
+    the draws depend on the weights alone and a question asked again is answered alike."""
+
+    deviations: tuple[torch.Tensor, ...]
+    seed: int
+
+    def around(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        """:data:`SAMPLES` networks w = μ + s·ε around ``model``, one after the other."""
+        generator = torch.Generator().manual_seed(self.seed)
+        for _ in range(SAMPLES):
+            network = copy.deepcopy(model)
+            with torch.no_grad():
+                for parameter, deviation in zip(network.parameters(), self.deviations, strict=True):
+                    parameter += (deviation * torch.randn(deviation.shape, generator=generator)).to(parameter.device)
+            yield network.eval()
+
+
+def averaged(samples: Iterable[Float[np.ndarray, "k x y z"]]) -> Float[np.ndarray, "k x y z"]:
     """The mean of sampled predictions, drawn towards the image's own mean label where the samples disagree.
 
     Voxel by voxel, with u in [0, 1] the mutual information between label and weights over log k: (1 − u)·p + u·p̄, p̄ the
     prediction's own mean over all voxels. Still probabilities, and a code of them is shorter where the posterior does
     not know; whether a site answers never depends on it.
     """
-    mean = samples.mean(axis=0)
-    total = -(mean * np.log(np.maximum(mean, 1e-30))).sum(axis=0)
-    inner = -(samples * np.log(np.maximum(samples, 1e-30))).sum(axis=1).mean(axis=0)
-    unsure = np.clip((total - inner) / np.log(samples.shape[1]), 0, 1)
+    each = iter(samples)
+    mean, count = next(each).copy(), 1
+    inner = _entropy(mean)
+    for sample in each:
+        mean += sample
+        inner += _entropy(sample)
+        count += 1
+    mean /= count
+    inner /= count
+    unsure = np.clip((_entropy(mean) - inner) / np.log(len(mean)), 0, 1)
     flat = mean.mean(axis=(1, 2, 3), keepdims=True)
     result: np.ndarray = ((1 - unsure) * mean + unsure * flat).astype(np.float32)
+    return result
+
+
+def _entropy(probabilities: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "x y z"]:
+    """In nats, voxel by voxel."""
+    result: np.ndarray = -sum(p * np.log(np.maximum(p, 1e-30)) for p in probabilities)
     return result
 
 
@@ -106,7 +140,7 @@ class _Voter:
     recipe: TrainingConfig
     model: torch.nn.Module | None = None
     weights: str | None = None
-    drawn: tuple[torch.nn.Module, ...] = ()
+    posterior: Posterior | None = None
 
 
 def _load_voter(directory: Path) -> _Voter:
@@ -125,28 +159,16 @@ def _load_voter(directory: Path) -> _Voter:
         return _Voter(data, recipe)
     model = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels))
     load_weights(directory / "weights.pt", model, expected_hash=expected)
-    drawn = () if posterior is None else _drawn(directory / "posterior.pt", model, expected=posterior)
-    device = best_device()
-    for network in (model, *drawn):
-        network.to(device).eval()
-    return _Voter(data, recipe, model, expected, drawn)
+    spread = None if posterior is None else _posterior(directory / "posterior.pt", model, expected=posterior)
+    model.to(best_device()).eval()
+    return _Voter(data, recipe, model, expected, spread)
 
 
 def _known(kind: type[DataConfig] | type[TrainingConfig], record: Mapping[str, Any]) -> dict[str, Any]:
     return {one.name: record[one.name] for one in dataclasses.fields(kind) if one.name in record}
 
 
-def _drawn(path: Path, model: torch.nn.Module, *, expected: str) -> tuple[torch.nn.Module, ...]:
-    """:data:`SAMPLES` networks w = μ + s·ε; ε from a seed made of the file's hash."""
+def _posterior(path: Path, model: torch.nn.Module, *, expected: str) -> Posterior:
     spread = copy.deepcopy(model)
     found = load_weights(path, spread, expected_hash=expected)
-    generator = torch.Generator().manual_seed(int(found[:15], 16))
-    networks = []
-    for _ in range(SAMPLES):
-        network = copy.deepcopy(model)
-        with torch.no_grad():
-            for parameter, deviation in zip(network.parameters(), spread.parameters(), strict=True):
-                parameter += deviation * torch.randn(parameter.shape, generator=generator)
-        network.eval()
-        networks.append(network)
-    return tuple(networks)
+    return Posterior(tuple(deviation.detach() for deviation in spread.parameters()), seed=int(found[:15], 16))

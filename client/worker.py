@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -60,8 +60,11 @@ log = logging.getLogger(__name__)
 class Voters(Protocol):
     """The site's teachers, as the worker needs them."""
 
-    def predict(self, volume: bytes) -> Sequence[NDArray[np.float32] | None]:
-        """One probability map [c, x, y, z] a voter for a public volume's bytes; None for an empty slot."""
+    def predict(self, volume: bytes) -> Iterable[NDArray[np.float32] | None]:
+        """One probability map [c, x, y, z] a voter for a public volume's bytes; None for an empty slot.
+
+        Taken one at a time: m maps of a large volume would not fit.
+        """
 
 
 class _VolumeVoters:
@@ -70,12 +73,11 @@ class _VolumeVoters:
     def __init__(self, teachers: Teachers, data: DataConfig, *, silent: Callable[[], frozenset[int]]) -> None:
         self._teachers, self._data, self._silent = teachers, data, silent
 
-    def predict(self, volume: bytes) -> Sequence[NDArray[np.float32] | None]:
+    def predict(self, volume: bytes) -> Iterator[NDArray[np.float32] | None]:
         from common.data.volume import volume_from_bytes
 
-        maps = self._teachers.predict(volume_from_bytes(volume, self._data).image)
-        silent = self._silent()  # voters who lost a patient since they were trained
-        return [None if voter in silent else answer for voter, answer in enumerate(maps)]
+        for voter, answer in enumerate(self._teachers.predict(volume_from_bytes(volume, self._data).image)):
+            yield None if voter in self._silent() else answer  # silent: lost a patient since it was trained
 
 
 Fetch = Callable[[str], bytes]

@@ -1,7 +1,8 @@
 """Voters trained side by side: one voter at a time in each of several processes, one thread a process.
 
 The weights do not depend on how many there are: a voter's training reads its own task and nothing else. A process that
-dies takes its voter with it and no other one: that voter is reported and a fresh process goes on with the rest. Ctrl-C
+dies takes its voter with it and no other one: that voter is reported and a fresh process goes on with the rest. What a
+voter may keep of its volumes in memory is shared out among the processes. Ctrl-C
 (any exception here) ends every process at once; finished voters and checkpoints stay, so the next call goes on.
 """
 
@@ -19,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING
 
+from common.data.stored import DEFAULT_BUDGET_BYTES
 from common.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ def _run(tasks: Sequence[VoterTask], *, jobs: int, on_progress: OnProgress) -> l
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                running.append(_start())
+                running.append(_start(cache_bytes=DEFAULT_BUDGET_BYTES // jobs))
                 _give(running[-1], waiting, tasks)
             for connection in wait([one.connection for one in running]):
                 one = next(one for one in running if one.connection is connection)
@@ -100,10 +102,10 @@ def _give(one: _Process, waiting: list[int], tasks: Sequence[VoterTask]) -> bool
     return True
 
 
-def _start() -> _Process:
+def _start(*, cache_bytes: int) -> _Process:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs,), daemon=True)
+    process = context.Process(target=_work, args=(theirs, cache_bytes), daemon=True)
     resource_tracker.ensure_running()  # it resets the signal mask when it starts, so it must not start below
     # Ctrl-C reaches the whole foreground group: blocked in the child from its first moment, acted upon in the parent.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -137,7 +139,7 @@ def _obituary(process: SpawnProcess) -> str:
     return f"the training process ended with exit status {code}"
 
 
-def _work(connection: Connection) -> None:
+def _work(connection: Connection, cache_bytes: int) -> None:
     """A training process: tasks in, progress and outcomes out, until the parent closes the line or ends it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no half-written file is left
     for name in _THREADS:
@@ -154,7 +156,7 @@ def _work(connection: Connection) -> None:
         except EOFError:
             return
         try:
-            outcome: VoterOutcome | str = train_voter(task, on_step=report)
+            outcome: VoterOutcome | str = train_voter(task, on_step=report, cache_bytes=cache_bytes)
         except BrokenPipeError:  # the parent is gone
             return
         except Exception as error:  # noqa: BLE001  # whatever it is, it is this voter's alone

@@ -29,7 +29,7 @@ from common.canonical import digest, sha256_file
 from common.config import DataConfig, TrainingConfig
 from common.data.dataset import Case, Dataset, Problem, check_labels
 from common.data.patients import content_hash
-from common.data.stored import VolumeCache, read, together
+from common.data.stored import DEFAULT_BUDGET_BYTES, VolumeCache, read, together
 from common.data.volume import load_example
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, mean_present
@@ -265,13 +265,14 @@ def site_report(outcomes: Iterable[VoterOutcome | Crash]) -> SiteReport:
     return SiteReport(voters=tuple(outcome.report for outcome in done), problems=problems, crashes=crashes)
 
 
-def train_voter(task: VoterTask, *, on_step: OnStep) -> VoterOutcome:
+def train_voter(task: VoterTask, *, on_step: OnStep, cache_bytes: int = DEFAULT_BUDGET_BYTES) -> VoterOutcome:
     """Train (or resume, or keep) one voter from its own task alone, and record it beside its weights.
 
     A scan that cannot be used is a Problem. A training that its data make impossible (a diverging loss) leaves the
     voter without weights, so that it contributes the zero code: whether a site takes part says nothing of its data.
+    Volumes beyond ``cache_bytes`` lie in files meanwhile, which changes no weight.
     """
-    with VolumeCache(task.directory / "cache") as cache:
+    with VolumeCache(task.directory / "cache", budget_bytes=cache_bytes) as cache:
         return _train_voter(task, cache, on_step=on_step)
 
 

@@ -64,7 +64,7 @@ def report_facts(
     names = sorted(site.name for site in workspace.sites())
     for name in names:
         site_teachers = Teachers.load(places.sites / name / "teachers")
-        votes = [site_teachers.predict(image) for image in images]
+        votes = [list(site_teachers.predict(image)) for image in images]
         for voter in range(len(site_teachers.models)):
             maps = [probabilities for vote in votes if (probabilities := vote[voter]) is not None]
             if not maps:  # an empty slot: no teacher

@@ -236,9 +236,9 @@ def test_a_loaded_teacher_falls_silent_when_its_patient_is_withdrawn(fed, monkey
     ledger = fed.site_ledgers["site-0"]
     start = ledger.row_count
     voters = _VolumeVoters(Loaded(), fed.study.data, silent=lambda: ledger.withdrawn_voters(after=start))
-    assert voters.predict(b"") == ["first", "second"]
+    assert list(voters.predict(b"")) == ["first", "second"]
     ledger.withdraw_patient(slot=3, voter=1, subject="a" * 64, weights="b" * 64)
-    assert voters.predict(b"") == ["first", None]
+    assert list(voters.predict(b"")) == ["first", None]
     assert ledger.withdrawn_voters(after=ledger.row_count) == frozenset()
 
 

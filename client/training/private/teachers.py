@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from client.training.base import Part
@@ -24,7 +23,7 @@ from client.training.private.strategies import cosine
 from client.training.private.volumes import Blocks, Patients, VolumeBbb, VolumeSgd, mac_gradients, mac_parts
 from common.config import TrainingConfig
 from common.errors import InvalidInput
-from common.models.fit import OnStep, one_hot
+from common.models.fit import OnStep
 from common.models.unet import build_unet, load_weights
 from common.privacy.training import TrainingEvent
 
@@ -65,10 +64,13 @@ def train_privately(
     if start is not None:
         load_weights(start, model)
     patients = Patients(
-        torch.tensor(np.stack(list(part.images)), dtype=torch.float32),
-        torch.tensor(np.stack([one_hot(labels, part.classes) for labels in part.labels])),
+        part.images,
+        part.labels,
         part.slots,
         scans=settings.scans,
+        classes=part.classes,
+        patch=recipe.patch,
+        seed=seed,
     )
     if journal.plan.patients < len(set(part.slots)):
         raise InvalidInput("patients of a private training", value=len(set(part.slots)), limit="those of the plan")

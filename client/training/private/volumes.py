@@ -1,18 +1,20 @@
 """DP-SGD, DP-MAC and DP-BBB for the 3D teachers, as strategies of the engine: one patient, one example, one clip.
 
 A patient is all patches (or views) of its volume; its loss is their mean. Patients come in chunks through
-``torch.func``; the sum over chunks is an integer, so how the chunks are cut changes no bit of it.
+``torch.func``; the sum over chunks is an integer, so how the chunks are cut changes no bit of it. A chunk's volumes are
+read when its turn comes, and cut to patches at once, so memory does not grow with the number of patients.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from monai.networks.blocks import Convolution
 from torch.func import functional_call, grad, vmap
 
@@ -28,8 +30,16 @@ from client.training.private.gradients import (
 )
 from client.training.private.strategies import Rate, descend
 from client.training.private.sums import Parts, integer_sum, one_part, zeros_like
+from common.data.stored import StoredVolumes
 from common.errors import InvalidInput
-from common.models.fit import soft_dice_ce
+from common.models.fit import one_hot, soft_dice_ce
+
+Volumes: TypeAlias = torch.Tensor | np.ndarray | StoredVolumes
+
+VOXELS_AT_ONCE = 1 << 21
+"""Voxels whose gradients are taken together, however many patients a chunk may have: one patch of 128³."""
+
+_PATCH = 3  # keeps these draws apart from those of common.models.fit
 
 Gradients = Callable[[Weights, torch.Tensor, torch.Tensor], tuple[dict[str, torch.Tensor], torch.Tensor]]
 """(weights, patches [b, k, c, x, y, z], targets [b, k, …]) → per-patient gradients [b, *shape] and losses [b]."""
@@ -37,22 +47,30 @@ Gradients = Callable[[Weights, torch.Tensor, torch.Tensor], tuple[dict[str, torc
 
 @dataclass(frozen=True, slots=True)
 class Patients:
-    """A voter's scans: ``images`` [m, c, x, y, z], one-hot ``targets`` [m, l, x, y, z]; scan i belongs to ``slots[i]``.
+    """A voter's scans: ``images`` [m, c, x, y, z] and ``targets``; scan i belongs to ``slots[i]``.
 
-    ``scans`` of a patient (the next in turn, from the start again where it has fewer) are averaged before its clip:
-    however many scans a patient has, it is one example. A slot without a usable scan may be sampled and contributes
-    zero, so n stays what was dealt.
+    ``targets`` are one-hot [m, l, x, y, z], or label maps [m, x, y, z] of ``classes`` classes; both may be
+    :class:`~common.data.stored.StoredVolumes`. ``scans`` of a patient (the next in turn, from the start again where it
+    has fewer) are averaged before its clip: however many scans a patient has, it is one example. With ``patch`` each
+    is a random patch, at a place drawn from ``seed``, the turn and the scan alone. A slot without a usable scan may be
+    sampled and contributes zero, so n stays what was dealt.
     """
 
-    images: Float[torch.Tensor, "m c x y z"]
-    targets: Float[torch.Tensor, "m l x y z"]
+    images: Volumes
+    targets: Volumes
     slots: tuple[int, ...]
     scans: int = 1
+    classes: int | None = None
+    patch: tuple[int, ...] = ()
+    seed: int = 0
     _rows: dict[int, list[int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not len(self.images) == len(self.targets) == len(self.slots) or self.scans < 1:
             raise InvalidInput("patients", value=len(self.slots), limit="one slot for every scan")
+        grid = tuple(self.images.shape[2:])
+        if self.patch and any(n > size for n, size in zip(self.patch, grid, strict=True)):
+            raise InvalidInput("training patch", value=self.patch, limit=f"within the grid {grid}")
         rows: dict[int, list[int]] = {}
         for row, slot in enumerate(self.slots):
             rows.setdefault(slot, []).append(row)
@@ -61,12 +79,36 @@ class Patients:
     def chunks(
         self, batch: Int64[np.ndarray, "b"], size: int, *, turn: int = 0
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The patients in these slots, ``size`` at a time: [size, scans, …]; ``turn`` moves on through their scans."""
+        """The patients in these slots, at most ``size`` at a time and fewer where they are large: [size, scans, …].
+
+        ``turn`` moves on through their scans and to other patches.
+        """
+        size = max(1, min(size, VOXELS_AT_ONCE // (self.scans * math.prod(self.patch or self.images.shape[2:]))))
         filled = [self._rows[slot] for slot in batch.tolist() if slot in self._rows]
         picks = [[rows[(turn * self.scans + scan) % len(rows)] for scan in range(self.scans)] for rows in filled]
         for start in range(0, len(picks), size):
-            chosen = torch.tensor(picks[start : start + size])
-            yield self.images[chosen], self.targets[chosen]
+            views = [
+                self._view(row, np.random.default_rng([_PATCH, self.seed, turn, row, scan]))
+                for rows in picks[start : start + size]
+                for scan, row in enumerate(rows)
+            ]
+            images, targets = (torch.stack(both) for both in zip(*views, strict=True))
+            yield images.unflatten(0, (-1, self.scans)), targets.unflatten(0, (-1, self.scans))
+
+    def _view(self, row: int, draws: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """One scan, or a patch of it, as float32 image [c, …] and one-hot target [l, …]."""
+        image, target = self.images[row], self.targets[row]
+        if self.patch:
+            corner = [int(draws.integers(n - p + 1)) for n, p in zip(image.shape[1:], self.patch, strict=True)]
+            box = tuple(slice(at, at + p) for at, p in zip(corner, self.patch, strict=True))
+            image, target = image[(slice(None), *box)], target[(*[slice(None)] * (target.ndim - 3), *box)]
+        if self.classes is not None:
+            target = one_hot(np.asarray(target), self.classes)
+        return _as_float(image), _as_float(target)
+
+
+def _as_float(array: torch.Tensor | np.ndarray) -> torch.Tensor:
+    return array.float() if isinstance(array, torch.Tensor) else torch.tensor(array, dtype=torch.float32)
 
 
 class VolumeSgd:

@@ -1,0 +1,84 @@
+"""The worker's memory: however many voters a site has, few of their probability maps exist at once."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import client.teacher
+from client.teacher import SAMPLES, Posterior, Teachers, averaged
+from client.worker import _VolumeVoters
+from common.config import DataConfig
+from common.models.unet import build_unet
+from server.query import plan_queries
+from server.workspace import CodecRecord
+from tests.federation import Federation
+
+DATA = DataConfig(labels=("background", "core"), spacing_mm=(1, 1, 1), grid=(8, 8, 8))
+
+
+def test_a_site_of_many_voters_holds_two_maps_at_most(tmp_path, monkeypatch) -> None:
+    alive: list[weakref.ref[np.ndarray]] = []
+    most = 0
+
+    class Many:
+        def predict(self, image: np.ndarray) -> Iterator[np.ndarray]:
+            nonlocal most
+            for voter in range(9):
+                made = np.full((2, 4, 4, 4), voter / 10, dtype=np.float32)
+                alive.append(weakref.ref(made))
+                most = max(most, sum(ref() is not None for ref in alive))
+                yield made
+                del made
+
+    monkeypatch.setattr("common.data.volume.volume_from_bytes", lambda *_: SimpleNamespace(image=None))
+    fed = Federation(tmp_path)
+    worker = fed.workers[fed.sites[0].node_id]
+    worker._voters = _VolumeVoters(Many(), DATA, silent=frozenset)  # type: ignore[arg-type]
+    record = CodecRecord(sha256=fed.codec_hash, dimension=fed.codec.dimension)
+    query = plan_queries(fed.study, codec=record, volumes=fed.volumes)[0]
+    codes = worker._encoded(fed.codec, fed.volumes[0], query)
+    fed.close()
+    assert len(codes) == 9
+    assert most == 2
+
+
+def test_a_voter_is_asked_only_when_its_turn_comes(monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(client.teacher, "predict", lambda model, image, **_: asked.append(model) or image)
+    models = tuple(torch.nn.Identity() for _ in range(3))
+    given = Teachers(DATA, (models[0], None, models[2]), ("a", None, "c")).predict(np.zeros((1, 8, 8, 8), np.float32))
+    assert asked == []
+    next(given)
+    assert asked == [models[0]]
+    assert next(given) is None
+    next(given)
+    assert asked == [models[0], models[2]]
+
+
+def test_a_posteriors_networks_are_drawn_one_by_one_and_alike_each_time() -> None:
+    mean = build_unet((2, 4), in_channels=1, out_channels=2, seed=1)
+    deviations = tuple(torch.full_like(parameter, 0.1) for parameter in mean.parameters())
+    first, again = ([list(n.parameters()) for n in Posterior(deviations, 7).around(mean)] for _ in range(2))
+    assert len(first) == SAMPLES
+    for one, other in zip(first, again, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert not torch.equal(first[0][0], first[1][0])
+    spread = torch.stack([torch.cat([p.flatten() for p in network]) for network in first]).std(dim=0)
+    assert spread.mean().item() == pytest.approx(0.1, rel=0.1)
+
+
+def test_the_mean_of_samples_taken_one_by_one_is_that_of_all_at_once() -> None:
+    samples = np.random.default_rng(1).dirichlet([0.4, 0.4, 0.4], size=(6, 5, 4, 3)).astype(np.float32)
+    samples = np.moveaxis(samples, -1, 1)
+    mean = samples.mean(axis=0)
+    total = -(mean * np.log(mean)).sum(axis=0)
+    inner = -(samples * np.log(np.maximum(samples, 1e-30))).sum(axis=1).mean(axis=0)
+    unsure = (total - inner) / np.log(3)
+    expected = (1 - unsure) * mean + unsure * mean.mean(axis=(1, 2, 3), keepdims=True)
+    np.testing.assert_allclose(averaged(iter(samples)), expected, atol=2e-6)

@@ -1,0 +1,104 @@
+"""A private trainer's patients: read when their turn comes, cut to patches, the same from memory as from disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from client.training.private import volumes
+from client.training.private.volumes import Patients
+from common.data.stored import StoredVolumes, VolumeCache
+from common.errors import InvalidInput
+from common.models.fit import one_hot
+
+CLASSES, GRID = 3, (12, 10, 8)
+
+
+def scans(count: int = 6) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Images of two channels that hold the label in the first, so that an image shows where its patch lies."""
+    labels = [np.random.default_rng(i).integers(0, CLASSES, GRID).astype(np.uint8) for i in range(count)]
+    images = [np.stack([label, label + 10.0]).astype(np.float32) for label in labels]
+    return images, labels
+
+
+def chunks(people: Patients, *, size: int = 2, turn: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(people.chunks(np.arange(3), size, turn=turn))
+
+
+def test_patients_from_files_are_those_from_memory_to_the_bit(tmp_path: Path) -> None:
+    images, labels = scans()
+    with VolumeCache(tmp_path / "c", budget_bytes=0) as cache:
+        stored = [StoredVolumes([cache.keep(array) for array in arrays]) for arrays in (images, labels)]
+        slots = (0, 0, 1, 1, 2, 2)
+        from_disk = Patients(*stored, slots, scans=2, classes=CLASSES, patch=(4, 6, 8), seed=5)
+        from_memory = Patients(
+            np.stack(images), np.stack(labels), slots, scans=2, classes=CLASSES, patch=(4, 6, 8), seed=5
+        )
+        for found, expected in zip(chunks(from_disk), chunks(from_memory), strict=True):
+            for one, other in zip(found, expected, strict=True):
+                assert torch.equal(one, other)
+
+
+def test_no_more_volumes_are_read_than_the_chunk_at_hand_needs() -> None:
+    images, labels = scans()
+    reads: list[int] = []
+
+    class Counted(StoredVolumes):
+        def __getitem__(self, index: int) -> np.ndarray:
+            reads.append(index)
+            return super().__getitem__(index)
+
+    people = Patients(Counted(images), StoredVolumes(labels), tuple(range(6)), classes=CLASSES)
+    given = people.chunks(np.arange(6), 2)
+    assert reads == []
+    for done in (2, 4, 6):
+        next(given)
+        assert len(reads) == done
+
+
+def test_a_patch_of_an_image_and_of_its_label_lie_in_one_place_and_move_from_turn_to_turn() -> None:
+    images, labels = scans()
+    people = Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, patch=(4, 4, 4), seed=1)
+    ((image, target), *_) = chunks(people)
+    assert image.shape == (2, 1, 2, 4, 4, 4)
+    assert target.shape == (2, 1, CLASSES, 4, 4, 4)
+    torch.testing.assert_close(image[:, :, 0], target.argmax(dim=2).float())
+    assert torch.equal(chunks(people)[0][0], image)
+    assert not torch.equal(chunks(people, turn=1)[0][0], image)
+
+
+def test_where_a_patch_lies_does_not_depend_on_who_else_is_in_the_batch() -> None:
+    images, labels = scans()
+    people = Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, patch=(4, 4, 4), seed=1)
+    ((alone, _),) = people.chunks(np.array([4]), 6)
+    ((among, _),) = people.chunks(np.array([0, 4, 5]), 6)
+    assert torch.equal(among[1], alone[0])
+
+
+def test_large_patches_are_taken_one_patient_at_a_time() -> None:
+    images, labels = scans()
+    people = Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, scans=2)
+    with patch.object(volumes, "VOXELS_AT_ONCE", 2 * 2 * 12 * 10 * 8):
+        assert [len(image) for image, _ in people.chunks(np.arange(5), 4)] == [2, 2, 1]
+    with patch.object(volumes, "VOXELS_AT_ONCE", 1):
+        assert [len(image) for image, _ in people.chunks(np.arange(3), 4)] == [1, 1, 1]
+
+
+def test_one_hot_targets_and_label_maps_are_the_same_patients() -> None:
+    images, labels = scans()
+    hot = np.stack([one_hot(label, CLASSES) for label in labels])
+    maps = Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES)
+    ready = Patients(torch.tensor(np.stack(images)), torch.tensor(hot), tuple(range(6)))
+    for found, expected in zip(chunks(maps), chunks(ready), strict=True):
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[1], expected[1])
+
+
+def test_a_patch_larger_than_the_grid_is_refused() -> None:
+    images, labels = scans()
+    with pytest.raises(InvalidInput, match="training patch"):
+        Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, patch=(4, 4, 9))
