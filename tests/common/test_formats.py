@@ -33,12 +33,15 @@ quorum = 3
 
 RECEIPT = {
     **dict.fromkeys(("batch", "signature", "site", "study"), ""),
-    **dict.fromkeys(("after", "before", "head", "pool", "previous"), {}),
-    **dict.fromkeys(("links", "releases"), []),
+    **{key: {} for key in ("after", "before", "head", "pool", "previous")},
+    **{key: [] for key in ("links", "releases")},
 }
 STATEMENT = {
     **dict.fromkeys(("bundle", "created_utc", "mu_squared", "signature", "study"), ""),
-    **{"head": {}, "links": [], "queries": 0, "size": 0},
+    "head": {},
+    "links": [],
+    "queries": 0,
+    "size": 0,
 }
 
 
