@@ -292,12 +292,30 @@ class Blocks:
         return cls(tuple(found), members)
 
 
+class _Probe(torch.autograd.Function):  # type: ignore[misc]
+    """The identity on a block's output; what it sends back to the scalar beside it is the norm of ∂L/∂output."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(output: torch.Tensor, probe: torch.Tensor) -> torch.Tensor:
+        return output.view_as(output)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return gradient, gradient.norm()
+
+
 class _Taps:
-    """Forward hooks on the blocks: records outputs, adds a perturbation to them, and can cut a block off its input."""
+    """Forward hooks on the blocks: records outputs, probes them, and can cut a block off from its input."""
 
     def __init__(self, model: torch.nn.Module, names: tuple[str, ...]) -> None:
         modules = dict(model.named_modules())
-        self.perturbations: Weights = {}
+        self.probes: Weights = {}
         self.outputs: dict[str, torch.Tensor] = {}
         self.local = False
         for name in names:
@@ -309,8 +327,8 @@ class _Taps:
 
     def _after(self, name: str) -> Callable[..., torch.Tensor]:
         def hook(_module: torch.nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:
-            if name in self.perturbations:
-                output = output + self.perturbations[name]
+            if name in self.probes:
+                output = _Probe.apply(output, self.probes[name])
             self.outputs[name] = output
             return output
 
@@ -334,21 +352,21 @@ def mac_gradients(model: torch.nn.Module, blocks: Blocks, *, eta: float, method:
     taps = _Taps(model, blocks.names)
     hidden = blocks.names[:-1]
 
-    def loss(weights: Weights, perturbations: Weights, patches: torch.Tensor, targets: torch.Tensor) -> Any:
-        taps.perturbations, taps.local = perturbations, False
+    def loss(weights: Weights, probes: Weights, patches: torch.Tensor, targets: torch.Tensor) -> Any:
+        taps.probes = probes
         value = soft_dice_ce(functional_call(model, dict(weights), (patches,)), targets).mean()
-        norms = {name: taps.outputs[name].detach().norm() for name in hidden}
-        return value, (norms, value)
+        return value, ({name: taps.outputs[name].detach().norm() for name in hidden}, value)
 
     both = grad(loss, argnums=(0, 1), has_aux=True)
 
     def one(
-        weights: Weights, patches: torch.Tensor, targets: torch.Tensor, zeros: Weights
+        weights: Weights, patches: torch.Tensor, targets: torch.Tensor
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        (found, at), (norms, value) = both(dict(weights), dict(zeros), patches, targets)
+        probes = {name: patches.new_zeros(()) for name in hidden}
+        (found, at), (norms, value) = both(dict(weights), probes, patches, targets)
         result = {}
         for name, members in zip(blocks.names, blocks.parameters, strict=True):
-            factor = 2 * eta * norms[name] / at[name].norm().clamp_min(1e-30) if name in norms else 1.0
+            factor = 2 * eta * norms[name] / at[name].clamp_min(1e-30) if name in norms else 1.0
             for member in members:
                 result[member] = found[member] * factor
         return result, value
@@ -356,12 +374,11 @@ def mac_gradients(model: torch.nn.Module, blocks: Blocks, *, eta: float, method:
     def gradients(
         weights: Weights, images: torch.Tensor, targets: torch.Tensor
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        zeros = _zero_outputs(model, taps, weights, images[0], hidden)
         if method == "loop":
-            rows = [one(weights, x, y, zeros) for x, y in zip(images, targets, strict=True)]
+            rows = [one(weights, x, y) for x, y in zip(images, targets, strict=True)]
             return {n: torch.stack([row[n] for row, _ in rows]) for n in rows[0][0]}, torch.stack([v for _, v in rows])
-        found: tuple[dict[str, torch.Tensor], torch.Tensor] = vmap(one, in_dims=(None, 0, 0, None))(
-            dict(weights), images, targets, zeros
+        found: tuple[dict[str, torch.Tensor], torch.Tensor] = vmap(one, in_dims=(None, 0, 0))(
+            dict(weights), images, targets
         )
         return found
 
@@ -384,27 +401,13 @@ def block_objective_gradients(
     """
     taps = _Taps(model, blocks.names)
     hidden = blocks.names[:-1]
-    zeros = {n: z.requires_grad_() for n, z in _zero_outputs(model, taps, weights, patches, hidden).items()}
-    taps.perturbations, taps.local = zeros, False
-    value = soft_dice_ce(functional_call(model, dict(weights), (patches,)), targets).mean()
-    sent = dict(zip(hidden, torch.autograd.grad(value, [zeros[n] for n in hidden]), strict=True))
-    aims = {
-        n: (taps.outputs[n] - eta * taps.outputs[n].norm() * sent[n] / sent[n].norm().clamp_min(1e-30)).detach()
-        for n in hidden
-    }
     leaves = {n: w.detach().clone().requires_grad_() for n, w in weights.items()}
-    taps.perturbations, taps.local = {}, True
+    value = soft_dice_ce(functional_call(model, dict(leaves), (patches,)), targets).mean()
+    outputs = {name: taps.outputs[name] for name in hidden}
+    sent = dict(zip(hidden, torch.autograd.grad(value, list(outputs.values())), strict=True))
+    aims = {n: (h - eta * h.norm() * sent[n] / sent[n].norm().clamp_min(1e-30)).detach() for n, h in outputs.items()}
+    taps.local = True
     objective = soft_dice_ce(functional_call(model, dict(leaves), (patches,)), targets).mean()
     for name in hidden:
         objective = objective + (aims[name] - taps.outputs[name]).square().sum()
     return dict(zip(leaves, torch.autograd.grad(objective, list(leaves.values())), strict=True))
-
-
-def _zero_outputs(
-    model: torch.nn.Module, taps: _Taps, weights: Weights, patches: torch.Tensor, names: tuple[str, ...]
-) -> dict[str, torch.Tensor]:
-    """Zeros of the shape of each block's output, for these patches."""
-    taps.perturbations, taps.local = {}, False
-    with torch.no_grad():
-        functional_call(model, dict(weights), (patches,))
-    return {name: torch.zeros_like(taps.outputs[name]) for name in names}
