@@ -86,7 +86,8 @@ def train(
     if layout is not None:
         settings = replace(settings, layout=layout)
     plan = load_study(study)
-    private = _private_settings(strategy, epsilon, delta, relation, sampling, rate, steps)
+    start = public_start(site_dir)
+    private = _private_settings(strategy, epsilon, delta, relation, sampling, rate, steps, begun=start is not None)
     dataset = open_for_training(data, plan.data, settings)
     voters = plan.privacy.voters_per_site
     tasks = plan_site(
@@ -97,7 +98,7 @@ def train(
         voters=voters,
         trainer=strategy,
         private=private,
-        start=public_start(site_dir),
+        start=start,
         seed=seed,
     )
     if private is not None:
@@ -132,6 +133,8 @@ def _private_settings(
     sampling: str,
     rate: str | None,
     steps: int | None,
+    *,
+    begun: bool,
 ) -> PrivateSettings | None:
     """The settings the options ask for, over the strategy's own recipe; None for a training without a guarantee."""
     from fractions import Fraction
@@ -151,7 +154,7 @@ def _private_settings(
     except (ValueError, ZeroDivisionError) as error:
         raise InvalidInput("relation, sampling or rate", value=(relation, sampling, rate), limit=str(error)) from error
     longer = {} if steps is None else {"steps": steps}
-    return replace(defaults(strategy, epsilon=epsilon, delta=delta), **chosen, **share, **longer)  # type: ignore[arg-type]
+    return replace(defaults(strategy, epsilon=epsilon, delta=delta, begun=begun), **chosen, **share, **longer)  # type: ignore[arg-type]
 
 
 @contextmanager

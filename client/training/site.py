@@ -126,6 +126,11 @@ class VoterTask:
     start: Path | None = None
 
     @property
+    def steps(self) -> int:
+        """Steps of the training when it is done."""
+        return self.recipe.steps if self.private is None else self.private.steps
+
+    @property
     def training_slots(self) -> int:
         """How many of the voter's patients are for training, whatever their files hold."""
         return len(self.patients) - held_out_count(len(self.patients))
@@ -292,7 +297,7 @@ def _train_voter(task: VoterTask, cache: VolumeCache, *, on_step: OnStep) -> Vot
     identity = _identity(task, training, held_out)
     done = _finished(task.directory, identity)
     if done is not None:
-        on_step(task.recipe.steps, math.nan)
+        on_step(task.steps, math.nan)
         return VoterOutcome(done, problems)
     report = VoterReport(
         voter=task.voter,

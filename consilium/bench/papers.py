@@ -10,16 +10,20 @@ import json
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from common.errors import InvalidInput
 from common.objects import write_atomically
 
+if TYPE_CHECKING:
+    from consilium.bench.cells import Cell
+    from consilium.bench.volumes import VolumeCell
+
 
 def papers(
-    data: Annotated[Path, typer.Option("--data", help="Folder with mnist/mnist.npz and usps/usps_all.mat.")],
+    data: Annotated[Path, typer.Option("--data", help="Folder with mnist, usps and Task04_Hippocampus.")],
     out: Annotated[Path, typer.Option("--out", help="Results go here, and are taken from here again.")],
     seeds: Annotated[int, typer.Option(help="Seeds a cell.", min=1)] = 3,
     only: Annotated[str, typer.Option(help="Only cells whose name contains this, e.g. mnist/dp-mac/8.")] = "",
@@ -27,18 +31,22 @@ def papers(
     report_only: Annotated[bool, typer.Option("--report-only", help="Train nothing; tables of what is there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the tables as JSON.")] = False,
 ) -> None:
-    """Reproduce the DP-MAC paper's tables and figure with the product's private trainers. Stop and run again at will.
+    """Reproduce the DP-MAC paper's tables and figure with the product's private trainers, and compare them in 3D.
 
+    Stop it and run it again at will: finished cells are kept, and the tables are of all that are there.
     Example: consilium bench papers --data data --out bench-out --seeds 3 --only mnist/dp-sgd
+    Example: consilium bench papers --data data --out bench-out --only hippocampus
     """
     import torch
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from consilium.bench.cells import all_cells, run_cell
+    from consilium.bench.cells import all_cells
+    from consilium.bench.volumes import volume_cells, volume_markdown, volume_rows
 
     torch.set_num_threads(threads)
-    cells = [cell for cell in all_cells(seeds) if only in cell.id]
+    known: list[Cell | VolumeCell] = [*all_cells(seeds), *volume_cells(seeds)]
+    cells = [cell for cell in known if only in cell.id]
     if not cells:
         raise InvalidInput("cells to run", value=only, limit="part of a name such as mnist/dp-mac/8/0")
     if not report_only:
@@ -48,15 +56,24 @@ def papers(
             task = bar.add_task("cells", total=len(cells), completed=len(cells) - len(missing))
             for cell in missing:
                 bar.update(task, description=cell.id)
-                result = json.dumps(run_cell(cell, data), indent=1, allow_nan=False)
+                result = json.dumps(_run(cell, data, out), indent=1, allow_nan=False)
                 write_atomically(out / "cells" / f"{cell.id.replace('/', '_')}.json", (result + "\n").encode())
                 bar.advance(task)
-    results = [found for cell in cells if (found := _stored(out, cell.id, cell.to_json())) is not None]
-    rows = table(results)
-    write_atomically(out / "papers.json", (json.dumps(rows, indent=1) + "\n").encode())
-    write_atomically(out / "papers.md", markdown(rows).encode())
-    figure(results, out / "figure1.png")
-    typer.echo(json.dumps(rows) if as_json else markdown(rows), nl=as_json)
+    results = [found for cell in known if (found := _stored(out, cell.id, cell.to_json())) is not None]
+    digits = [result for result in results if "curve" in result]
+    rows, volumes = table(digits), volume_rows(result for result in results if "cases" in result)
+    text = "\n".join([markdown(rows), *volume_markdown(volumes)])
+    write_atomically(out / "papers.json", (json.dumps([*rows, *volumes], indent=1) + "\n").encode())
+    write_atomically(out / "papers.md", text.encode())
+    figure(digits, out / "figure1.png")
+    typer.echo(json.dumps([*rows, *volumes]) if as_json else text, nl=as_json)
+
+
+def _run(cell: Cell | VolumeCell, data: Path, out: Path) -> dict[str, Any]:
+    from consilium.bench.cells import Cell, run_cell
+    from consilium.bench.volumes import run_volume_cell
+
+    return run_cell(cell, data) if isinstance(cell, Cell) else run_volume_cell(cell, data, out / "cache")
 
 
 def _stored(out: Path, name: str, cell: dict[str, Any]) -> dict[str, Any] | None:

@@ -101,8 +101,7 @@ class Bench:
 
     def start(self, codec: PcaCodec) -> Start:
         """The public start, trained once a seed."""
-        key = self._key("start", [sha256_bytes(codec.to_bytes()), repr(self.setting.student), self.seed])
-        path = self._cache / f"start-{key}.pt"
+        path = self.start_file(codec)
         model = self._empty(self.setting.student)
         if path.exists():
             load_weights(path, model)
@@ -112,6 +111,11 @@ class Bench:
         np.save(path.with_suffix(".npy"), start.codes)
         save_weights(path, start.model)
         return start
+
+    def start_file(self, codec: PcaCodec) -> Path:
+        """Where :meth:`start` keeps its weights."""
+        key = self._key("start", [sha256_bytes(codec.to_bytes()), repr(self.setting.student), self.seed])
+        return self._cache / f"start-{key}.pt"
 
     def teachers(self, start: Start | None) -> list[torch.nn.Module]:
         """One teacher a voter; with ``start`` trained on from its weights, which are public."""

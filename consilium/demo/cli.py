@@ -38,6 +38,12 @@ def demo(
     joint: Annotated[
         bool, typer.Option("--joint", help="One release about all public volumes together instead of one each.")
     ] = False,
+    strategy: Annotated[
+        str, typer.Option(help="How teachers are trained: standard, or with a guarantee dp-sgd, dp-mac, dp-bbb.")
+    ] = "standard",
+    training_epsilon: Annotated[
+        float, typer.Option(help="ε a private training may cost each patient, at the study's δ and relation.")
+    ] = 8.0,
     seed: Annotated[int, typer.Option(help="Seed of data, split and training; the noise has none.")] = 0,
     dashboard: Annotated[bool, typer.Option(help="Serve the study's dashboard while the demo goes on.")] = True,
 ) -> None:
@@ -56,6 +62,8 @@ def demo(
         voters=voters,
         codec=codec,
         joint=joint,
+        strategy=strategy,
+        training_epsilon=training_epsilon,
         seed=seed,
         data=None if data is None else str(data.absolute()),
     )

@@ -12,11 +12,12 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from client.training.private.settings import PrivateSettings, defaults
 from client.training.side_by_side import default_jobs
 from common.codecs.paper import codec_terms
 from common.config import STUDENT_RECIPE, DataConfig, PrivacyConfig, Study, TrainingConfig
@@ -25,6 +26,7 @@ from common.data.split import SplitCounts, plan_split, private_label_hashes, wri
 from common.data.synthetic import study_data, write_phantoms
 from common.errors import InvalidInput
 from common.objects import write_atomically
+from common.privacy.training import Neighbours
 from consilium.demo.dashboard import dashboard
 from consilium.demo.federation import running, write_server, write_sites
 from consilium.demo.grid import choose_grid
@@ -43,7 +45,10 @@ REAL_RECIPE = (TrainingConfig(), STUDENT_RECIPE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What one demo is; a directory belongs to one set of options. ``data`` is an MSD dataset, None for phantoms."""
+    """What one demo is; a directory belongs to one set of options. ``data`` is an MSD dataset, None for phantoms.
+
+    ``strategy`` trains the teachers; a private one may cost each patient ``training_epsilon`` at the study's δ.
+    """
 
     hospitals: int = 4
     epsilon: float = 8.0
@@ -57,10 +62,21 @@ class DemoOptions:
     joint: bool = False
     seed: int = 0
     data: str | None = None
+    strategy: str = "standard"
+    training_epsilon: float = 8.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.hospitals <= 64:
             raise InvalidInput("--hospitals", value=self.hospitals, limit="1 to 64")
+        self.private()
+
+    def private(self) -> PrivateSettings | None:
+        """What each patient pays for its teacher, None for teachers without a guarantee of their own."""
+        if self.strategy == "standard":
+            return None
+        same = Neighbours.REPLACE_ONE if self.relation == Neighbours.REPLACE_ONE else Neighbours.ADD_REMOVE
+        recipe = defaults(self.strategy, epsilon=self.training_epsilon, delta=self.delta, begun=self.joint)
+        return replace(recipe, neighbours=same)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +133,12 @@ def run_demo(
         study = _study(places, options, source)
     names = sorted(path.name for path in (places.split / "sites").iterdir() if path.is_dir())
     sites = write_sites(places.workspace, places.sites, names=names, data=places.split / "sites")
-    with seconds.stage("teachers", total=study.teacher.steps * study.privacy.voters_per_site * len(names)):
+    private = options.private()
+    steps = study.teacher.steps if private is None else private.steps
+    with seconds.stage("teachers", total=steps * study.privacy.voters_per_site * len(names)):
         train_all(
             sites,
+            private=private,
             seed=options.seed,
             processes=processes or default_jobs(study.privacy.voters_per_site * len(names)),
             on_steps=lambda done, total: watch.advance("teachers", done, total),

@@ -13,6 +13,8 @@ from pathlib import Path
 from client.cases import record_cases, site_dataset
 from client.policy import load_site
 from client.setup import public_start
+from client.training.private.charge import record_trainings
+from client.training.private.settings import PrivateSettings
 from client.training.side_by_side import side_by_side
 from client.training.site import Crash, SiteReport, VoterTask, plan_site, site_report
 from common.config import load_study
@@ -33,17 +35,28 @@ class _Steps:
 
     def __call__(self, place: int, step: int, _loss: float) -> None:
         self.done[place] = step
-        self.on_steps(sum(self.done.values()), sum(task.recipe.steps for task in self.tasks))
+        self.on_steps(sum(self.done.values()), sum(task.steps for task in self.tasks))
 
 
-def train_all(sites: Mapping[str, Path], *, seed: int, processes: int, on_steps: OnSteps) -> dict[str, SiteReport]:
-    """Train (or resume) the teachers of every site directory; returns each site's training report."""
+def train_all(
+    sites: Mapping[str, Path],
+    *,
+    seed: int,
+    processes: int,
+    on_steps: OnSteps,
+    private: PrivateSettings | None = None,
+) -> dict[str, SiteReport]:
+    """Train (or resume) the teachers of every site directory; returns each site's training report.
+
+    With ``private`` each training is charged in its site's own ledger first.
+    """
     datasets: dict[str, Dataset] = {}
     owners: list[str] = []
     tasks: list[VoterTask] = []
     for number, (name, directory) in enumerate(sites.items()):
         with _naming(name):
-            datasets[name], planned = _plan(directory, seed=seed + number)
+            datasets[name], planned = _plan(directory, seed=seed + number, private=private)
+            record_trainings(directory, planned, again=False)
         tasks += planned
         owners += [name] * len(planned)
     outcomes = side_by_side(processes)(tasks, _Steps(tasks, on_steps))
@@ -59,7 +72,7 @@ def train_all(sites: Mapping[str, Path], *, seed: int, processes: int, on_steps:
     return reports
 
 
-def _plan(directory: Path, *, seed: int) -> tuple[Dataset, tuple[VoterTask, ...]]:
+def _plan(directory: Path, *, seed: int, private: PrivateSettings | None) -> tuple[Dataset, tuple[VoterTask, ...]]:
     config = load_site(directory)
     study = load_study(config.path(config.study))
     dataset = site_dataset(config, study.data)
@@ -69,6 +82,8 @@ def _plan(directory: Path, *, seed: int) -> tuple[Dataset, tuple[VoterTask, ...]
         data=study.data,
         recipe=study.teacher,
         voters=study.privacy.voters_per_site,
+        trainer="standard" if private is None else private.strategy,
+        private=private,
         start=public_start(directory),
         seed=seed,
     )
