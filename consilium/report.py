@@ -328,6 +328,7 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
                 "patients": site.patients,
                 "codes_sent": site.codes_sent,
                 "epsilon_spent": site.epsilon_spent,
+                "patient": list(site.patient),
             }
             for site in facts.sites
         ],

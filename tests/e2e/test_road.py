@@ -10,19 +10,24 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from client.training.site import train_site
+from client.setup import site_status
+from client.training.private.settings import PrivateSettings
 from common.config import CodecConfig, CollectionConfig, PrivacyConfig, Study, TrainingConfig
-from common.data.msd import read_dataset, write_dataset
+from common.data.msd import write_dataset
 from common.data.synthetic import study_data, write_phantoms
 from common.events import read_events
 from common.ledger.site import SiteLedger
 from common.ledger.store import Ledger
 from common.privacy.mechanism import AccountantName
+from common.privacy.training import Neighbours
 from consilium.demo.federation import Federation, running, write_server, write_sites
+from consilium.demo.training import train_all
+from consilium.patient_report import patient_lines
 from server import setup
 from server.supervisor import start_run
 from server.workspace import Workspace
@@ -31,6 +36,7 @@ pytestmark = pytest.mark.slow
 
 SITES, QUERIES, PATIENTS = 3, 6, 2
 RECIPE = TrainingConfig(channels=(4, 8), steps=4)
+TRAINING = PrivateSettings("dp-sgd", 4.0, 1e-3, neighbours=Neighbours.REPLACE_ONE, rate=Fraction(1, 2), steps=3)
 
 
 @dataclass
@@ -64,7 +70,9 @@ class Road:
         return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-def build(root: Path, names: Sequence[str], *, collection: CollectionConfig) -> tuple[Workspace, dict[str, Path]]:
+def build(
+    root: Path, names: Sequence[str], *, collection: CollectionConfig, private: PrivateSettings | None = None
+) -> tuple[Workspace, dict[str, Path]]:
     """A study with its codec and volumes, and sites with trained teachers; nothing runs yet."""
     phantoms = write_phantoms(root / "all", cases=len(names) * PATIENTS + QUERIES + 8, seed=1)
     cases = list(phantoms.cases)
@@ -87,21 +95,15 @@ def build(root: Path, names: Sequence[str], *, collection: CollectionConfig) -> 
     setup.fit_study_codec(workspace, [case.label for case in rest[QUERIES:]], sites=len(names))
     write_server(workspace)
     sites = write_sites(workspace, root / "sites", names=names, data=root / "data")
-    for name, directory in sites.items():
-        train_site(
-            read_dataset(root / "data" / name),
-            teachers=directory / "teachers",
-            data=study.data,
-            recipe=RECIPE,
-            voters=1,
-        )
+    train_all(sites, seed=0, processes=1, private=private, on_steps=lambda done, total: None)
     return workspace, sites
 
 
 @pytest.fixture(scope="module")
 def road(tmp_path_factory):
     root = tmp_path_factory.mktemp("road")
-    workspace, sites = build(root, [f"site-{k}" for k in range(SITES)], collection=CollectionConfig())
+    names = [f"site-{k}" for k in range(SITES)]
+    workspace, sites = build(root, names, collection=CollectionConfig(), private=TRAINING)
     with running(workspace, sites) as federation:
         yield Road(root=root, workspace=workspace, sites=sites, federation=federation)
 
@@ -129,6 +131,17 @@ def test_a_serverapp_killed_between_commit_and_decode_is_resumed_and_nothing_is_
     assert [event["resumed"] for event in road.events("run-started")] == [False, True]
     assert len(road.events("label-decoded")) == QUERIES
     assert (road.workspace.bundle_dir / "configs" / "metadata.json").exists()
+
+
+def test_teachers_with_a_guarantee_give_each_patient_the_smaller_of_training_and_releases(road):
+    for name, directory in road.sites.items():
+        status = site_status(directory)
+        with road.ledger() as ledger:
+            released = ledger.pool_guarantees(f"{name}/patients")[AccountantName.EXACT]
+        *_, both = patient_lines(status["trainings"], released)
+        assert both.endswith("unit patient, relation replace-one (the smaller of training and releases)")
+        epsilon = float(both.split("ε = ")[1].split(" ")[0])
+        assert 3.9 < epsilon <= 4.0 < released.epsilon
 
 
 def test_a_stranger_with_an_unregistered_key_was_turned_away(road):
