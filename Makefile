@@ -9,7 +9,7 @@ RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-large test-faults test-docker check docker-image docker-demo docker-down bundle clean
+.PHONY: help venv demo test test-slow test-gpu test-large test-faults test-docker check docker-image docker-demo docker-down bundle clean
 
 help:  ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
@@ -37,6 +37,9 @@ test-slow: $(DEV)  ## the slow ones: federations, long statistics
 
 test-large: $(DEV)  ## BraTS-sized volumes from teacher to student: peak memory of each process, in minutes
 	$(BIN)/python benchmarks/large_volumes.py --out large-out
+
+test-gpu: $(DEV)  ## what only a GPU can show: speed beside MONAI's inferer, mixed precision
+	$(BIN)/python -m pytest -m gpu -s
 
 check: $(DEV)  ## format, lint, types, fast tests
 	$(BIN)/ruff format --check .

@@ -1,11 +1,12 @@
 """BraTS-sized volumes (240×240×155, four channels) from teacher to student: peak memory of each process.
 
 Every stage is a process of its own, as at a site and at the server, and runs the production functions: reading four
-channel files a case, patch training of a four-level U-Net, a code from a sliding window over a whole volume, the
-codec's fit, the release with noise, decoding, the student, and a label map on the file's own voxels. Data are
-synthetic, steps are few: this measures memory and time, not quality.
+channel files a case, patch training of a four-level U-Net for each voter, the same with DP-SGD, codes of every voter
+from a sliding window over a whole volume, the codec's fit, the release with noise, decoding, the student, and a label
+map on the file's own voxels. On a GPU where there is one. Data are synthetic, steps are few: this measures memory and
+time, not quality.
 
-    python benchmarks/large_volumes.py --out DIR [--cases 3] [--steps 3]
+    python benchmarks/large_volumes.py --out DIR [--cases 4] [--steps 3] [--voters 2] [--patch 64]
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -27,14 +31,29 @@ import nibabel as nib
 import numpy as np
 
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.privacy.mechanism import Unit
+
+if TYPE_CHECKING:
+    from client.training.private.settings import PrivateSettings
 
 CHANNELS = ("T1", "T1c", "T2", "FLAIR")
 SHAPE = (240, 240, 155)
 SITE_LIMIT_GB, SERVER_LIMIT_GB = 8.0, 4.0
 
 
-def study(steps: int) -> Study:
-    recipe = TrainingConfig(channels=(16, 32, 64, 128), steps=steps, batch_size=1, patch=(64, 64, 64), amp=True)
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What is asked for on the command line."""
+
+    steps: int
+    voters: int
+    patch: int
+
+
+def study(size: Size) -> Study:
+    recipe = TrainingConfig(
+        channels=(16, 32, 64, 128), steps=size.steps, batch_size=1, patch=(size.patch,) * 3, amp=True
+    )
     return Study(
         name="large",
         data=DataConfig(
@@ -43,7 +62,9 @@ def study(steps: int) -> Study:
             grid=(240, 240, 160),
             channels=CHANNELS,
         ),
-        privacy=PrivacyConfig(epsilon=8, delta=1e-3, planned_queries=2, quorum=1),
+        privacy=PrivacyConfig(
+            epsilon=8, delta=1e-3, planned_queries=2, quorum=1, unit=Unit.PATIENT, voters_per_site=size.voters
+        ),
         codec=CodecConfig(augmentations=24),
         teacher=recipe,
         student=recipe,
@@ -85,49 +106,77 @@ def save(path: Path, array: np.ndarray, affine: np.ndarray) -> None:
     nib.save(nib.Nifti1Image(array, affine), path)
 
 
-def site_train(root: Path, plan: Study) -> dict[str, object]:
+def site_train(root: Path, plan: Study, private: PrivateSettings | None = None) -> dict[str, object]:
     from client.training.site import train_site
     from common.data.layouts import DatasetSettings, open_for_training
 
-    dataset = open_for_training(root / "site", plan.data, DatasetSettings())
-    report = train_site(dataset, teachers=root / "teachers", data=plan.data, recipe=plan.teacher, voters=1, seed=1)
-    return {"patients": report.voters[0].trained_on, "seconds": report.voters[0].seconds}
+    folder = root / ("teachers" if private is None else "private")
+    shutil.rmtree(folder, ignore_errors=True)
+    report = train_site(
+        open_for_training(root / "site", plan.data, DatasetSettings()),
+        teachers=folder,
+        data=plan.data,
+        recipe=plan.teacher,
+        voters=plan.privacy.voters_per_site,
+        trainer="standard" if private is None else private.strategy,
+        private=private,
+        seed=1,
+    )
+    return {
+        "voters": len(report.voters),
+        "patients": [voter.trained_on for voter in report.voters],
+        "seconds_a_step": [round(voter.seconds / voter.steps, 2) for voter in report.voters],
+    }
+
+
+def site_train_privately(root: Path, plan: Study) -> dict[str, object]:
+    """Every patient in every step, so that a chunk is as full as it can be."""
+    from client.training.private.settings import PrivateSettings
+
+    private = PrivateSettings("dp-sgd", 8.0, 1e-3, rate=Fraction(1), steps=plan.teacher.steps)
+    return site_train(root, plan, private)
 
 
 def site_encode(root: Path, plan: Study) -> dict[str, object]:
-    """The worker's part: a public volume's bytes → prediction → code → integers; and how long MONAI alone takes."""
+    """The worker's part: a public volume's bytes → predictions → codes → integers; and how long MONAI alone takes."""
     import torch
     from monai.inferers import sliding_window_inference
 
     from client.teacher import Teachers
     from common.codecs.base import load_codec
     from common.data.volume import volume_from_bytes
-    from common.models.fit import WINDOW_OVERLAP, mixed_precision
+    from common.models.fit import WINDOW_OVERLAP, best_device, mixed_precision
     from common.privacy.calibration import study_mechanism
     from common.privacy.quantise import quantise
 
     codec = load_codec((root / "codec.bin").read_bytes())
     teachers = Teachers.load(root / "teachers", data=plan.data)
     mechanism = study_mechanism(plan, dimension=codec.dimension)
+    device, patch = best_device(), plan.teacher.patch
     times, alone = [], []
     for path in sorted((root / "public").iterdir()):
         image = volume_from_bytes(path.read_bytes(), plan.data).image
-        started = time.process_time()
-        (probabilities,) = teachers.predict(image)
-        times.append(round(time.process_time() - started, 2))
-        assert probabilities is not None
-        code = quantise(codec.encode(probabilities), radius_int=mechanism.radius_int)
-        np.save(root / f"{path.name}.code.npy", code)
-        model = teachers.models[0]
-        assert model is not None
-        with torch.inference_mode(), mixed_precision(torch.device("cpu"), enabled=True):
+        total = np.zeros(codec.dimension, dtype=np.int64)
+        maps = teachers.predict(image)
+        for _ in teachers.models:
             started = time.process_time()
-            sliding_window_inference(
-                torch.tensor(image)[None], (64, 64, 64), 1, model, overlap=WINDOW_OVERLAP, mode="gaussian"
-            )
-            alone.append(round(time.process_time() - started, 2))
+            probabilities = next(maps)
+            times.append(round(time.process_time() - started, 2))
+            assert probabilities is not None
+            total += quantise(codec.encode(probabilities), radius_int=mechanism.radius_int)
+            del probabilities
+        np.save(root / f"{path.name}.code.npy", total)
+        for model in teachers.models:
+            assert model is not None
+            with torch.inference_mode(), mixed_precision(device, enabled=True):
+                started = time.process_time()
+                sliding_window_inference(
+                    torch.tensor(image)[None].to(device), patch, 1, model, overlap=WINDOW_OVERLAP, mode="gaussian"
+                ).cpu()
+                alone.append(round(time.process_time() - started, 2))
     return {
-        "cpu_seconds_a_volume": times,
+        "device": device.type,
+        "cpu_seconds_a_map": times,
         "cpu_seconds_of_sliding_window_inference_alone": alone,
         "ratio": round(sum(times) / sum(alone), 3),
         "dimension": codec.dimension,
@@ -159,12 +208,12 @@ def server_student(root: Path, plan: Study) -> dict[str, object]:
 
     codec = load_codec((root / "codec.bin").read_bytes())
     noise_std = Fraction(study_mechanism(plan, dimension=codec.dimension).noise_std)
-    volumes = sorted((root / "public").iterdir())
+    volumes, voters = sorted((root / "public").iterdir()), plan.privacy.voters_per_site
     with VolumeCache(root / "cache", budget_bytes=CACHE_BYTES) as cache:
         images, labels = [], []
         for path in volumes:
             noisy = np.load(root / f"{path.name}.code.npy") + rounded_gaussian(codec.dimension, noise_std)
-            labels.append(cache.keep(as_stored(decode_answer(codec, noisy, voters=1, noise_std_int=noise_std))))
+            labels.append(cache.keep(as_stored(decode_answer(codec, noisy, voters=voters, noise_std_int=noise_std))))
             images.append(cache.keep(load_volume(path, plan.data).image))
         model, result = train_student(together(images), together(labels), plan.student, seed=0)
     volume = load_volume(volumes[0], plan.data)
@@ -179,6 +228,7 @@ def server_student(root: Path, plan: Study) -> dict[str, object]:
 STAGES: dict[str, tuple[Callable[[Path, Study], dict[str, object]], float]] = {
     "server codec": (server_codec, SERVER_LIMIT_GB),
     "site train": (site_train, SITE_LIMIT_GB),
+    "site train privately": (site_train_privately, SITE_LIMIT_GB),
     "site encode": (site_encode, SITE_LIMIT_GB),
     "server student": (server_student, SERVER_LIMIT_GB),
 }
@@ -187,12 +237,15 @@ STAGES: dict[str, tuple[Callable[[Path, Study], dict[str, object]], float]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--cases", type=int, default=3)
+    parser.add_argument("--cases", type=int, default=4)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--voters", type=int, default=2)
+    parser.add_argument("--patch", type=int, default=64)
     parser.add_argument("--stage", choices=sorted(STAGES))
     arguments = parser.parse_args()
     if arguments.stage:
-        facts = STAGES[arguments.stage][0](arguments.out, study(arguments.steps))
+        size = Size(arguments.steps, arguments.voters, arguments.patch)
+        facts = STAGES[arguments.stage][0](arguments.out, study(size))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(json.dumps({"stage": arguments.stage, "peak_gb": round(peak, 2), **facts}))
         return
@@ -200,8 +253,10 @@ def main() -> None:
         make_data(arguments.out, arguments.cases)
     too_much = []
     for stage, (_, limit) in STAGES.items():
-        command = [sys.executable, __file__, "--out", str(arguments.out), "--steps", str(arguments.steps)]
-        done = subprocess.run([*command, "--stage", stage], stdout=subprocess.PIPE, text=True, check=True)
+        command = [sys.executable, __file__, "--out", str(arguments.out), "--stage", stage]
+        for name in ("steps", "voters", "patch"):
+            command += [f"--{name}", str(getattr(arguments, name))]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         print(done.stdout.strip(), flush=True)
         if json.loads(done.stdout)["peak_gb"] >= limit:
             too_much.append(f"{stage}: more than {limit} GB")

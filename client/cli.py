@@ -87,7 +87,7 @@ def doctor(
     ] = None,
     layout: Annotated[str | None, typer.Option(help="msd, nnunet, bids or table; found by itself.")] = None,
     label_map: Annotated[
-        Path | None, typer.Option(help="TOML with the tables labels and channels; else as in site.toml.")
+        Path | None, typer.Option(help="TOML with the tables labels, channels and bids; else as in site.toml.")
     ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Directory for doctor.html, doctor.json and pictures of suspicious cases.")

@@ -75,15 +75,22 @@ def to_json(findings: Iterable[Finding]) -> str:
     return json.dumps({"schema": 1, "counts": counts, "findings": rows}, indent=1, ensure_ascii=False)
 
 
+_WORDS = {State.FAIL: "repair", State.NOTE: "know", State.OK: "ok"}
+
+
 def write_report(directory: Path, findings: Iterable[Finding]) -> tuple[Path, Path]:
-    """Write ``doctor.json`` and ``doctor.html`` into ``directory``; returns their paths. No subject is in either."""
+    """Write ``doctor.json`` and ``doctor.html`` into ``directory``; returns their paths. No subject is in either.
+
+    The page begins with what is to be repaired.
+    """
     from jinja2 import Environment, PackageLoader, select_autoescape
 
     findings = tuple(findings)
     page = Environment(loader=PackageLoader("client"), autoescape=select_autoescape()).get_template("doctor.html")
     counts = {str(state): sum(finding.state is state for finding in findings) for state in State}
+    in_order = sorted(findings, key=lambda finding: list(_WORDS).index(finding.state))
     directory.mkdir(parents=True, exist_ok=True)
     paths = directory / "doctor.json", directory / "doctor.html"
     write_atomically(paths[0], (to_json(findings) + "\n").encode())
-    write_atomically(paths[1], page.render(findings=findings, counts=counts).encode())
+    write_atomically(paths[1], page.render(findings=in_order, counts=counts, words=_WORDS).encode())
     return paths

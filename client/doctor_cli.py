@@ -64,7 +64,7 @@ def _data(
         raise InvalidInput("no study to check the data for", remedy="give --study, or --site-dir")
     if label_map is not None:
         names = load_names(label_map)
-        settings = replace(settings, labels=names.labels, channels=names.channels)
+        settings = replace(settings, labels=names.labels, channels=names.channels, choice=names.choice)
     if layout is not None:
         settings = replace(settings, layout=layout)
     with Progress(console=Console(stderr=True)) as bar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from common.data.layouts import DatasetSettings, match_study, open_dataset
 from common.data.patients import refuse_counted_twice
 from common.data.volume import Volume, load_label, load_volume
 from common.errors import InvalidInput
+from common.objects import write_atomically
 
 if TYPE_CHECKING:
     from jaxtyping import UInt8
@@ -39,13 +41,18 @@ def check_data(
     """
     try:
         dataset = match_study(
-            open_dataset(directory, layout=settings.layout, patients=settings.patients),
+            open_dataset(directory, layout=settings.layout, patients=settings.patients, choice=settings.choice),
             data,
             labels=settings.labels,
             channels=settings.channels,
         )
     except InvalidInput as error:
         return [_failure("dataset", error)]
+    if pictures is not None:
+        pictures.mkdir(mode=0o700, parents=True, exist_ok=True)
+        pictures.chmod(0o700)
+        for old in pictures.glob("case-*.png"):
+            old.unlink()
     total = len(dataset.cases) + len(dataset.problems)
     findings = [_patients(dataset)]
     try:
@@ -75,7 +82,6 @@ def check_data(
 def _case(result: Examined, case: Case | None, data: DataConfig, pictures: Path | None) -> Finding:
     picture = ""
     if pictures is not None and case is not None and (shown := _readable(case, data)) is not None:
-        pictures.mkdir(parents=True, exist_ok=True)
         path = pictures / f"case-{result.number:04d}.png"
         draw(path, *shown, labels=data.labels, title=f"case {result.number}")
         picture = f"{pictures.name}/{path.name}"
@@ -130,16 +136,21 @@ def draw(
     labels: tuple[str, ...],
     title: str,
 ) -> None:
-    """Three slices through the structures' middle (the volume's, where there are none), structures outlined; PNG."""
+    """Three slices through the structures' middle (the volume's, where there are none), structures outlined.
+
+    A PNG that its owner alone can read.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     image = volume.image[0]
     drawn = label if label is not None and label.any() else None
     middle = [n // 2 for n in image.shape] if drawn is None else [int(c) for c in np.argwhere(drawn).mean(axis=0)]
-    figure = Figure(figsize=(9, 3.4), facecolor="black", layout="constrained")
+    figure = Figure(figsize=(8.6, 3.2), facecolor="black", layout="constrained")
     FigureCanvasAgg(figure)
     low, high = np.quantile(image, [0.01, 0.995])
+    outlined: dict[int, Line2D] = {}
     for axis, (name, edges) in enumerate((("sagittal", "P A"), ("coronal", "L R"), ("axial", "L R"))):
         plot = figure.add_subplot(1, 3, axis + 1)
         plot.imshow(image.take(middle[axis], axis=axis).T, origin="lower", cmap="gray", vmin=low, vmax=high)
@@ -147,10 +158,19 @@ def draw(
             flat = drawn.take(middle[axis], axis=axis).T
             for value in range(1, len(labels)):
                 if (flat == value).any() and not (flat == value).all():
-                    plot.contour(flat == value, levels=[0.5], colors=[_COLOURS[(value - 1) % len(_COLOURS)]])
+                    colour = _COLOURS[(value - 1) % len(_COLOURS)]
+                    plot.contour(flat == value, levels=[0.5], colors=[colour])
+                    outlined[value] = Line2D([], [], color=colour, label=labels[value])
         first, last = edges.split()
-        plot.set_title(f"{name}  ({first} left, {last} right)", color="white", fontsize=9)
+        plot.set_title(f"{name}, {first} to {last}", color="white", fontsize=10)
         plot.set_axis_off()
-    outlined = "no label map fits" if label is None else ", ".join(labels[1:]) if drawn is not None else "no structure"
-    figure.suptitle(f"{title}: {outlined}", color="white", fontsize=10)
-    figure.savefig(path, dpi=100, metadata={"Software": None})
+    if outlined:
+        handles = [outlined[value] for value in sorted(outlined)]
+        figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False, labelcolor="white")
+    else:
+        why = "no label map fits" if label is None else "no structure" if drawn is None else "no structure has an edge"
+        figure.supxlabel(why, color="white", fontsize=10)
+    figure.suptitle(title, color="white", fontsize=11)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=100, metadata={"Software": None})
+    write_atomically(path, stream.getvalue(), mode=0o600)

@@ -38,7 +38,7 @@ def train(
     label_map: Annotated[
         Path | None,
         typer.Option(
-            help="TOML with the tables labels and channels, the site's names = the study's; else as in site.toml."
+            help="TOML with the tables labels, channels and bids, the site's names = the study's; else as in site.toml."
         ),
     ] = None,
     seed: Annotated[
@@ -82,7 +82,7 @@ def train(
         settings = config.dataset
     if label_map is not None:
         names = load_names(label_map)
-        settings = replace(settings, labels=names.labels, channels=names.channels)
+        settings = replace(settings, labels=names.labels, channels=names.channels, choice=names.choice)
     if layout is not None:
         settings = replace(settings, layout=layout)
     plan = load_study(study)

@@ -48,7 +48,8 @@ def predict(
         Path | None, typer.Option(help="A label map, or a folder of label maps named as the images are.")
     ] = None,
     label_map: Annotated[
-        Path | None, typer.Option(help="TOML with the tables labels and channels: a dataset's names = the model's.")
+        Path | None,
+        typer.Option(help="TOML with the tables labels, channels and bids: a dataset's names = the model's."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -103,7 +104,8 @@ def find_cases(
     from common.data.msd import NIFTI_SUFFIXES, case_id
 
     if images.is_dir() and any(layout.matches(images) for layout in LAYOUTS.values()):
-        dataset = match_study(open_dataset(images), bundle.data, labels=settings.labels, channels=settings.channels)
+        found = open_dataset(images, choice=settings.choice)
+        dataset = match_study(found, bundle.data, labels=settings.labels, channels=settings.channels)
         return list(dataset.cases), [Predicted(problem.case, problem=problem.reason) for problem in dataset.problems]
     files = sorted(images.iterdir()) if images.is_dir() else [images]
     files = [path for path in files if path.name.endswith(NIFTI_SUFFIXES) and not path.name.startswith(".")]

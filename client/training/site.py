@@ -362,7 +362,14 @@ def _load(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, _Example], tup
     for scan in (scan for _, scans in task.patients for scan in scans):
         case = cases.get(scan)
         if case is None or case.label is None:
-            problems.append(known.get(scan, Problem(scan, "no longer in the dataset")))
+            problems.append(
+                known.get(
+                    scan,
+                    Problem(
+                        scan, "no longer in the dataset; to fix: put it back, or `consilium site withdraw-patient`"
+                    ),
+                )
+            )
             continue
         try:
             example = load_example(case, task.data)
@@ -373,7 +380,9 @@ def _load(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, _Example], tup
             problems.append(Problem(scan, str(error)))
             continue
         except OSError as error:
-            problems.append(Problem(scan, f"cannot be read ({error.strerror})"))
+            problems.append(
+                Problem(scan, f"cannot be read ({error.strerror}); to fix: look at its permissions and the disk")
+            )
             continue
         usable[scan] = _Example(cache.keep(example.volume.image), cache.keep(example.label), tuple(hashes))
     return usable, tuple(problems)

@@ -2,14 +2,17 @@
 
 A case is a session (or a subject without sessions), a patient is a subject. A contrast's name is the file's suffix
 (``T1w``, ``T2w``, ``FLAIR``), with ``ce-`` before it where a contrast agent was given. Labels are named by the table
-beside the label maps: ``*_dseg.tsv`` or ``dseg.tsv`` with the columns ``index`` and ``name``. A session with two images
-of one contrast, or two label maps, is a :class:`Problem`: which of them is meant is not certain.
+beside the label maps: ``*_dseg.tsv`` or ``dseg.tsv`` with the columns ``index`` and ``name``. Of several images of one
+contrast, or several label maps, the site's choice says which is meant (:func:`chosen`); where that leaves several, the
+session is a :class:`Problem`, for an image if the study needs its contrast.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.data.dataset import Case, Dataset, PatientIdentity, Problem
@@ -20,11 +23,17 @@ from common.errors import InvalidInput
 _NO_CONTRAST = {"dseg", "mask", "probseg", "defacemask"}
 
 
+Choice = Mapping[str, Mapping[str, str]]
+"""What is meant among several: contrast (or ``dseg``) → entity → value, as ``[bids.T1w] acq = "mprage"`` says it."""
+
+
+@dataclass(frozen=True, slots=True)
 class BidsLayout:
     """See the module."""
 
-    name = "bids"
-    says = "sub-*/[ses-*/]anat/*.nii.gz, derivatives/…/*_dseg.nii.gz with a table dseg.tsv"
+    choice: Choice = field(default_factory=dict)
+    name: str = "bids"
+    says: str = "sub-*/[ses-*/]anat/*.nii.gz, derivatives/…/*_dseg.nii.gz with a table dseg.tsv"
 
     def matches(self, directory: Path) -> bool:
         return any(path.is_dir() for path in directory.glob("sub-*/anat")) or any(
@@ -36,39 +45,73 @@ class BidsLayout:
         drawn, tables = _label_maps(directory)
         if not sessions:
             raise InvalidInput("dataset holds no case", limit=self.says)
+        contrasts = {contrast for images in sessions.values() for contrast in images}
+        unknown = sorted(self.choice.keys() - contrasts - {"dseg"})
+        if unknown:
+            raise InvalidInput("[bids] names a contrast the dataset lacks", value=unknown[0])
         values, labels = _labels(directory, tables)
         cases: list[Case] = []
         problems: list[Problem] = []
         for case in sorted(sessions.keys() | drawn.keys()):
-            images = sessions.get(case, {})
-            doubled = sorted(contrast for contrast, files in images.items() if len(files) > 1)
+            images = {
+                contrast: files
+                for contrast, found in sorted(sessions.get(case, {}).items())
+                if (files := chosen(found, self.choice.get(contrast, {})))
+            }
+            maps = chosen(drawn.get(case, []), self.choice.get("dseg", {}))
             if not images:
-                problems.append(Problem(case, "a label map without an image"))
-            elif doubled:
+                remedy = "put the image beside it, or look at [bids] in site.toml"
+                problems.append(Problem(case, f"a label map without an image; to fix: {remedy}"))
+            elif len(maps) > 1:
+                problems.append(Problem(case, several("label maps", "dseg", maps)))
+            elif case in drawn and not maps:
                 problems.append(
-                    Problem(case, f"several {doubled[0]} images in one session; to fix: list the cases in a cases.csv")
-                )
-            elif len(drawn.get(case, ())) > 1:
-                problems.append(
-                    Problem(case, "several label maps for one session; to fix: list the cases in a cases.csv")
+                    Problem(case, "no label map is the one that [bids.dseg] means; to fix: change it there")
                 )
             else:
-                own = tuple((contrast, files[0]) for contrast, files in sorted(images.items()))
-                label = drawn[case][0] if case in drawn else None
+                own = tuple((contrast, file) for contrast, files in images.items() for file in files)
+                label = maps[0] if maps else None
                 cases.append(Case(id=case, image=own[0][1], label=label, patient=_subject(case), channel_files=own))
         listed = tuple(case for case in sorted(sessions.keys() | drawn.keys()) if case in drawn)
-        channels = sorted({contrast for images in sessions.values() for contrast in images})
         return Dataset(
             name=directory.name,
             labels=labels,
             label_values=values,
-            channels=tuple(channels),
+            channels=tuple(sorted(contrasts)),
             cases=tuple(cases),
             problems=tuple(problems),
             listed=listed,
             patients={case: _subject(case) for case in sessions.keys() | drawn.keys()},
             patient_identity=PatientIdentity.SUBJECT,
         )
+
+
+def chosen(files: Sequence[Path], wanted: Mapping[str, str]) -> list[Path]:
+    """The files that ``wanted`` (entity → value) means.
+
+    A file with another value is never meant; one without the entity only where no other file has it. Numbers are
+    compared as numbers: ``run-01`` is run 1.
+    """
+    known = [(path, _entities(path)[0]) for path in files]
+    fit = [(path, own) for path, own in known if all(_value(own.get(k, v)) == _value(v) for k, v in wanted.items())]
+    exact = [path for path, own in fit if wanted.keys() <= own.keys()]
+    return exact or [path for path, _ in fit]
+
+
+def several(what: str, contrast: str, files: Sequence[Path]) -> str:
+    """Why a session is left out, with the remedy: the entities in which its files differ."""
+    found = [_entities(path)[0] for path in files]
+    keys = sorted({key for one in found for key in one if any(other.get(key) != one[key] for other in found)})
+    remedy = (
+        f"say which by its {' or '.join(keys)} in [bids.{contrast}] of site.toml"
+        if keys
+        else "leave one of them there, or list the cases in a cases.csv"
+    )
+    return f"several {what} in one session; to fix: {remedy}"
+
+
+def _value(text: str) -> str:
+    return str(int(text)) if re.fullmatch(r"[0-9]{1,9}", text) else text
 
 
 def _subject(case: str) -> str:

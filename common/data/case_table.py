@@ -52,7 +52,9 @@ class TableLayout:
         for outcome in outcomes:
             name = outcome.case if isinstance(outcome, Problem) else outcome.id
             if counts[name] > 1:
-                problems[name] = Problem(name, "listed twice, so it is not clear which scan is meant")
+                problems[name] = Problem(
+                    name, "listed twice, so it is not clear which scan is meant; to fix: list it once"
+                )
             elif isinstance(outcome, Problem):
                 problems[name] = outcome
             else:
@@ -92,15 +94,15 @@ def _read_row(directory: Path, row: dict[str, str], columns: list[str], number: 
         what = "label" if column == "label" else "image" if column == "image" else column.replace("_", " of ", 1)
         relative = PurePosixPath(row[column].replace("\\", "/"))
         if not row[column]:
-            return Problem(name, f"the {what} is not named in the table")
+            return Problem(name, f"the {what} is not named in the table; to fix: fill in its column")
         if relative.is_absolute() or ".." in relative.parts or ":" in relative.parts[0]:
-            return Problem(name, f"the {what}'s path leaves the data directory")
+            return Problem(name, f"the {what}'s path leaves the data directory; to fix: put it there")
         path = directory / relative
         series = column != "label" and path.is_dir()
         if not series and not relative.name.endswith(NIFTI_SUFFIXES):
-            return Problem(name, f"the {what} is not a .nii or .nii.gz file")
+            return Problem(name, f"the {what} is not a .nii or .nii.gz file; to fix: convert it to NIfTI")
         if not series and not path.is_file():
-            return Problem(name, f"the {what} file is missing")
+            return Problem(name, f"the {what} file is missing; to fix: put it back, or take the case out")
         found[column] = path
     own = tuple((column.removeprefix(_PREFIX), found[column]) for column in columns)
     return Case(

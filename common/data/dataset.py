@@ -40,10 +40,10 @@ class Case:
     """One scan: ``id`` names it in its dataset, ``label`` is None where nobody drew one.
 
     ``image`` is the file that holds it, with all channels, or the first of ``channel_files`` (name, file) where every
-    channel has its own. ``patient`` is whose scan it is, None where the dataset does not say; ``hospital`` is set only
-    where the dataset says which hospital a case comes from (Consilium's own extra key). ``channel_order`` says which of
-    the file's channels to take, in which order, and ``label_map`` which value of the label file means which of the
-    study (pairs); empty, as they are.
+    channel has its own; until a study says which channels it needs, one name may have several files. ``patient`` is
+    whose scan it is, None where the dataset does not say; ``hospital`` is set only where the dataset says which one a
+    case comes from (Consilium's own extra key). ``channel_order`` says which of the file's channels to take, in which
+    order, and ``label_map`` which value of the label file means which of the study (pairs); empty, as they are.
     """
 
     id: str

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from common.config import DataConfig
-from common.data.bids import BidsLayout
+from common.data.bids import BidsLayout, Choice, several
 from common.data.case_table import TableLayout
 from common.data.dataset import Case, Dataset, Problem
 from common.data.msd import MsdLayout
@@ -27,8 +27,11 @@ from common.errors import InvalidInput
 class Layout(Protocol):
     """A way in which datasets lie on disk. ``says`` describes it in a line."""
 
-    name: str
-    says: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def says(self) -> str: ...
 
     def matches(self, directory: Path) -> bool:
         """Whether the directory looks like this layout; opens no scan."""
@@ -56,22 +59,25 @@ _SAME = {"t1w": "t1", "t1n": "t1", "cet1w": "t1c", "t1ce": "t1c", "t1gd": "t1c",
 
 @dataclass(frozen=True, slots=True)
 class DatasetSettings:
-    """How a site's data is to be read: its layout, its table of patients, its names for labels and channels."""
+    """How a site's data is to be read: its layout, its table of patients, its names for labels and channels.
+
+    ``choice`` says which of several files of one contrast is meant, in BIDS.
+    """
 
     layout: str = AUTO
     patients: Path | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     channels: Mapping[str, str] = field(default_factory=dict)
+    choice: Choice = field(default_factory=dict)
 
 
 def read_settings(document: dict[str, object], *, root: Path) -> DatasetSettings:
-    """Take ``[dataset]``, ``[labels]`` and ``[channels]`` out of a TOML document; paths are relative to ``root``."""
-    tables: dict[str, dict[str, str]] = {}
-    for name in ("dataset", "labels", "channels"):
-        table = document.pop(name, {})
-        if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
-            raise InvalidInput(f"[{name}]", value=table, limit="a table of strings")
-        tables[name] = table
+    """Take ``[dataset]``, ``[labels]``, ``[channels]`` and ``[bids.…]`` out of a TOML document; paths are relative to
+    ``root``."""
+    tables = {name: _strings(document.pop(name, {}), name) for name in ("dataset", "labels", "channels")}
+    choice = document.pop("bids", {})
+    if not isinstance(choice, dict):
+        raise InvalidInput("[bids]", value=choice, limit='tables such as [bids.T1w] with lines such as acq = "mprage"')
     unknown = sorted(tables["dataset"].keys() - {"layout", "patients"})
     if unknown:
         raise InvalidInput("unknown key in [dataset]", value=unknown[0], limit="layout, patients")
@@ -84,11 +90,18 @@ def read_settings(document: dict[str, object], *, root: Path) -> DatasetSettings
         patients=None if patients is None else root / patients,
         labels=tables["labels"],
         channels=tables["channels"],
+        choice={contrast: _strings(table, f"bids.{contrast}") for contrast, table in choice.items()},
     )
 
 
+def _strings(table: object, name: str) -> dict[str, str]:
+    if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
+        raise InvalidInput(f"[{name}]", value=table, limit="a table of strings")
+    return table
+
+
 def load_names(path: Path) -> DatasetSettings:
-    """The file of ``--label-map``: TOML with the tables ``[labels]`` and ``[channels]``, as in site.toml."""
+    """The file of ``--label-map``: TOML with tables ``[labels]``, ``[channels]`` and ``[bids.…]``, as in site.toml."""
     try:
         document: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -97,7 +110,7 @@ def load_names(path: Path) -> DatasetSettings:
         ) from error
     settings = read_settings(document, root=path.parent)
     if document:
-        raise InvalidInput("unknown key in the label map", value=sorted(document)[0], limit="labels, channels")
+        raise InvalidInput("unknown key in the label map", value=sorted(document)[0], limit="labels, channels, bids")
     return settings
 
 
@@ -106,21 +119,28 @@ def open_for_training(directory: Path, data: DataConfig, settings: DatasetSettin
 
     See :func:`open_dataset`, :func:`match_study` and :func:`common.data.patients.refuse_counted_twice`.
     """
-    dataset = open_dataset(directory, layout=settings.layout, patients=settings.patients)
+    dataset = open_dataset(directory, layout=settings.layout, patients=settings.patients, choice=settings.choice)
     return refuse_counted_twice(match_study(dataset, data, labels=settings.labels, channels=settings.channels))
 
 
-def open_dataset(directory: Path, *, layout: str = AUTO, patients: Path | None = None) -> Dataset:
+def open_dataset(
+    directory: Path, *, layout: str = AUTO, patients: Path | None = None, choice: Choice | None = None
+) -> Dataset:
     """Read the index of a dataset in any of :data:`LAYOUTS`.
 
     ``patients``: a table of cases and patients; ``patients.tsv`` or ``.csv`` in the directory is found by itself.
+    ``choice``: which of several files of one contrast is meant, for BIDS alone.
     """
     if layout != AUTO and layout not in LAYOUTS:
         raise InvalidInput("layout", value=layout, limit=", ".join((AUTO, *LAYOUTS)))
     if not directory.is_dir():
         raise InvalidInput("data directory is missing", value=str(directory), remedy="check the path")
-    chosen = LAYOUTS[layout] if layout != AUTO else _detect(directory)
-    dataset = chosen.read(directory)
+    found = LAYOUTS[layout] if layout != AUTO else _detect(directory)
+    if choice:
+        if not isinstance(found, BidsLayout):
+            raise InvalidInput("[bids] for data that are not BIDS", value=found.name, remedy="take it out of site.toml")
+        found = BidsLayout(choice)
+    dataset = found.read(directory)
     table = patients or find_table(directory)
     return dataset if table is None else with_patients(dataset, table)
 
@@ -158,12 +178,16 @@ def match_study(
     problems = list(dataset.problems)
     for case in dataset.cases:
         if case.channel_files:
-            files = dict(case.channel_files)
-            missing = [name for name in wanted if name not in files]
-            if missing:
-                problems.append(Problem(case.id, f"the image of channel {missing[0]} is missing"))
+            files = {name: [path for own, path in case.channel_files if own == name] for name in wanted}
+            doubled = [name for name in wanted if len(files[name]) > 1]
+            if not all(files.values()) or doubled:
+                missing = next((name for name in wanted if not files[name]), "")
+                reason = f"the image of channel {missing} is missing; to fix: put it beside the others"
+                if not missing:
+                    reason = several(f"{doubled[0]} images", doubled[0], files[doubled[0]])
+                problems.append(Problem(case.id, reason))
                 continue
-            own = tuple((name, files[name]) for name in wanted)
+            own = tuple((name, files[name][0]) for name in wanted)
             case = replace(case, image=own[0][1], channel_files=own if len(own) > 1 else ())
         elif order != tuple(range(len(dataset.channels))):
             case = replace(case, channel_order=order)

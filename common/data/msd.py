@@ -86,7 +86,7 @@ def read_dataset(directory: Path) -> Dataset:
         name, outcome = _read_entry(directory, entry, position=position, hospitals=hospitals)
         if name in cases or name in problems:
             cases.pop(name, None)
-            problems[name] = Problem(name, "listed twice, so it is not clear which scan is meant")
+            problems[name] = Problem(name, "listed twice, so it is not clear which scan is meant; to fix: list it once")
         elif isinstance(outcome, Case):
             cases[name] = outcome
         else:
@@ -171,18 +171,20 @@ def _read_entry(
     image = entry.get("image") if isinstance(entry, dict) else entry
     label = entry.get("label") if isinstance(entry, dict) else None
     if not isinstance(image, str) or (isinstance(entry, dict) and not isinstance(label, str)):
-        return name, Problem(name, "not understood: a training entry holds an image and a label, a test entry an image")
+        return name, Problem(
+            name, "not understood; to fix: a training entry has image and label, a test entry an image"
+        )
     paths: list[Path] = []
     for kind, text in (("image", image), ("label", label)):
         if text is None:
             continue
         relative = PurePosixPath(text)
         if relative.is_absolute() or ".." in relative.parts:
-            return name, Problem(name, f"the {kind}'s path leaves the data directory")
+            return name, Problem(name, f"the {kind}'s path leaves the data directory; to fix: put it there")
         if not text.endswith(NIFTI_SUFFIXES):
-            return name, Problem(name, f"the {kind} is not a .nii or .nii.gz file")
+            return name, Problem(name, f"the {kind} is not a .nii or .nii.gz file; to fix: convert it to NIfTI")
         if not (directory / relative).is_file():
-            return name, Problem(name, f"the {kind} file is missing")
+            return name, Problem(name, f"the {kind} file is missing; to fix: put it back, or take the case out")
         paths.append(directory / relative)
     hospital = hospitals.get(name)
     return name, Case(

@@ -44,12 +44,14 @@ class NnunetLayout:
         for case in sorted(training.keys() | drawn.keys()):
             outcome = _case(case, training.get(case, {}), drawn.get(case), channels)
             if isinstance(outcome, Case) and outcome.label is None:
-                outcome = Problem(case, "the label file is missing")
+                outcome = Problem(case, "the label file is missing; to fix: put it back, or take the case out")
             (cases if isinstance(outcome, Case) else problems).append(outcome)  # type: ignore[arg-type]
         listed = sorted(training.keys() | drawn.keys())
         for case, files in sorted(_scans(directory / "imagesTs", ending).items()):
             if case in listed:
-                problems.append(Problem(case, "listed twice, so it is not clear which scan is meant"))
+                problems.append(
+                    Problem(case, "listed twice, so it is not clear which scan is meant; to fix: give one another name")
+                )
                 cases = [known for known in cases if known.id != case]
                 continue
             outcome = _case(case, files, None, channels)
@@ -86,9 +88,11 @@ def _scans(folder: Path, ending: str) -> dict[str, dict[int, Path]]:
 def _case(name: str, files: dict[int, Path], label: Path | None, channels: tuple[str, ...]) -> Case | Problem:
     missing = [channel for number, channel in enumerate(channels) if number not in files]
     if missing:
-        return Problem(name, f"the image of channel {missing[0]} is missing")
+        return Problem(name, f"the image of channel {missing[0]} is missing; to fix: put it beside the others")
     if len(files) > len(channels):
-        return Problem(name, f"more channel files than the {len(channels)} that dataset.json names")
+        return Problem(
+            name, f"more channel files than the {len(channels)} that dataset.json names; to fix: name it there"
+        )
     own = tuple((channel, files[number]) for number, channel in enumerate(channels))
     return Case(id=name, image=own[0][1], label=label, channel_files=own if len(own) > 1 else ())
 

@@ -102,7 +102,7 @@ def refuse_counted_twice(dataset: Dataset) -> Dataset:
             seen |= dict.fromkeys(hashes, case)
             kept.append(case)
         elif dataset.patient_of(case.id) == dataset.patient_of(same.id):
-            problems.append(Problem(case.id, f"the same scan as {same.id}"))
+            problems.append(Problem(case.id, f"the same scan as {same.id}; to fix: take one of them out"))
         else:
             raise InvalidInput(
                 "one scan under two patients would count twice",

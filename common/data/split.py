@@ -182,7 +182,7 @@ def _distinct(cases: list[Case]) -> tuple[list[Case], list[Problem]]:
     for case in cases:
         content = sha256_file(case.image)
         if content in seen:
-            repeated.append(Problem(case.id, f"the same scan as {seen[content]}"))
+            repeated.append(Problem(case.id, f"the same scan as {seen[content]}; to fix: take one of them out"))
         else:
             seen[content] = case.id
             kept.append(case)

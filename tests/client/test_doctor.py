@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -88,6 +89,8 @@ def test_every_case_gets_the_corpus_own_verdict_and_the_odd_ones_say_why(root: P
 
 
 def test_the_terminal_names_cases_and_the_report_does_not(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "out/pictures").mkdir(parents=True)
+    (tmp_path / "out/pictures/case-0099.png").write_bytes(b"of an earlier look")
     arguments = ["doctor", "--data", str(root), "--study", str(root / "study.toml"), "--report", str(tmp_path / "out")]
     done = CliRunner().invoke(site_app, arguments, catch_exceptions=False, env={"COLUMNS": "400"})
     assert done.exit_code == 8
@@ -100,6 +103,10 @@ def test_the_terminal_names_cases_and_the_report_does_not(root: Path, tmp_path: 
     pictures = sorted(path.name for path in (tmp_path / "out/pictures").iterdir())
     assert pictures == ["case-0003.png", "case-0004.png", "case-0005.png", "case-0007.png"]
     assert all(f"pictures/{name}" in page for name in pictures)
+    for path in ((tmp_path / "out/pictures"), *(tmp_path / "out/pictures").iterdir()):
+        assert path.stat().st_mode & 0o077 == 0  # they show patients
+    states = re.findall(r'class="chip (\w+)"', page)
+    assert states == ["fail"] * 4 + ["note"] * 3 + ["ok"] * 2  # what is to be repaired comes first
     assert json.loads(record)["counts"] == {"ok": 2, "note": 3, "fail": 4}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,14 @@ import pytest
 
 from common.config import DataConfig
 from common.data.dataset import Dataset, PatientIdentity, check_labels
-from common.data.layouts import LAYOUTS, DatasetSettings, match_study, open_dataset, open_for_training
+from common.data.layouts import (
+    LAYOUTS,
+    DatasetSettings,
+    load_names,
+    match_study,
+    open_dataset,
+    open_for_training,
+)
 from common.errors import InvalidInput
 
 CHANNELS = ("T1", "T1c", "T2", "FLAIR")
@@ -231,7 +239,9 @@ def test_a_scan_that_is_there_twice_under_one_patient_is_used_once(tmp_path: Pat
         (root / f"imagesTr/p2_{name}").write_bytes((root / f"imagesTr/p1_{name}").read_bytes())
     found = open_for_training(root, DATA, DatasetSettings())
     assert [case.id for case in found.cases] == ["p0", "p1"]
-    assert [(problem.case, problem.reason) for problem in found.problems] == [("p2", "the same scan as p1")]
+    assert [(problem.case, problem.reason) for problem in found.problems] == [
+        ("p2", "the same scan as p1; to fix: take one of them out")
+    ]
 
 
 def nnunet_index(**changes: Any) -> dict[str, Any]:
@@ -261,15 +271,87 @@ def test_an_nnunet_index_that_is_none_is_refused(tmp_path: Path, index: dict[str
 def test_a_session_with_two_candidates_is_left_out_and_says_what_to_do(tmp_path: Path) -> None:
     root = make_bids(tmp_path / "set")
     save(root / "sub-a/ses-1/anat/sub-a_ses-1_run-2_T1w.nii.gz", 9)
-    save(root / "derivatives/auto/sub-b/ses-1/anat/sub-b_ses-1_dseg.nii.gz", 1)
+    save(root / "derivatives/manual/sub-b/ses-1/anat/sub-b_ses-1_desc-auto_dseg.nii.gz", 1)
     save(root / "derivatives/manual/sub-c/anat/sub-c_dseg.nii.gz", 1)
-    found = open_dataset(root)
+    found = match_study(open_dataset(root), DATA)
     reasons = {problem.case: problem.reason for problem in found.problems}
-    assert sorted(reasons) == ["sub-a_ses-1", "sub-b_ses-1", "sub-c"]
-    assert "several T1w" in reasons["sub-a_ses-1"]
-    assert "several label maps" in reasons["sub-b_ses-1"]
-    assert "without an image" in reasons["sub-c"]
+    assert reasons == {
+        "sub-a_ses-1": "several T1w images in one session; to fix: say which by its run in [bids.T1w] of site.toml",
+        "sub-b_ses-1": "several label maps in one session; to fix: say which by its desc in [bids.dseg] of site.toml",
+        "sub-c": "a label map without an image; to fix: put the image beside it, or look at [bids] in site.toml",
+    }
     assert [case.id for case in found.cases] == ["sub-b_ses-2"]
+
+
+def test_two_label_maps_that_nothing_tells_apart_are_left_to_a_table(tmp_path: Path) -> None:
+    root = make_bids(tmp_path / "set")
+    save(root / "derivatives/auto/sub-b/ses-1/anat/sub-b_ses-1_dseg.nii.gz", 1)
+    (problem,) = match_study(open_dataset(root), DATA).problems
+    assert "leave one of them there, or list the cases in a cases.csv" in problem.reason
+
+
+def test_two_images_of_a_contrast_the_study_does_not_use_stop_nobody(tmp_path: Path) -> None:
+    root = make_bids(tmp_path / "set")
+    save(root / "sub-a/ses-1/anat/sub-a_ses-1_run-2_T1w.nii.gz", 9)
+    found = match_study(open_dataset(root), replace(DATA, channels=("T2", "FLAIR")))
+    assert found.problems == ()
+    assert len(found.cases) == 3
+
+
+@pytest.mark.parametrize(
+    ("extra", "choice", "taken"),
+    [
+        (("run-1", "run-2"), {"run": "2"}, "run-2"),
+        (("run-01", "run-02"), {"run": "2"}, "run-02"),
+        (("acq-mprage", "acq-space"), {"acq": "mprage"}, "acq-mprage"),
+        (
+            ("acq-mprage_run-1", "acq-mprage_run-2", "acq-space_run-1"),
+            {"acq": "mprage", "run": "1"},
+            "acq-mprage_run-1",
+        ),
+        (("", "rec-norm"), {"rec": "norm"}, "rec-norm"),
+        (("", "acq-space"), {"acq": "mprage"}, ""),
+        (("acq-mprage", "acq-space"), {"acq": "fse"}, None),
+        (("run-1", "run-2"), {"acq": "mprage"}, None),
+    ],
+)
+def test_the_sites_choice_says_which_of_several_images_is_meant(
+    extra: tuple[str, ...], choice: dict[str, str], taken: str | None, tmp_path: Path
+) -> None:
+    root = make_bids(tmp_path / "set")
+    (root / "sub-a/ses-1/anat/sub-a_ses-1_T1w.nii.gz").unlink()
+    for number, entities in enumerate(extra):
+        name = "_".join(filter(None, ("sub-a_ses-1", entities, "T1w.nii.gz")))
+        save(root / "sub-a/ses-1/anat" / name, 100 + number)
+    found = match_study(open_dataset(root, choice={"T1w": choice}), DATA)
+    if taken is None:
+        assert [problem.case for problem in found.problems] == ["sub-a_ses-1"]
+        return
+    assert found.problems == ()
+    case = next(case for case in found.cases if case.id == "sub-a_ses-1")
+    assert case.images[1].name == "_".join(filter(None, ("sub-a_ses-1", taken, "T1w.nii.gz")))
+
+
+def test_the_sites_choice_says_which_of_several_label_maps_is_meant(tmp_path: Path) -> None:
+    root = make_bids(tmp_path / "set")
+    save(root / "derivatives/manual/sub-b/ses-1/anat/sub-b_ses-1_desc-auto_dseg.nii.gz", 1)
+    (root / "site.toml").write_text('[bids.dseg]\ndesc = "auto"\n')
+    settings = load_names(root / "site.toml")
+    found = open_for_training(root, DATA, settings)
+    labels = {case.id: case.label.name for case in found.cases if case.label is not None}
+    assert labels["sub-b_ses-1"] == "sub-b_ses-1_desc-auto_dseg.nii.gz"
+    assert labels["sub-b_ses-2"] == "sub-b_ses-2_dseg.nii.gz"  # the only one there
+
+
+def test_a_choice_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="contrast the dataset lacks"):
+        open_dataset(make_bids(tmp_path / "bids"), choice={"T3w": {"run": "1"}})
+    with pytest.raises(InvalidInput, match="not BIDS"):
+        open_dataset(make_msd(tmp_path / "msd"), choice={"T1w": {"run": "1"}})
+    for text in ("bids = 3\n", "[bids]\nT1w = 1\n", "[bids.T1w]\nrun = 1\n"):
+        (tmp_path / "names.toml").write_text(text)
+        with pytest.raises(InvalidInput, match="bids"):
+            load_names(tmp_path / "names.toml")
 
 
 def test_bids_without_sessions_and_with_sidecar_tables_is_read(tmp_path: Path) -> None:
@@ -315,6 +397,7 @@ def test_a_row_that_cannot_be_used_costs_one_case(tmp_path: Path) -> None:
     found = open_dataset(tmp_path)
     assert [case.id for case in found.cases] == []
     reasons = [problem.reason for problem in found.problems]
+    assert all(reason.count("; to fix: ") == 1 for reason in reasons)
     assert any("listed twice" in reason for reason in reasons)
     assert any("leaves the data directory" in reason for reason in reasons)
     assert any("not a .nii" in reason for reason in reasons)
