@@ -18,18 +18,13 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from client.training.private.bbb import Prior
+from client.training.private.descent import Rate, cosine, exponential_decay
 from client.training.private.engine import Strategy, run
 from client.training.private.journal import Journal, Plan
 from client.training.private.mlp import Shape, forward, output_loss
 from client.training.private.pca import private_pca
-from client.training.private.strategies import (
-    MlpBbb,
-    MlpMac,
-    MlpSgd,
-    Rate,
-    cosine,
-    exponential_decay,
-)
+from client.training.private.strategies import MlpBbb, MlpMac, MlpSgd
 from client.training.private.sums import silent
 from common.errors import InvalidInput
 from common.privacy.gaussian import Sampler, rounded_gaussian
@@ -288,10 +283,8 @@ def build(cell: Cell, x: torch.Tensor, y: torch.Tensor) -> MlpSgd | MlpMac | Mlp
             clip=recipe.clip,
             rate=rate,
             seed=seed,
-            temperature=recipe.temperature,
-            prior_std=recipe.prior_std,
+            prior=Prior(recipe.temperature, recipe.prior_std, len(x)),
             initial_std=recipe.initial_std,
-            patients=len(x),
         )
     return MlpSgd(shape, x, y, clip=recipe.clip, rate=rate, seed=seed)
 

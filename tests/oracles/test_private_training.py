@@ -24,6 +24,7 @@ from client.training.private.gradients import plain_weights, segmentation_loss
 from client.training.private.pca import noisy_second_moment, private_pca, unit_rows
 from client.training.private.strategies import MlpBbb, MlpMac, MlpSgd
 from client.training.private.sums import RADIUS_INT, integer_sum, one_part
+from common.errors import InvalidInput
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
 from common.privacy.training import Sampling, TrainingEvent
@@ -286,10 +287,8 @@ def the_step_is_the_gradient_of_the_tempered_evidence_bound() -> None:
         w = posterior.at(draw)["w"].requires_grad_()
         u = mlp.with_bias(x) @ w
         (g,) = torch.autograd.grad(-(torch.log_softmax(u, dim=1) * y).sum() / 8, w)
-        around = {} if middle is None else {"centre": {"w": torch.full((5, 3), middle, dtype=F64)}}
-        moves = bbb.posterior_gradients(
-            posterior, {"w": g}, draw, temperature=temperature, prior_std=prior, patients=n, **around
-        )
+        centre = None if middle is None else {"w": torch.full((5, 3), middle, dtype=F64)}
+        moves = bbb.posterior_gradients(posterior, {"w": g}, draw, bbb.Prior(temperature, prior, n, centre))
         torch.testing.assert_close(moves.mean["w"], by_mu, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(moves.rho["w"], by_rho, rtol=1e-10, atol=1e-12)
 
@@ -416,11 +415,11 @@ def test_the_noise_of_a_partition_is_its_bound_times_root_mk() -> None:
 @pytest.mark.parametrize("kind", [MlpSgd, MlpBbb])
 def test_a_neighbour_moves_dp_sgd_and_dp_bbb_by_at_most_the_clip(kind: type) -> None:
     x, y = examples(9, 4, 3)
-    extra = {} if kind is MlpSgd else {"temperature": 0.1, "prior_std": 0.2, "initial_std": 0.05, "patients": 9}
+    extra = {} if kind is MlpSgd else {"prior": bbb.Prior(0.1, 0.2, 9), "initial_std": 0.05}
     made = kind(mlp.Shape((4, 6, 3)), x, y, clip=0.01, rate=lambda s, t: 0.1, seed=0, **extra)
     full = made.total(np.arange(9))
     if kind is MlpBbb:
-        made.generator.manual_seed(1)  # the same weight sample
+        made.descent.generator.manual_seed(1)  # the same weight sample
     less = made.total(np.arange(1, 9))
     moved = sqrt(sum(float((full[n] - less[n]).double().square().sum()) for n in full))
     assert 0.9 * RADIUS_INT < moved <= RADIUS_INT
@@ -473,7 +472,7 @@ def test_the_kl_weights_of_an_epoch_sum_to_the_temperature() -> None:
     posterior = bbb.Posterior.around({"w": torch.ones(2, dtype=F64)}, std=0.1)
     zero = {"w": torch.zeros(2, dtype=F64)}
     n, q, temperature, prior = 50, 0.1, 0.3, 0.5
-    moves = bbb.posterior_gradients(posterior, zero, zero, temperature=temperature, prior_std=prior, patients=n)
+    moves = bbb.posterior_gradients(posterior, zero, zero, bbb.Prior(temperature, prior, n))
     per_step = moves.mean["w"] * n * q  # in units of summed log-likelihood
     torch.testing.assert_close(per_step / q, temperature * posterior.mean["w"].detach() / prior**2)
 
@@ -486,3 +485,12 @@ def test_sampled_predictions_repeat_and_disagreement_is_uncertainty() -> None:
     differ = torch.tensor([[[1.0], [0.0]], [[0.0], [1.0]]])
     assert float(bbb.entropy_uncertainty(agree)) == pytest.approx(0, abs=1e-6)
     assert float(bbb.entropy_uncertainty(differ)) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("initial", "variance"), [("he", 2 / 400), ("glorot", 2 / 500)])
+def test_first_weights_have_the_variance_of_their_rule_and_no_bias(initial: str, variance: float) -> None:
+    (weights,) = mlp.initial_weights(mlp.Shape((400, 100), initial=initial), seed=0, dtype=F64)
+    assert float(weights[:-1].var()) == pytest.approx(variance, rel=0.05)
+    assert not weights[-1].any()
+    with pytest.raises(InvalidInput):
+        mlp.Shape((4, 1), initial="zeros")

@@ -90,21 +90,19 @@ def printed_posterior_gradients(
     posterior: bbb.Posterior,
     likelihood: dict[str, torch.Tensor],
     draw: dict[str, torch.Tensor],
-    *,
-    temperature: float,
-    prior_std: float,
-    patients: int,
+    prior: bbb.Prior,
 ) -> bbb.Posterior:
     """The published step: the prior's gradient at w without that of log q, and ∂q/∂θ where ∂ log q/∂θ is meant."""
+    weight = prior.temperature / prior.patients
     mean, rho = {}, {}
     for name, g in likelihood.items():
         mu, r = posterior.mean[name].detach(), posterior.rho[name].detach()
         s = bbb.deviation(r)
         w = mu + s * draw[name]
-        g_bar = g + temperature / patients * w / prior_std**2
+        g_bar = g + weight * w / prior.std**2
         density = torch.exp(-draw[name].square() / 2) / (s * sqrt(2 * np.pi))
-        mean[name] = g_bar + temperature / patients * density * draw[name] / s
-        by_s = temperature / patients * density * (draw[name].square() - 1) / s
+        mean[name] = g_bar + weight * density * draw[name] / s
+        by_s = weight * density * (draw[name].square() - 1) / s
         rho[name] = (g_bar * draw[name] + by_s) * torch.sigmoid(r)
     return bbb.Posterior(mean, rho)
 

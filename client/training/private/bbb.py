@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import expm1, isfinite, log
+from typing import Any
 
 import torch
 from jaxtyping import Float
 
+from client.training.private.descent import descend
 from common.errors import InvalidInput
 
 Named = dict[str, torch.Tensor]
@@ -62,26 +64,67 @@ def deviation(rho: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.softplus(rho, threshold=40)
 
 
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """N(m, ``std``²) on every weight, weighed by λ/n: ``temperature`` λ, n ``patients``, m ``centre`` (0 for None)."""
+
+    temperature: float
+    std: float
+    patients: int
+    centre: Named | None = None
+
+
 def posterior_gradients(
-    posterior: Posterior,
-    likelihood: Mapping[str, Float[torch.Tensor, "..."]],
-    draw: Mapping[str, torch.Tensor],
-    *,
-    temperature: float,
-    prior_std: float,
-    patients: int,
-    centre: Mapping[str, torch.Tensor] | None = None,
+    posterior: Posterior, likelihood: Mapping[str, Float[torch.Tensor, "..."]], draw: Named, prior: Prior
 ) -> Posterior:
-    """(Δμ, Δρ) of the module, as a Posterior of gradients. ``likelihood`` is G, private already; ``centre`` is m."""
-    weight = temperature / patients
+    """(Δμ, Δρ) of the module, as a Posterior of gradients. ``likelihood`` is G, private already."""
+    weight = prior.temperature / prior.patients
     mean, rho = {}, {}
     for name, g in likelihood.items():
         mu, r = posterior.mean[name].detach(), posterior.rho[name].detach()
         s = deviation(r)
-        offset = mu if centre is None else mu - centre[name].to(mu.dtype)
-        mean[name] = g + weight * offset / prior_std**2
-        rho[name] = (g * draw[name] + weight * (s / prior_std**2 - 1 / s)) * torch.sigmoid(r)
+        offset = mu if prior.centre is None else mu - prior.centre[name].to(mu.dtype)
+        mean[name] = g + weight * offset / prior.std**2
+        rho[name] = (g * draw[name] + weight * (s / prior.std**2 - 1 / s)) * torch.sigmoid(r)
     return Posterior(mean, rho)
+
+
+class PosteriorDescent:
+    """A posterior on its way down: a weight sample, then Adam along the corrected step made of G at that sample.
+
+    ``seed`` draws weights, which are no secret; the noise is not drawn here.
+    """
+
+    def __init__(self, posterior: Posterior, prior: Prior, *, seed: int) -> None:
+        self.posterior, self.prior = posterior, prior
+        self.generator = torch.Generator().manual_seed(seed)
+        self._draw: Named = {}
+        self._leaves = [*posterior.mean.values(), *posterior.rho.values()]
+        self._optimizer = torch.optim.Adam(self._leaves)
+
+    def sample(self) -> Named:
+        """w = μ + s·ε of this step."""
+        self._draw = self.posterior.draw(self.generator)
+        return self.posterior.at(self._draw)
+
+    def apply(self, likelihood: Mapping[str, torch.Tensor], rate: float) -> None:
+        """One step; ``likelihood`` is G at the weights last sampled."""
+        moves = posterior_gradients(self.posterior, likelihood, self._draw, self.prior)
+        descend(self._leaves, [*moves.mean.values(), *moves.rho.values()], self._optimizer, rate)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "leaves": [leaf.detach().clone() for leaf in self._leaves],
+            "optimizer": self._optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for leaf, saved in zip(self._leaves, state["leaves"], strict=True):
+                leaf.copy_(saved)
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])
 
 
 def entropy_uncertainty(probabilities: Float[torch.Tensor, "s k ..."]) -> Float[torch.Tensor, "..."]:

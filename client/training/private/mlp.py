@@ -19,15 +19,17 @@ from common.errors import InvalidInput
 
 ACTIVATIONS = ("relu", "softplus", "linear")
 OUTPUTS = ("softmax", "bce", "mse")
+INITIALS = ("he", "glorot")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Layer sizes from input to output, the hidden activation f, and the output's loss."""
+    """Layer sizes from input to output, the hidden activation f, the output's loss, and how weights begin."""
 
     sizes: tuple[int, ...]
     activation: str = "relu"
     output: str = "softmax"
+    initial: str = "he"
 
     def __post_init__(self) -> None:
         if len(self.sizes) < 2 or min(self.sizes) < 1:
@@ -36,6 +38,8 @@ class Shape:
             raise InvalidInput("activation", value=self.activation, limit=", ".join(ACTIVATIONS))
         if self.output not in OUTPUTS:
             raise InvalidInput("output loss", value=self.output, limit=", ".join(OUTPUTS))
+        if self.initial not in INITIALS:
+            raise InvalidInput("initial weights", value=self.initial, limit=", ".join(INITIALS))
 
     @property
     def layers(self) -> int:
@@ -51,12 +55,20 @@ Layers = list[torch.Tensor]
 
 
 def initial_weights(shape: Shape, *, seed: int, dtype: torch.dtype = torch.float32) -> Layers:
-    """He-uniform weights (bias row zero) from ``seed``, which is public: no data enters."""
+    """First weights from ``seed``, which is public: no data enters.
+
+    ``he``: uniform, of variance 2 / inputs for ReLU, else 1 / inputs. ``glorot``: normal, of variance
+    2 / (inputs + outputs): a signal does not grow on its way out of a narrow layer. The bias row is zero.
+    """
     generator = torch.Generator().manual_seed(seed)
     result = []
     for fan_in, fan_out in zip(shape.sizes, shape.sizes[1:], strict=False):
-        bound = sqrt(6 / fan_in) if shape.activation == "relu" else sqrt(3 / fan_in)
-        weights = (2 * torch.rand(fan_in + 1, fan_out, generator=generator, dtype=torch.float64) - 1) * bound
+        if shape.initial == "glorot":
+            weights = torch.randn(fan_in + 1, fan_out, generator=generator, dtype=torch.float64)
+            weights *= sqrt(2 / (fan_in + fan_out))
+        else:
+            bound = sqrt(6 / fan_in) if shape.activation == "relu" else sqrt(3 / fan_in)
+            weights = (2 * torch.rand(fan_in + 1, fan_out, generator=generator, dtype=torch.float64) - 1) * bound
         weights[-1] = 0
         result.append(weights.to(dtype))
     return result

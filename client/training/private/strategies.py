@@ -6,16 +6,16 @@ Data are tensors of all examples, row = slot. What a strategy computes from a ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import cos, pi
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 
-from client.training.private.bbb import Posterior, posterior_gradients
+from client.training.private.bbb import Posterior, PosteriorDescent, Prior
+from client.training.private.descent import Rate, descend, optimizer_of
 from client.training.private.mlp import (
     Layers,
     Shape,
@@ -34,9 +34,6 @@ from client.training.private.mlp import (
 from client.training.private.sensitivity import hidden_bounds, output_bounds
 from client.training.private.sums import SUMMED_NORM, Parts, grid_sum, one_part
 from common.errors import InvalidInput
-
-Rate = Callable[[int, int], float]
-"""(step, steps) → learning rate."""
 
 
 class MlpSgd:
@@ -264,74 +261,33 @@ class MlpBbb:
         clip: float,
         rate: Rate,
         seed: int,
-        temperature: float,
-        prior_std: float,
+        prior: Prior,
         initial_std: float,
-        patients: int,
     ) -> None:
         self.shape, self.x, self.y, self.rate = shape, x, y, rate
         self.parts = one_part(shape.names, clip)
-        mean = dict(zip(shape.names, initial_weights(shape, seed=seed, dtype=torch.float64), strict=True))
-        self.posterior = Posterior.around(mean, std=initial_std)
-        self.temperature, self.prior_std, self.patients = temperature, prior_std, patients
-        self.generator = torch.Generator().manual_seed(seed + 1)  # draws weights, which are no secret: not the noise
-        self._draw: dict[str, torch.Tensor] = {}
-        self._leaves = [*self.posterior.mean.values(), *self.posterior.rho.values()]
-        self.optimizer = torch.optim.Adam(self._leaves)
+        start = dict(zip(shape.names, initial_weights(shape, seed=seed, dtype=torch.float64), strict=True))
+        self.descent = PosteriorDescent(Posterior.around(start, std=initial_std), prior, seed=seed + 1)
+
+    @property
+    def posterior(self) -> Posterior:
+        return self.descent.posterior
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
-        self._draw = self.posterior.draw(self.generator)
-        sample = self.posterior.at(self._draw)
-        rows = torch.from_numpy(batch)
+        sample, rows = self.descent.sample(), torch.from_numpy(batch)
         with torch.no_grad():
             weights = [sample[name].to(self.x.dtype) for name in self.shape.names]
             inputs, factors = backprop(weights, self.x[rows], self.y[rows], self.shape)
         return clipped_layer_sum(inputs, factors, self.parts, self.shape.names)
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
-        moves = posterior_gradients(
-            self.posterior,
-            mean,
-            self._draw,
-            temperature=self.temperature,
-            prior_std=self.prior_std,
-            patients=self.patients,
-        )
-        gradients = [*moves.mean.values(), *moves.rho.values()]
-        descend(self._leaves, gradients, self.optimizer, self.rate(step, steps))
+        self.descent.apply(mean, self.rate(step, steps))
 
     def state(self) -> dict[str, Any]:
-        return {
-            "leaves": [leaf.detach().clone() for leaf in self._leaves],
-            "optimizer": self.optimizer.state_dict(),
-            "generator": self.generator.get_state(),
-        }
+        return self.descent.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        with torch.no_grad():
-            for leaf, saved in zip(self._leaves, state["leaves"], strict=True):
-                leaf.copy_(saved)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"])
-
-
-def optimizer_of(weights: list[torch.Tensor], momentum: float | None) -> torch.optim.Optimizer:
-    """Adam, or SGD where a momentum is given."""
-    return torch.optim.Adam(weights) if momentum is None else torch.optim.SGD(weights, lr=1e-3, momentum=momentum)
-
-
-def descend(
-    weights: Sequence[torch.Tensor],
-    gradients: Sequence[torch.Tensor],
-    optimizer: torch.optim.Optimizer,
-    rate: float,
-) -> None:
-    """One optimiser step of the given learning rate along private gradients."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    for weight, gradient in zip(weights, gradients, strict=True):
-        weight.grad = gradient.to(weight.dtype)
-    optimizer.step()
+        self.descent.restore(state)
 
 
 def coordinate_gradients(
@@ -379,13 +335,3 @@ def _value_sum(values: torch.Tensor, clip: float, share: float) -> torch.Tensor:
 
 def _symmetric(c: torch.Tensor) -> torch.Tensor:
     return (c + c.transpose(1, 2)) / 2
-
-
-def exponential_decay(start: float, factor: float, *, passes: int) -> Rate:
-    """``start``·``factor``^(epoch), ``passes`` epochs in all."""
-    return lambda step, steps: start * factor ** int(step * passes / steps)
-
-
-def cosine(start: float) -> Rate:
-    """From ``start`` down to a hundredth of it."""
-    return lambda step, steps: start * (0.505 + 0.495 * cos(pi * step / max(1, steps)))

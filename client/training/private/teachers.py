@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 from client.training.base import Part
-from client.training.private.bbb import Named
+from client.training.private.bbb import Named, Prior
+from client.training.private.descent import cosine
 from client.training.private.engine import run
-from client.training.private.gradients import load_weights_into
+from client.training.private.gradients import load_weights_into, plain_weights
 from client.training.private.journal import Journal
 from client.training.private.settings import PrivateSettings
-from client.training.private.strategies import cosine
 from client.training.private.volumes import Blocks, Patients, VolumeBbb, VolumeSgd, mac_gradients, mac_parts
 from common.config import TrainingConfig
 from common.errors import InvalidInput
@@ -145,14 +145,11 @@ def _bbb(setup: Setup) -> VolumeSgd | VolumeBbb:
         setup.patients,
         rate=cosine(s.learning_rate),
         clip=s.clip,
-        slots=setup.slots,
-        temperature=s.temperature,
-        prior_std=s.prior_std,
+        prior=Prior(s.temperature, s.prior_std, setup.slots, plain_weights(setup.model) if setup.begun else None),
         initial_std=s.initial_std,
         seed=setup.seed,
         chunk=s.chunk,
         method=s.method,
-        centred=setup.begun,
     )
 
 

@@ -18,7 +18,8 @@ from jaxtyping import Int64
 from monai.networks.blocks import Convolution
 from torch.func import functional_call, grad, vmap
 
-from client.training.private.bbb import Posterior, posterior_gradients
+from client.training.private.bbb import Posterior, PosteriorDescent, Prior
+from client.training.private.descent import Rate, descend
 from client.training.private.gradients import (
     METHODS,
     PatientLoss,
@@ -28,7 +29,6 @@ from client.training.private.gradients import (
     refuse_pooled,
     segmentation_loss,
 )
-from client.training.private.strategies import Rate, descend
 from client.training.private.sums import Parts, integer_sum, one_part, zeros_like
 from common.data.stored import StoredVolumes
 from common.errors import InvalidInput
@@ -168,10 +168,7 @@ class VolumeSgd:
 
 
 class VolumeBbb:
-    """DP-BBB on a 3D network: the clipped sum at one weight sample a step, and the corrected step of the posterior.
-
-    ``centred``: the prior lies around the weights of ``model`` as it is given, which must be public, instead of 0.
-    """
+    """DP-BBB on a 3D network: the clipped sum at one weight sample a step, and the corrected step of the posterior."""
 
     def __init__(
         self,
@@ -180,29 +177,24 @@ class VolumeBbb:
         *,
         rate: Rate,
         clip: float,
-        slots: int,
-        temperature: float,
-        prior_std: float,
+        prior: Prior,
         initial_std: float,
         seed: int,
         chunk: int = 4,
         method: str = "vmap",
-        centred: bool = False,
     ) -> None:
         refuse_coupling(model)
         refuse_pooled(soft_dice_ce)
         start = plain_weights(model)
         self.model, self.patients, self.rate, self.chunk = model, patients, rate, chunk
         self.parts = one_part(tuple(start), clip)
-        self.centre = start if centred else None
-        self.posterior = Posterior.around(start, std=initial_std)
-        self.temperature, self.prior_std, self.slots = temperature, prior_std, slots
         self.gradients = per_patient(segmentation_loss(model, soft_dice_ce), method)
-        self.generator = torch.Generator().manual_seed(seed)  # draws weights, which are no secret: not the noise
-        self._draw: dict[str, torch.Tensor] = {}
-        self._leaves = [*self.posterior.mean.values(), *self.posterior.rho.values()]
-        self.optimizer = torch.optim.Adam(self._leaves)
+        self.descent = PosteriorDescent(Posterior.around(start, std=initial_std), prior, seed=seed)
         self.turn = -1
+
+    @property
+    def posterior(self) -> Posterior:
+        return self.descent.posterior
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -210,39 +202,19 @@ class VolumeBbb:
         return {name: w.detach().float() for name, w in self.posterior.mean.items()}
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
-        self._draw = self.posterior.draw(self.generator)
-        sample = {name: w.float() for name, w in self.posterior.at(self._draw).items()}
+        sample = {name: w.float() for name, w in self.descent.sample().items()}
         self.turn += 1
         return total_over(sample, self.patients, batch, self.gradients, self.parts, chunk=self.chunk, turn=self.turn)
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
-        moves = posterior_gradients(
-            self.posterior,
-            mean,
-            self._draw,
-            temperature=self.temperature,
-            prior_std=self.prior_std,
-            patients=self.slots,
-            centre=self.centre,
-        )
-        gradients = [*moves.mean.values(), *moves.rho.values()]
-        descend(self._leaves, gradients, self.optimizer, self.rate(step, steps))
+        self.descent.apply(mean, self.rate(step, steps))
 
     def state(self) -> dict[str, Any]:
-        return {
-            "leaves": [leaf.detach().clone() for leaf in self._leaves],
-            "optimizer": self.optimizer.state_dict(),
-            "generator": self.generator.get_state(),
-            "turn": self.turn,
-        }
+        return {**self.descent.state(), "turn": self.turn}
 
     def restore(self, state: dict[str, Any]) -> None:
-        with torch.no_grad():
-            for leaf, saved in zip(self._leaves, state["leaves"], strict=True):
-                leaf.copy_(saved)
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.descent.restore(state)
         self.turn = int(state["turn"])
-        self.generator.set_state(state["generator"])
 
 
 def total_over(

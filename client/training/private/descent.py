@@ -1,0 +1,40 @@
+"""Steps along private gradients: learning-rate schedules and optimisers. All of it is post-processing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import cos, pi
+
+import torch
+
+Rate = Callable[[int, int], float]
+"""(step, steps) → learning rate."""
+
+
+def optimizer_of(weights: list[torch.Tensor], momentum: float | None) -> torch.optim.Optimizer:
+    """Adam, or SGD where a momentum is given."""
+    return torch.optim.Adam(weights) if momentum is None else torch.optim.SGD(weights, lr=1e-3, momentum=momentum)
+
+
+def descend(
+    weights: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    rate: float,
+) -> None:
+    """One optimiser step of the given learning rate along private gradients."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient.to(weight.dtype)
+    optimizer.step()
+
+
+def exponential_decay(start: float, factor: float, *, passes: int) -> Rate:
+    """``start``·``factor``^(epoch), ``passes`` epochs in all."""
+    return lambda step, steps: start * factor ** int(step * passes / steps)
+
+
+def cosine(start: float) -> Rate:
+    """From ``start`` down to a hundredth of it."""
+    return lambda step, steps: start * (0.505 + 0.495 * cos(pi * step / max(1, steps)))
