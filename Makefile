@@ -9,7 +9,7 @@ RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-gpu test-large test-faults test-docker check docker-image docker-demo docker-down bundle clean
+.PHONY: help venv demo test test-slow test-gpu test-large test-faults test-docker test-parties check docker-image docker-demo docker-down bundle clean
 
 help:  ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
@@ -52,6 +52,9 @@ test-faults: $(DEV)  ## real daemons killed, cut off and starved; needs root; ab
 
 test-docker: $(DEV)  ## the federation in containers, from nothing to a student; starts an engine if none answers
 	docker/engine.sh run $(BIN)/python -m pytest -m docker tests/docker
+
+test-parties: $(DEV)  ## what each party runs alone: the offline bundle on two machines, the systemd units; needs root
+	docker/engine.sh run $(BIN)/python -m pytest -m docker tests/parties
 
 docker-image:  ## build the container images
 	docker/image.sh

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -49,6 +50,7 @@ class _Slot:
     due: float = 0.0
     wait_s: float = 0.0
     was_ready: bool = False
+    oom_kills: int = 0
 
 
 class Supervisor:
@@ -77,7 +79,10 @@ class Supervisor:
                 if self._clock() >= slot.due:
                     self._start(slot)
             elif (status := slot.daemon.returncode) is not None:
-                self._ended(slot, f"status {status}" if status >= 0 else f"signal {-status}", killed=status < 0)
+                why = f"status {status}" if status >= 0 else f"signal {-status}"
+                if status == -signal.SIGKILL and _oom_kills() > slot.oom_kills:
+                    why += "; the kernel ended a process for want of memory meanwhile"
+                self._ended(slot, why, killed=status < 0)
             elif not slot.ready:
                 self._ask(slot)
             elif self._clock() - slot.started > slot.kept.steady_s:
@@ -99,6 +104,7 @@ class Supervisor:
     def _start(self, slot: _Slot) -> None:
         spec = slot.kept.spec()
         _rotate(spec.log)
+        slot.oom_kills = _oom_kills()
         slot.daemon, slot.started, slot.ready = self._group.begin(spec), self._clock(), False
         self._report("daemon-started", daemon=spec.label, pid=slot.daemon.pid, log=str(spec.log))
 
@@ -135,6 +141,14 @@ def json_report(path: Path) -> Report:
                 log.write(line + "\n")
 
     return report
+
+
+def _oom_kills() -> int:
+    """How many processes the kernel has ended for want of memory, under any limit; 0 where it does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        words = Path("/proc/vmstat").read_text(encoding="ascii").split()
+        return int(words[words.index("oom_kill") + 1])
+    return 0
 
 
 def _rotate(log: Path) -> None:

@@ -77,6 +77,74 @@ def make_parties(root: Path) -> Path:
     return root
 
 
+HOG = """
+import os, sys, time
+from pathlib import Path
+kills, spare, counter = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+held = os.memfd_create("held")  # memory of no process, so that the kernel looks elsewhere
+def take(size):
+    for _ in range(size >> 20):
+        os.write(held, bytes(1 << 20))
+def killed():
+    words = counter.read_text().split()
+    return int(words[words.index("oom_kill") + 1])
+while killed() == kills:
+    take(1 << 20)
+take(spare)
+time.sleep(600)
+"""
+"""Takes memory until the kernel has ended a process beside it, then ``spare`` bytes more, and stays."""
+
+
+@dataclass(frozen=True)
+class MemoryGroup:
+    """A cgroup with a memory limit, of either generation."""
+
+    folder: Path
+    old: bool
+
+    @classmethod
+    def make(cls, name: str) -> MemoryGroup | None:
+        """None where this machine gives out no such limits."""
+        root = Path("/sys/fs/cgroup")
+        old = (root / "memory" / "memory.limit_in_bytes").exists()
+        made = cls((root / "memory" if old else root) / name, old)
+        try:
+            made.folder.mkdir()
+        except OSError:
+            return None
+        return made if made.counter.exists() else None
+
+    @property
+    def counter(self) -> Path:
+        """The file that counts the kernel's kills in the group."""
+        return self.folder / ("memory.oom_control" if self.old else "memory.events")
+
+    @property
+    def enter(self) -> tuple[str, ...]:
+        """Words before a command that runs in the group."""
+        return ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.folder / "cgroup.procs"))
+
+    def kills(self) -> int:
+        words = self.counter.read_text().split()
+        return int(words[words.index("oom_kill") + 1])
+
+    def held(self) -> int:
+        """Bytes of the group's processes, without files that can be read again."""
+        words = (self.folder / "memory.stat").read_text().split()
+        return int(words[words.index("total_rss" if self.old else "anon") + 1])
+
+    def limit(self, size: int) -> None:
+        if not self.old:
+            (self.folder / "memory.swap.max").write_text("0")
+        (self.folder / ("memory.limit_in_bytes" if self.old else "memory.max")).write_text(str(size))
+
+    def starve(self, *, spare: int) -> subprocess.Popen[bytes]:
+        """Something else under the same limit that takes the memory."""
+        words = [sys.executable, "-c", HOG, str(self.kills()), str(spare), str(self.counter)]
+        return subprocess.Popen([*self.enter, *words])
+
+
 @dataclass
 class Party:
     """A party's processes: what its administrator started, and the daemons below it by role."""
@@ -86,6 +154,8 @@ class Party:
     facts: Path
     python: str = sys.executable
     """The interpreter that runs this party's version of Consilium."""
+    limits: MemoryGroup | None = None
+    """What the party's processes are put into, if it has a limit of its own."""
     process: subprocess.Popen[bytes] | None = None
 
     def pid(self, role: str) -> int:
@@ -168,9 +238,10 @@ class Federation:
     def _spawn(
         self, party: Party, words: Sequence[str], *, env: dict[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
+        into = party.limits.enter if party.limits and party.process is None else ()
         with (self.root / f"{party.name}.out").open("ab") as log:
             return subprocess.Popen(
-                ["ip", "netns", "exec", party.namespace, *consilium(*words, python=party.python)],
+                [*into, "ip", "netns", "exec", party.namespace, *consilium(*words, python=party.python)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

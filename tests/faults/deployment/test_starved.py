@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.deployment.parts import QUERIES, SITES, TRUTH_S, Federation
+from tests.faults.deployment.parts import QUERIES, SITES, TRUTH_S, Federation, MemoryGroup
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
@@ -117,6 +118,76 @@ def test_a_full_disk_at_a_site_is_seen_by_the_operator_and_room_lets_it_answer(p
         for site in SITES[1:]:
             assert parties.site_charges(site) == QUERIES
         assert parties.site_charges("site-1") <= QUERIES
+
+
+@contextlib.contextmanager
+def own_limit(parties: Federation, name: str) -> Iterator[MemoryGroup]:
+    """A party that is started in here runs in a cgroup of its own, still without a limit."""
+    group = MemoryGroup.make(f"consilium-{parties.tag}")
+    if group is None:
+        pytest.skip("needs cgroups with memory limits")
+    parties.parties[name].limits = group
+    try:
+        yield group
+    finally:
+        parties.close()
+        group.folder.rmdir()
+
+
+def test_a_site_out_of_memory_is_named_to_both_operators_and_answers_when_there_is_room(parties: Federation) -> None:
+    """Its processes share a limit with something that takes the memory; the kernel ends the worker, again and again."""
+    with own_limit(parties, "site-1") as group:
+        parties.up()
+        parties.start_run()
+        parties.wait("released")
+        worker = parties.parties["site-1"].pid("worker")
+        pages = int(Path(f"/proc/{worker}/statm").read_text().split()[1])
+        group.limit(group.held() + (64 << 20))
+        hog = group.starve(spare=int(0.6 * pages * os.sysconf("SC_PAGE_SIZE")))
+        try:
+            parties.until(lambda: short_of_memory(parties, "site-1", "worker"), "the site's own log", timeout_s=TRUTH_S)
+            parties.until(lambda: missed(parties, "site-1"), "the operator reads that site-1 fails", timeout_s=TRUTH_S)
+            assert group.kills() > 0
+        finally:
+            hog.kill()
+            hog.wait()
+        assert parties.finish_run(timeout_s=900.0) == 0, parties.tails()
+        parties.assert_whole()
+        for site in SITES[1:]:
+            assert parties.site_charges(site) == QUERIES
+        assert parties.site_charges("site-1") <= QUERIES
+
+
+def test_a_server_out_of_memory_starts_again_what_the_kernel_ended_and_the_study_goes_on(parties: Federation) -> None:
+    with own_limit(parties, "server") as group:
+        parties.up()
+        parties.start_run()
+        parties.wait("released")
+        runs = len(parties.events("run-started"))
+        group.limit(group.held() + (64 << 20))
+        hog = group.starve(spare=0)
+        try:
+            parties.until(
+                lambda: short_of_memory(parties, "server") or len(parties.events("run-started")) > runs,
+                "the operator reads what was ended",
+                timeout_s=TRUTH_S,
+            )
+            assert group.kills() > 0
+        finally:
+            hog.kill()
+            hog.wait()
+        if parties.finish_run(timeout_s=900.0) != 0:
+            parties.start_run()
+            assert parties.finish_run(timeout_s=900.0) == 0, parties.tails()
+        parties.assert_whole()
+        for site in SITES:
+            assert parties.site_charges(site) == QUERIES
+
+
+def short_of_memory(parties: Federation, name: str, role: str = "") -> bool:
+    """Whether a party's own record says that a daemon ended for want of memory."""
+    ended = [fact for fact in parties.parties[name].records() if fact["event"] == "daemon-ended"]
+    return any(fact["daemon"].startswith(role) and "memory" in fact["why"] for fact in ended)
 
 
 def test_a_server_moved_to_a_new_host_from_its_backup_goes_on_with_the_same_sites(parties: Federation) -> None:

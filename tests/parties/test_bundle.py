@@ -1,0 +1,229 @@
+"""The offline bundle on two machines that never saw this repository: a consortium and a hospital, each by its own part.
+
+Each machine is a network namespace with a Docker engine of its own and default settings; one cable joins them. What a
+person types is typed here as docs/deployment.md says it. `make test-parties`; needs root, Docker, compose and iptables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.docker.conftest import DOCKER, ROOT
+from tests.docker.test_demo import SCAN
+from tests.faults.deployment.parts import ip, namespaces_work
+
+pytestmark = pytest.mark.docker
+
+CONSORTIUM, HOSPITAL = "10.78.0.1", "10.78.0.2"
+OWNER = 10001
+QUERIES = 4
+PLAN = f"--labels background,anterior,posterior --spacing 1.4,1.4,1.4 --grid 32,32,32 --queries {QUERIES} --quorum 1"
+CONNECTED_S = 600.0
+
+
+@dataclass
+class Host:
+    """A machine with an engine, on which one party's administrator types."""
+
+    name: str
+    namespace: str
+    folder: Path
+    environment: dict[str, str]
+    engine: subprocess.Popen[bytes] | None = None
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "engine"
+
+    def start_engine(self) -> None:
+        self.state.mkdir()
+        words = ["--host", f"unix://{self.state}/socket", "--data-root", str(self.state / "data")]
+        words += ["--exec-root", str(self.state / "exec"), "--pidfile", str(self.state / "pid")]
+        with (self.folder / "engine.log").open("wb") as log:
+            inside = ["nsenter", f"--net=/run/netns/{self.namespace}"]
+            self.engine = subprocess.Popen([*inside, "dockerd", *words], stdout=log, stderr=log)
+        self.environment |= {"DOCKER_HOST": f"unix://{self.state}/socket"}
+        until(lambda: self.types("docker", "info", check=False).returncode == 0, f"{self.name}'s engine", timeout_s=60)
+
+    def stop_engine(self) -> None:
+        if self.engine is not None:
+            self.engine.terminate()
+            self.engine.wait(90)
+        shutil.rmtree(self.state, ignore_errors=True)
+
+    def types(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """A command on this machine, in the folder where the bundle was unpacked."""
+        command = [DOCKER, *words[1:]] if words[0] == "docker" else list(words)
+        done = subprocess.run(
+            ["nsenter", f"--net=/run/netns/{self.namespace}", *command],
+            cwd=self.folder / "bundle",
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
+        assert not check or done.returncode == 0, f"{' '.join(words)}\n{done.stdout}{done.stderr}"
+        return done
+
+    def compose(self, *words: str, check: bool = True) -> str:
+        """``docker compose -f server.yml`` or ``site.yml``, of whichever generation is here."""
+        v2 = subprocess.run([DOCKER, "compose", "version"], capture_output=True, check=False).returncode == 0
+        start = ["docker", "compose"] if v2 else ["docker-compose"]
+        return self.types(*start, "--file", f"{self.name}.yml", *words, check=check).stdout
+
+    def healthy(self) -> dict[str, str]:
+        """The health of each running service."""
+        form = '{{.Label "com.docker.compose.service"}} {{.Status}}'
+        lines = self.types("docker", "ps", "--format", form).stdout.splitlines()
+        return {line.split()[0]: line.partition("(")[2].rstrip(")") for line in lines}
+
+
+def until(true: Callable[[], object], what: str, *, timeout_s: float = 300.0) -> None:
+    started = time.monotonic()
+    while not true():
+        assert time.monotonic() - started < timeout_s, f"not within {timeout_s:g} s: {what}"
+        time.sleep(1.0)
+
+
+@pytest.fixture(scope="module")
+def hosts(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Host, Host]]:
+    """Two machines with the bundle's files, and nothing loaded."""
+    if not namespaces_work() or shutil.which("iptables") is None:
+        pytest.skip("needs root, network namespaces and iptables")
+    scratch = tmp_path_factory.mktemp("parties")
+    bundle = scratch / "bundle"
+    subprocess.run(
+        ["docker/bundle.sh"], cwd=ROOT, env={**os.environ, "BUNDLE": str(bundle)}, check=True, capture_output=True
+    )
+    made = []
+    for name in ("server", "site"):
+        folder = scratch / name
+        folder.mkdir()
+        shutil.copytree(bundle, folder / "bundle", copy_function=os.link)
+        owner = {"CONSILIUM_UID": str(OWNER), "CONSILIUM_GID": str(OWNER), "COMPOSE_PROJECT_NAME": name}
+        made.append(Host(name, f"cp{os.getpid() % 100000}{name[:2]}", folder, owner))
+    try:
+        for host in made:
+            ip("netns", "add", host.namespace)
+            ip("-n", host.namespace, "link", "set", "lo", "up")
+        first, second = (host.namespace for host in made)
+        ip("-n", first, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", second)
+        for host, address in zip(made, (CONSORTIUM, HOSPITAL), strict=True):
+            ip("-n", host.namespace, "addr", "add", f"{address}/24", "dev", "eth0")
+            ip("-n", host.namespace, "link", "set", "eth0", "up")
+            host.start_engine()
+        yield made[0], made[1]
+    finally:
+        for host in made:
+            with contextlib.suppress(Exception):
+                host.compose("down", "--volumes", "--timeout", "40", check=False)
+            host.stop_engine()
+            subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True, check=False)
+        shutil.rmtree(scratch)
+
+
+def folder_of_owner(path: Path) -> Path:
+    path.mkdir()
+    os.chown(path, OWNER, OWNER)
+    return path
+
+
+def consortium_opens(host: Host) -> None:
+    """A study with synthetic volumes, provisioned, its daemons up."""
+    study = folder_of_owner(host.folder / "study")
+    host.environment |= {"STUDY_DIR": str(study)}
+    host.types("docker", "load", "--input", "images-server.tar.gz")
+
+    def consilium(*words: str) -> str:
+        return host.compose("run", "--rm", "-T", "server", *words)
+
+    consilium("data", "synth", "--out", "/study/all", "--cases", "14", "--hospitals", "1", "--seed", "7")
+    parts = f"--public-images {QUERIES} --label-maps 6 --validation 1 --test 1 --seed 7".split()
+    consilium("data", "split", "--data", "/study/all", "--out", "/study/split", *parts)
+    consilium("study", "init", "/study", "--name", "bundle", "--delta", "1e-3", *PLAN.split())
+    recipe = (study / "study.toml").read_text(encoding="utf-8").split("[teacher]")
+    sections = f"[teacher]{recipe[1]}".replace("[student]", "\n[student]")
+    (study / "study.toml").write_text(recipe[0] + small(sections), encoding="utf-8")
+    consilium("study", "publish", "/study", "--images", "/study/split/public/images")
+    consilium("codec", "fit", "/study", "--label-maps", "/study/split/public/label-maps", "--sites", "1")
+    consilium("provision", "server", "/study", "--host", CONSORTIUM, "--internal-host", "server")
+    host.compose("up", "-d")
+    until(lambda: set(host.healthy().values()) == {"healthy"} and len(host.healthy()) == 3, "the server's three parts")
+    consilium("provision", "kit", "/study", "north", "--out", "/study/kits/north")
+
+
+def small(sections: str) -> str:
+    """Recipes of a few steps: what is learnt is not looked at here."""
+    lines = sections.splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("steps ="):
+            lines[number] = "steps = 4"
+        if line.startswith("channels ="):
+            lines[number] = "channels = [4, 8]"
+    return "\n".join(lines) + "\n"
+
+
+def test_two_parties_with_the_bundle_alone_connect_in_ten_minutes_and_answer_a_study(hosts: tuple[Host, Host]) -> None:
+    server, site = hosts
+    consortium_opens(server)
+    data = folder_of_owner(site.folder / "data")
+    folder_of_owner(site.folder / "site")
+    shutil.copytree(server.folder / "study" / "kits" / "north", site.folder / "bundle" / "kit")
+    site.environment |= {"SITE_DIR": str(site.folder / "site"), "DATA_DIR": str(data / "north")}
+    patients = server.folder / "study" / "split" / "sites"
+    shutil.copytree(next(patients.iterdir()), data / "north")
+    kit = ("--volume", f"{site.folder}/bundle/kit:/kit:ro")
+
+    started = time.monotonic()  # the hospital's administrator begins, with bundle and kit
+    site.types("sha256sum", "--check", "SHA256SUMS")
+    site.types("docker", "load", "--input", "images-site.tar.gz")
+    run = ("run", "--rm", "-T")
+    said = site.compose(*run, *kit, "worker", "site", "init", "--kit", "/kit", "--data", "/data", "--site-dir", "/site")
+    fingerprint = said.splitlines()[-1]
+    doctor = site.compose(*run, "worker", "site", "doctor", "--site-dir", "/site", check=False)
+    assert [line.split()[1] for line in doctor.splitlines() if line.startswith("FAIL")] == ["admission:"]
+    # The request goes by mail; the consortium is told the fingerprint over the telephone.
+    shutil.copy(site.folder / "site" / "request.json", server.folder / "study" / "request.json")
+    approve = ("provision", "approve", "/study", "/study/request.json", "--fingerprint", fingerprint)
+    server.compose("exec", "-T", "server", "consilium", *approve)
+    site.compose(*run, "worker", "site", "train", "--site-dir", "/site")
+    site.compose("up", "-d")
+    listed = ("exec", "-T", "server", "consilium", "provision", "list", "/study")
+    until(lambda: "north: admitted, online" in server.compose(*listed), "the site is connected", timeout_s=CONNECTED_S)
+    took = time.monotonic() - started
+    print(f"connected {took:.0f} s after the bundle and the kit were there")
+    assert took < CONNECTED_S
+    until(lambda: site.healthy() == {"worker": "healthy", "node": "healthy"}, "both parts of the site are healthy")
+
+    assert reached(site, "worker", CONSORTIUM) == reached(site, "node", CONSORTIUM) == [8443]
+    assert reached(server, "gateway", HOSPITAL) == []  # nothing listens at the hospital
+    seen = site.compose(
+        "exec", "-T", "node", "find", "/site", "/data", "-name", "*.nii.gz", "-o", "-name", "*.pt", check=False
+    )
+    assert seen == ""
+    for host, services in ((server, ("server", "gateway", "dashboard")), (site, ("worker", "node"))):
+        for service in services:
+            container = host.compose("ps", "-q", service).strip()
+            users = host.types("docker", "top", container, "-eo", "pid,uid,comm").stdout.splitlines()[1:]
+            assert {line.split()[1] for line in users} == {str(OWNER)}, (service, users)
+
+    server.compose("exec", "-T", "server", "consilium", "study", "run", "/study")
+    status = json.loads(server.compose("exec", "-T", "server", "consilium", "study", "status", "/study", "--json"))
+    assert status["answers"] == status["planned_queries"] == QUERIES
+    server.compose("exec", "-T", "server", "consilium", "verify", "/study/ledger.sqlite")
+
+
+def reached(host: Host, service: str, address: str) -> list[int]:
+    """Every port of ``address`` that takes a connection from inside a service's container."""
+    return list(json.loads(host.compose("exec", "-T", service, "python3", "-c", SCAN, address)))

@@ -1,0 +1,168 @@
+"""The units, started by a systemd: a site connects and answers a study, its node may read neither data nor models.
+
+systemd is the init of one container, in which a server and a site run side by side as on a machine without containers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docker.conftest import DOCKER, ROOT
+
+pytestmark = pytest.mark.docker
+
+NAME = "consilium-test-units"
+STUDY, SITE, DATA = "/srv/consilium/study", "/srv/consilium/site", "/srv/data/north"
+SERVER, WORKER, NODE = "consilium-server", "consilium-site-worker", "consilium-site-node"
+ROLES = {
+    **dict.fromkeys(("client.worker", "flower-superlink", "server.gateway"), "consilium"),
+    **dict.fromkeys(("client.app", "flower-supernode"), "consilium-node"),
+}
+"""Whose each daemon is."""
+SMALL = [
+    rf"/^\[{part}\]/,/^\[/ {{s/^channels = .*/channels = [4, 8]/; s/^steps = .*/steps = 4/}}"
+    for part in ("teacher", "student")
+]
+
+
+class Machine:
+    """A machine whose init is systemd. ``fingerprint`` is what the site's administrator reads out."""
+
+    fingerprint = ""
+
+    def root(self, *words: str, check: bool = True) -> str:
+        done = self._run(*words)
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def denied(self, *words: str) -> bool:
+        """Whether a command fails for want of permission."""
+        done = self._run(*words)
+        return done.returncode != 0 and "Permission denied" in done.stderr
+
+    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [DOCKER, "exec", "--env", "OMP_NUM_THREADS=1", NAME, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+
+    def consilium(self, *words: str) -> str:
+        return self.root("runuser", "-u", "consilium", "--", "consilium", *words)
+
+    def show(self, unit: str, fact: str) -> str:
+        return self.root("systemctl", "show", "--property", fact, "--value", unit).strip()
+
+    def processes(self) -> list[list[str]]:
+        """User and command line of all that runs."""
+        lines = self.root("ps", "-eo", "user:32,args", "--no-headers").splitlines()
+        return [line.split(maxsplit=1) for line in lines]
+
+    def facts(self, path: str) -> list[dict]:
+        return [json.loads(line) for line in self.root("cat", path, check=False).splitlines() if line.startswith("{")]
+
+
+def until(true: Callable[[], object], what: str, *, timeout_s: float = 180.0) -> None:
+    started = time.monotonic()
+    while not true():
+        assert time.monotonic() - started < timeout_s, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.5)
+
+
+@pytest.fixture(scope="module")
+def machine(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """Server and site set up as the guide says, units installed, nothing started."""
+    flags = os.environ.get("DOCKER_BUILD_FLAGS", "").split()
+    dockerfile = Path(__file__).with_name("systemd.Dockerfile")
+    subprocess.run(
+        [DOCKER, "build", *flags, "--tag", NAME, "--file", str(dockerfile), str(ROOT / "docker" / "systemd")],
+        env={**os.environ, "DOCKER_BUILDKIT": "1"},
+        capture_output=True,
+        check=True,
+        timeout=600,
+    )
+    rights = [word for one in ("SYS_ADMIN", "SYS_PTRACE", "NET_ADMIN") for word in ("--cap-add", one)]
+    rights += ["--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined"]
+    places = ["--tmpfs", "/run", "--tmpfs", "/run/lock", "--volume", "/sys/fs/cgroup:/sys/fs/cgroup:ro"]
+    subprocess.run([DOCKER, "rm", "--force", NAME], capture_output=True, check=False)
+    started = [DOCKER, "run", "--detach", "--name", NAME, "--network", "none", "--env", "container=docker"]
+    subprocess.run([*started, *rights, *places, NAME], capture_output=True, check=True, timeout=60)
+    try:
+        one = Machine()
+        until(lambda: "running" in one.root("systemctl", "is-system-running", check=False), "systemd is up")
+        set_up(one)
+        yield one
+    finally:
+        subprocess.run([DOCKER, "rm", "--force", NAME], capture_output=True, check=True, timeout=60)
+
+
+def set_up(one: Machine) -> None:
+    one.consilium("data", "synth", "--out", "/tmp/all", "--cases", "24", "--hospitals", "1", "--seed", "0")
+    parts = ["--public-images", "4", "--label-maps", "8", "--validation", "1", "--test", "1", "--seed", "0"]
+    one.consilium("data", "split", "--data", "/tmp/all", "--out", "/tmp/split", *parts)
+    plan = ["--queries", "4", "--quorum", "1", "--delta", "1e-3", "--grid", "32,32,32", "--spacing", "1.4,1.4,1.4"]
+    one.consilium("study", "init", STUDY, "--name", "units", "--labels", "background,anterior,posterior", *plan)
+    one.root("sed", "-i", *(f"--expression={small}" for small in SMALL), f"{STUDY}/study.toml")
+    one.consilium("study", "publish", STUDY, "--images", "/tmp/split/public/images")
+    one.consilium("codec", "fit", STUDY, "--label-maps", "/tmp/split/public/label-maps", "--sites", "1")
+    one.consilium("provision", "server", STUDY, "--host", "127.0.0.1")
+    one.consilium("provision", "kit", STUDY, "north", "--out", "/tmp/kit")
+    one.root("install", "-d", "-o", "consilium", "-g", "consilium", "-m", "0700", DATA)
+    one.root("sh", "-c", f"cp -r /tmp/split/sites/hospital-01/. {DATA} && chown -R consilium: {DATA}")
+    one.root("rm", "-r", "/tmp/all", "/tmp/split")
+    said = one.consilium("site", "init", "--kit", "/tmp/kit", "--data", DATA, "--site-dir", SITE)
+    one.fingerprint = said.splitlines()[-1]
+    one.consilium("site", "train", "--site-dir", SITE)
+    one.root("systemd-tmpfiles", "--create")
+
+
+def test_systemd_finds_nothing_wrong_with_the_units(machine: Machine) -> None:
+    units = " ".join(f"/etc/systemd/system/{unit}.service" for unit in (SERVER, WORKER, NODE))
+    assert machine.root("sh", "-c", f"systemd-analyze verify {units} 2>&1").strip() == ""
+
+
+def test_units_started_by_systemd_connect_and_answer_a_study_and_end_cleanly(machine: Machine) -> None:
+    machine.root("systemctl", "start", SERVER)
+    until(lambda: ready(machine, f"{STUDY}/logs/daemons.jsonl"), "the server is up")
+    request = f"{SITE}/request.json"
+    machine.consilium("provision", "approve", STUDY, request, "--fingerprint", machine.fingerprint)
+    assert "FAIL" not in machine.consilium("site", "doctor", "--site-dir", SITE)
+    machine.root("systemctl", "start", WORKER, NODE)
+    until(lambda: ready(machine, f"{SITE}/node/logs/daemons.jsonl"), "the site is connected")
+    assert "north: admitted, online" in machine.consilium("provision", "list", STUDY)
+
+    users = {role: {user for user, line in machine.processes() if role in line} for role in ROLES}
+    assert users == {role: {user} for role, user in ROLES.items()}
+    seen_by_the_node(machine)
+    machine.consilium("study", "run", STUDY)
+    status = json.loads(machine.consilium("study", "status", STUDY, "--json"))
+    assert status["answers"] == 4
+    machine.consilium("verify", f"{STUDY}/ledger.sqlite")
+
+    # Its init starts again what is killed; what is stopped ends with status 0 and leaves nothing behind.
+    machine.root("systemctl", "kill", "--signal", "KILL", NODE)
+    until(lambda: machine.show(NODE, "NRestarts") == "1", "systemd starts the node again")
+    machine.root("systemctl", "stop", NODE, WORKER, SERVER)
+    for unit in (NODE, WORKER, SERVER):
+        assert (machine.show(unit, "Result"), machine.show(unit, "ExecMainStatus")) == ("success", "0"), unit
+    assert not [line for user, line in machine.processes() if user.startswith("consilium")]
+
+
+def seen_by_the_node(machine: Machine) -> None:
+    """The node's user may read nothing of the site but what is in ``node/``, and its unit sees nothing else."""
+    as_node = ("runuser", "-u", "consilium-node", "--")
+    for path in (DATA, f"{SITE}/teachers", f"{SITE}/site.toml", f"{SITE}/site-ledger.sqlite", f"{STUDY}/keys"):
+        assert machine.denied(*as_node, "ls", path), path
+    inside = ("nsenter", "--mount", "--target", machine.show(NODE, "MainPID"))
+    found = machine.root(*inside, "find", "/srv", "-type", "f").splitlines()
+    assert f"{SITE}/node/link.json" in found
+    assert not [path for path in found if not path.startswith(f"{SITE}/node/")]
+    assert machine.denied(*inside, *as_node, "touch", f"{SITE}/node/keys/x")
+
+
+def ready(machine: Machine, path: str) -> bool:
+    return any(fact["event"] == "all-ready" for fact in machine.facts(path))
