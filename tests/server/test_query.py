@@ -178,7 +178,7 @@ def test_a_retry_gets_the_stored_code_and_computes_nothing_twice(federation):
     assert np.array_equal(answer.noisy_sum, sum(ledger.code(answer.query.id) for ledger in fed.site_ledgers.values()))
 
 
-@pytest.mark.parametrize("lie", ["norm", "length", "attempt", "unknown", "garbage"])
+@pytest.mark.parametrize("lie", ["norm", "length", "attempt", "unknown", "garbage", "nan", "wraps"])
 def test_a_reply_the_server_cannot_trust_counts_as_zero(federation, lie):
     fed = federation(sampler=silent)
 
@@ -191,6 +191,10 @@ def test_a_reply_the_server_cannot_trust_counts_as_zero(federation, lie):
         query, attempt = message.queries[0], message.attempt
         code = np.zeros(fed.codec.dimension, dtype=np.int64)
         code[0] = 2**16 + 1 if lie == "norm" else 5
+        if lie == "nan":
+            code = np.full(fed.codec.dimension, np.nan).view(np.int64)
+        if lie == "wraps":  # its square is 0 modulo 2⁶⁴
+            code[0] = 2**62
         if lie == "length":
             code = np.append(code, 0)
         context = SealContext(
