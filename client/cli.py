@@ -402,9 +402,12 @@ def pull(
 def evaluate(
     site_dir: SiteDir,
     data: Annotated[
-        Path | None, typer.Option(help="Labelled cases (MSD layout); by default all of this site's own.")
+        Path | None, typer.Option(help="Labelled cases, in any layout; by default all of this site's own.")
     ] = None,
     model: Annotated[Path | None, typer.Option(help="A bundle; by default the student that was pulled.")] = None,
+    native: Annotated[
+        bool, typer.Option("--native", help="Score each file's own voxels instead of the study's grid.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
     """Score the student on this site's own labelled cases. Figures and pictures stay here; nothing is sent.
@@ -429,6 +432,7 @@ def evaluate(
             now=datetime.now(UTC),
             data=data,
             model=model,
+            native=native,
             on_case=lambda done, total: bars.update(task, completed=done, total=total),
         )
     if as_json:

@@ -1,8 +1,9 @@
 """The student on the site's own labelled cases: figures and pictures that stay at the site.
 
 Everything is written below the site's directory, readable by its owner only, and nothing is sent: this module opens no
-connection. Cases are read as training reads them, and scored on the study's grid like every other figure of a study. A
-case that cannot be used is reported and counted. Refuses a model of another study's grid or labels.
+connection. Cases are read as training reads them, and scored on the study's grid like every other figure of a study, or
+on each file's own voxels like ``consilium predict``. A case that cannot be used is reported and counted. Refuses a
+model of another study's grid or labels.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -29,11 +29,12 @@ from client.training.slots import load_slots
 from common.config import DataConfig, load_study
 from common.data.layouts import open_for_training
 from common.data.msd import Case, Dataset, Problem
-from common.data.volume import load_example
+from common.data.volume import Volume, load_example
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, hd95_mm, mean_present
-from common.models.bundle import open_bundle
+from common.models.bundle import Bundle, open_bundle
 from common.models.fit import predict
+from common.models.native import predict_native
 from common.objects import write_atomically
 
 EVALUATION_SCHEMA = 1
@@ -60,12 +61,20 @@ class CaseScore:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A student's scores at this site; case ids and figures are for the site's own eyes."""
+    """A student's scores at this site; case ids and figures are for the site's own eyes.
+
+    ``native``: on each file's own voxels, not on the study's grid.
+    """
 
     weights: str
     structures: tuple[str, ...]
     scores: tuple[CaseScore, ...]
     problems: tuple[Problem, ...]
+    native: bool = False
+
+    @property
+    def voxels(self) -> str:
+        return "each file's own voxels" if self.native else "the study's grid"
 
     def mean(self, part: str | None = None) -> dict[str, Any]:
         """Means over the cases of one part, or of all: Dice per structure and over all, HD95 where it is finite."""
@@ -86,6 +95,7 @@ class Evaluation:
         return {
             "schema": EVALUATION_SCHEMA,
             "weights": self.weights,
+            "scored_on": self.voxels,
             "all": self.mean(),
             "parts": {part: self.mean(part) for part in PARTS if any(s.part == part for s in self.scores)},
             "cases": [
@@ -116,16 +126,18 @@ def evaluate(
     now: datetime,
     data: Path | None = None,
     model: Path | None = None,
+    native: bool = False,
     on_case: OnCase = lambda done, total: None,
 ) -> tuple[Evaluation, Path]:
     """Score a bundle on labelled cases and write figures and pictures to a new folder below ``evaluation``.
 
-    ``data`` is the site's own dataset unless given; ``model`` the student that was pulled. Returns the scores and the
-    folder. Raises InvalidInput for a model or dataset that does not fit the study, or without one usable case.
+    ``data`` is the site's own dataset unless given; ``model`` the student that was pulled; ``native`` scores on each
+    file's own voxels, where what the study's grid cuts off counts as missed. Returns the scores and the folder. Raises
+    InvalidInput for a model or dataset that does not fit the study, or without one usable case.
     """
     config = load_site(site_dir)
     study = load_study(config.path(config.study))
-    network, weights = load_bundle(model or site_dir / STUDENT_DIR / "bundle", study.data)
+    bundle = load_bundle(model or site_dir / STUDENT_DIR / "bundle", study.data)
     dataset = open_for_training(data or config.path(config.data), study.data, config.dataset)
     parts = _parts(site_dir, dataset) if data is None else {}
     cases = dataset.labelled
@@ -133,13 +145,13 @@ def evaluate(
     problems = list(dataset.problems)
     for number, case in enumerate(cases, start=1):
         try:
-            scores.append(_score(case, network, study.data, part=parts.get(case.id, PARTS[2])))
+            scores.append(_score(case, bundle, part=parts.get(case.id, PARTS[2]), native=native))
         except InvalidInput as error:
             problems.append(Problem(case.id, str(error)))
         on_case(number, len(cases))
     if not scores:
         raise InvalidInput("no usable labelled case", value=len(problems), remedy="see `consilium site train` for why")
-    result = Evaluation(weights, study.data.labels[1:], tuple(scores), tuple(problems))
+    result = Evaluation(bundle.weights, study.data.labels[1:], tuple(scores), tuple(problems), native=native)
     folder = site_dir / "evaluation" / now.strftime("%Y%m%dT%H%M%S.%fZ")
     folder.mkdir(mode=0o700, parents=True)
     document = json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n"
@@ -148,13 +160,13 @@ def evaluate(
     ranked = sorted((s for s in scores if not math.isnan(s.mean_dice)), key=lambda score: score.mean_dice)
     by_id = {case.id: case for case in cases}
     for name, score in zip(("worst", "best"), ranked[:1] + ranked[-1:], strict=False):
-        picture = _picture(by_id[score.case], network, study.data, title=f"{score.case}: Dice {score.mean_dice:.3f}")
+        picture = _picture(by_id[score.case], bundle, title=f"{score.case}: Dice {score.mean_dice:.3f}")
         write_atomically(folder / f"{name}.png", picture, mode=0o600)
     return result, folder
 
 
-def load_bundle(bundle: Path, data: DataConfig) -> tuple[torch.nn.Module, str]:
-    """The network of a bundle and its weights' SHA-256; InvalidInput unless it is for this grid, spacing and labels."""
+def load_bundle(bundle: Path, data: DataConfig) -> Bundle:
+    """A bundle that is for this grid, spacing and labels; InvalidInput for any other."""
     opened = open_bundle(bundle)
     found = opened.data
     if (found.grid, found.spacing_mm, found.labels, len(found.channels)) != (
@@ -164,7 +176,7 @@ def load_bundle(bundle: Path, data: DataConfig) -> tuple[torch.nn.Module, str]:
         len(data.channels),
     ):
         raise InvalidInput("bundle is of another grid, spacing or labels than the study's", value=found.labels)
-    return opened.network, opened.weights
+    return opened
 
 
 def _parts(site_dir: Path, dataset: Dataset) -> dict[str, str]:
@@ -182,9 +194,13 @@ def _parts(site_dir: Path, dataset: Dataset) -> dict[str, str]:
     return parts
 
 
-def _score(case: Case, network: torch.nn.Module, data: DataConfig, *, part: str) -> CaseScore:
+def _score(case: Case, bundle: Bundle, *, part: str, native: bool) -> CaseScore:
+    data = bundle.data
+    if native:
+        done = predict_native(case, bundle.network, data, patch=bundle.patch)
+        return CaseScore(case=case.id, part=part, dice=done.dice, hd95_mm=done.hd95_mm)
     example = load_example(case, data)
-    found, truth = predict(network, example.volume.image).argmax(axis=0).astype(np.uint8), example.label
+    found, truth = _label_map(bundle, example.volume), example.label
     classes = len(data.labels)
     return CaseScore(
         case=case.id,
@@ -194,11 +210,17 @@ def _score(case: Case, network: torch.nn.Module, data: DataConfig, *, part: str)
     )
 
 
-def _picture(case: Case, network: torch.nn.Module, data: DataConfig, *, title: str) -> bytes:
+def _label_map(bundle: Bundle, volume: Volume) -> np.ndarray:
+    result: np.ndarray = predict(bundle.network, volume.image, patch=bundle.patch).argmax(axis=0).astype(np.uint8)
+    return result
+
+
+def _picture(case: Case, bundle: Bundle, *, title: str) -> bytes:
     """Three planes on the study's grid through the truth's middle: the truth solid, the student dashed; PNG."""
+    data = bundle.data
     example = load_example(case, data)
     volume, truth = example.volume, example.label
-    found = predict(network, volume.image).argmax(axis=0).astype(np.uint8)
+    found = _label_map(bundle, volume)
     marked = np.argwhere(truth > 0)
     centre = marked.mean(axis=0).round().astype(int) if len(marked) else np.array(truth.shape) // 2
     figure = Figure(figsize=(9, 3.4), facecolor="#0b0e11", layout="constrained")
@@ -240,6 +262,7 @@ def table(result: Evaluation) -> str:
         lines.append(f"Dice, {part or 'all'}".ljust(22) + dice + str(mean["cases"]).rjust(width))
     far = result.mean()["hd95_mm"].values()
     lines.append("HD95 in mm, all".ljust(22) + "".join(("-" if d is None else f"{d:.2f}").rjust(width) for d in far))
+    lines.append(f"scored on {result.voxels}")
     missed = sum(math.isinf(distance) for score in result.scores for distance in score.hd95_mm)
     if missed:
         lines.append(f"{missed} structure(s) in only one of the two maps: Dice 0, left out of HD95")

@@ -140,32 +140,13 @@ def predict_cases(
 
 
 def _predict(case: Case, bundle: Bundle, out: Path) -> Predicted:
-    import numpy as np
+    from common.data.volume import save_label
+    from common.models.native import predict_native
 
-    from common.data.geometry import voxel_sizes
-    from common.data.volume import load_native_label, load_volume, save_label, to_native
-    from common.metrics import dice_per_class, hd95_mm
-    from common.models.fit import predict as probabilities_of
-
-    volume = load_volume(case.images, bundle.data, order=case.channel_order)
-    truth = None
-    if case.label is not None:
-        truth = load_native_label(case.label, bundle.data, volume=volume, mapping=dict(case.label_map))
-    probabilities = probabilities_of(bundle.network, volume.image, patch=bundle.patch)
-    found = to_native(probabilities, volume).argmax(axis=0).astype(np.uint8)
+    done = predict_native(case, bundle.network, bundle.data, patch=bundle.patch)
     path = out / f"{case.id}_seg.nii.gz"
-    save_label(path, found, volume)
-    if truth is None:
-        return Predicted(case.id, path.name)
-    classes = len(bundle.data.labels)
-    sizes = voxel_sizes(volume.native_affine)
-    spacing = (float(sizes[0]), float(sizes[1]), float(sizes[2]))
-    return Predicted(
-        case.id,
-        path.name,
-        dice_per_class(found, truth, classes),
-        hd95_mm(found, truth, classes, spacing_mm=spacing),
-    )
+    save_label(path, done.label_map, done.volume)
+    return Predicted(case.id, path.name, done.dice, done.hd95_mm)
 
 
 def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:

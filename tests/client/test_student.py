@@ -323,7 +323,7 @@ def test_scores_are_those_of_the_labels_and_a_bad_case_is_counted(
     fixed = np.zeros((2, 8, 8, 8), dtype=np.float32)
     fixed[1] = ball((4, 4, 4), 2.0)
     fixed[0] = 1 - fixed[1]
-    monkeypatch.setattr(evaluation, "predict", lambda network, image: fixed)
+    monkeypatch.setattr(evaluation, "predict", lambda network, image, patch=(): fixed)
     result, folder = evaluate(pulled, now=datetime(2026, 1, 2, tzinfo=UTC), data=data)
     for i, score in enumerate(result.scores):
         truth = ball((4, 4, 3 + i % 2), 2.0)
@@ -336,6 +336,34 @@ def test_scores_are_those_of_the_labels_and_a_bad_case_is_counted(
     assert written["all"]["cases"] == 3
     assert written["all"]["mean_dice"] == pytest.approx(np.mean([s.mean_dice for s in result.scores]), abs=1e-5)
     assert (folder / "cases.csv").read_text().splitlines()[2].startswith("c1,not used,1,")
+
+
+def test_native_scores_are_on_each_files_own_voxels_in_its_own_millimetres(
+    fed: Federation, pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """12³ voxels of 1 mm that the grid of 8³ cuts: what lies outside is missed natively and unseen on the grid."""
+    truth = np.zeros((12, 12, 12), dtype=np.uint8)
+    truth[2:6, 4:8, 4:8] = 1
+    truth[0:2, 5:7, 5:7] = 1  # off the grid, which holds voxels 2 to 9
+    image = np.random.default_rng(1).normal(truth * 2.0, 0.3).astype(np.float32)
+    (tmp_path / "raw").mkdir()
+    paths = [tmp_path / "raw" / "c.nii.gz", tmp_path / "raw" / "c-label.nii.gz"]
+    for path, array in zip(paths, (image, truth), strict=True):
+        nib.save(nib.Nifti1Image(array, np.eye(4)), path)
+    case = Case("c", *paths)
+    write_dataset(tmp_path / "set", name="own", labels=("background", "body"), channels=("MRI",), cases=[case])
+    seen = truth[2:10, 2:10, 2:10].astype(np.float32)
+    for module in ("client.evaluation", "common.models.native"):
+        monkeypatch.setattr(f"{module}.predict", lambda network, image, patch=(): np.stack([1 - seen, seen]))
+    given = {"now": datetime(2026, 2, 2, tzinfo=UTC), "data": tmp_path / "set"}
+    (on_grid,) = evaluate(pulled, **given)[0].scores
+    native, folder = evaluate(pulled, **given | {"now": datetime(2026, 2, 3, tzinfo=UTC)}, native=True)
+    assert on_grid.dice == (1.0,)
+    inside, everything = int(seen.sum()), int(truth.sum())
+    assert native.scores[0].dice == pytest.approx((2 * inside / (inside + everything),))
+    expected = hd95_mm(np.pad(seen.astype(np.uint8), 2), truth, 2, spacing_mm=(1, 1, 1))
+    assert native.scores[0].hd95_mm == pytest.approx(expected)
+    assert json.loads((folder / "evaluation.json").read_text())["scored_on"] == "each file's own voxels"
 
 
 def test_figures_stay_below_the_sites_directory_for_its_owner_alone_and_nothing_is_sent(

@@ -1,0 +1,49 @@
+"""A case predicted on its own file's voxels, and scored there where somebody drew it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+
+from common.config import DataConfig
+from common.data.dataset import Case
+from common.data.geometry import voxel_sizes
+from common.data.volume import Volume, load_native_label, load_volume, to_native
+from common.metrics import dice_per_class, hd95_mm
+from common.models.fit import predict
+
+
+@dataclass(frozen=True, slots=True)
+class NativePrediction:
+    """``label_map`` on the voxels of ``volume``'s file; the scores, one a structure, are empty where nobody drew it."""
+
+    volume: Volume
+    label_map: UInt8[np.ndarray, "x y z"]
+    dice: tuple[float, ...] = ()
+    hd95_mm: tuple[float, ...] = ()
+
+
+def predict_native(
+    case: Case, network: torch.nn.Module, data: DataConfig, *, patch: tuple[int, ...] = ()
+) -> NativePrediction:
+    """Predict on the study's grid and take the probabilities back; HD95 in mm by the file's own voxel sizes.
+
+    InvalidInput for a case that cannot be used, in image or label map.
+    """
+    volume = load_volume(case.images, data, order=case.channel_order)
+    truth = None
+    if case.label is not None:
+        truth = load_native_label(case.label, data, volume=volume, mapping=dict(case.label_map))
+    found = to_native(predict(network, volume.image, patch=patch), volume).argmax(axis=0).astype(np.uint8)
+    if truth is None:
+        return NativePrediction(volume, found)
+    sizes = voxel_sizes(volume.native_affine)
+    return NativePrediction(
+        volume,
+        found,
+        dice_per_class(found, truth, len(data.labels)),
+        hd95_mm(found, truth, len(data.labels), spacing_mm=(float(sizes[0]), float(sizes[1]), float(sizes[2]))),
+    )
