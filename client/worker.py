@@ -190,7 +190,7 @@ class Worker:
         total = np.zeros(mechanism.dimension, dtype=np.int64)
         try:
             codec, frame = self._codec(query), self._frame(query)
-            codes = [self._encoded(codec, volume, query) for volume in query.volumes]
+            codes = [self._encoded(codec, frame, volume, query) for volume in query.volumes]
             voters = list(zip(*codes, strict=True))
             if len(voters) > mechanism.voters_per_site:
                 raise InvalidInput("voters", value=len(voters), limit=f"at most {mechanism.voters_per_site}")
@@ -210,14 +210,16 @@ class Worker:
                 zero_votes += 1
         return total, f"zero-votes-{zero_votes}" if zero_votes else "stored"
 
-    def _encoded(self, codec: Codec, volume: str, query: QuerySpec) -> list[NDArray[np.float64] | None]:
+    def _encoded(
+        self, codec: Codec, frame: Frame | None, volume: str, query: QuerySpec
+    ) -> list[NDArray[np.float64] | None]:
         """Every voter's unclipped code of one public volume; None for a voter that has none. # sensitive"""
         codes: list[NDArray[np.float64] | None] = []
         for slot, probabilities in enumerate(self._voters.predict(self._fetch(volume))):
             try:
                 if probabilities is None:
                     raise InvalidInput("voter", limit="a trained teacher in this slot")
-                codes.append(codec.encode(probabilities))
+                codes.append(codec.encode(probabilities if frame is None else frame.sharpen(probabilities)))
             except Exception as error:  # noqa: BLE001
                 log.warning("event=no-code query=%s slot=%d cause=%s", query.id[:12], slot, type(error).__name__)
                 codes.append(None)

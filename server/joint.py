@@ -17,13 +17,16 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from common.canonical import sha256_bytes
 from common.codecs.base import Codec
-from common.codecs.frame import Frame, Observation, estimate
+from common.codecs.frame import Frame, Observation, plan_frame, sharpen
+from common.codecs.pca import PcaCodec
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import OnStep, fit, predict
 from common.models.unet import build_unet
 from server.dealing import DERANGEMENT_SEED, derangement
+from server.tangent import tangent_kernel
 
 PUBLIC_PASSES = 3
 """Rounds of self-training that make the public start."""
@@ -40,10 +43,13 @@ PASSES = 3
 RESIDUAL = 0.45
 """Share of the shapes' variance the public start is expected to leave open; halved with each pass."""
 
+TEMPERATURE = 0.5
+"""Predictions are sharpened by it before they are encoded: hesitation fills the radius and moves no boundary."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """A student made of public data alone, and its codes [n, l] of the public volumes."""
+    """A student made of public data alone, and the codes [n, l] of its sharpened predictions for the public volumes."""
 
     model: torch.nn.Module
     codes: Float[np.ndarray, "n l"]
@@ -72,32 +78,54 @@ def public_start(
     for number, part in enumerate(steps[1:], start=1):
         labels = labels_of(codec, restore_spread(codes_of(model, images, codec), variances))
         fit(model, images, labels, part, seed=seed + number, on_step=_after(on_step, steps, number))
-    return Start(model=model, codes=restore_spread(codes_of(model, images, codec), variances))
+    return Start(model=model, codes=codes_of(model, images, codec, temperature=TEMPERATURE))
+
+
+def joint_frame(
+    start: Start,
+    images: Float[np.ndarray, "n c x y z"],
+    codec: PcaCodec,
+    *,
+    noise_std: float,
+    radius: float,
+    on_volume: OnStep | None = None,
+) -> Frame:
+    """The frame of the one query about these volumes: centred on the public start, along its tangent kernel."""
+    return plan_frame(
+        kernel=tangent_kernel(start.model, images, codec, temperature=TEMPERATURE, on_volume=on_volume),
+        centre=start.codes,
+        variances=codec.powers,
+        residual=RESIDUAL,
+        temperature=TEMPERATURE,
+        noise_std=noise_std,
+        radius=radius,
+        codec=sha256_bytes(codec.to_bytes()),
+    )
 
 
 def refine(
-    start: Start,
+    start: torch.nn.Module,
     images: Float[np.ndarray, "n c x y z"],
     codec: Codec,
-    observations: Sequence[Observation],
+    frame: Frame,
+    seen: Observation | None,
     recipe: TrainingConfig,
     *,
-    prior: Float[np.ndarray, "n l"],
     seed: int,
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> tuple[torch.nn.Module, Float[np.ndarray, "n l"]]:
-    """The student after :data:`PASSES` passes over the observations, and the codes its last labels came from.
+    """The student after :data:`PASSES` passes over what was seen, and the codes its last labels came from.
 
-    ``prior`` [n, l]: expected squares of the rotated offsets from the start's codes; halved after every pass, as the
-    student takes the observations in. Without observations it is self-training with the same steps: the control.
-    An interrupted run resumes from files named after ``checkpoint``, which are deleted once the student is done.
+    The prior's variances are halved after every pass, as the student takes the observation in. Without one it is
+    self-training with the same steps: the control. ``start`` is left as it is. An interrupted run resumes from files
+    named after ``checkpoint``, which are deleted once the student is done.
     """
-    model, expected, variance = copy.deepcopy(start.model), start.codes, prior
+    model, expected = copy.deepcopy(start), frame.centre
     steps = _split(recipe, PASSES)
     codes = expected
     for number, part in enumerate(steps):
-        codes = estimate(list(observations), expected=expected, variances=variance)
+        codes = frame.estimate(seen, expected=expected, open_share=0.5**number)
         fit(
             model,
             images,
@@ -107,39 +135,40 @@ def refine(
             checkpoint=_checkpoint(checkpoint, number),
             on_step=_after(on_step, steps, number),
         )
-        expected, variance = codes_of(model, images, codec), variance / 2
+        expected = codes_of(model, images, codec, temperature=frame.temperature)
     for number in range(PASSES):
         if (path := _checkpoint(checkpoint, number)) is not None:
             path.unlink(missing_ok=True)
     return model, codes
 
 
-def control_observations(name: str, observation: Observation, frame: Frame) -> list[Observation]:
-    """What a control reads in place of ``observation``, with the same noise variances.
+def control(name: str, frame: Frame, seen: Observation) -> tuple[Frame, Observation | None]:
+    """What a control is refined with in place of the release, with the same noise variances.
 
-    ``zero_code``: the code zero. ``shuffled_codes``: every volume's offset from the centre given to another volume;
-    what all volumes share stays as it is, so this control keeps whatever the teachers say about volumes in general.
-    ``public_only``: nothing.
+    ``zero_code``: the code zero. ``shuffled_codes``: every volume gets another volume's code, centre and offset: the
+    link from volume to code is broken. ``shuffled_offsets``: every volume keeps its own centre and gets another's
+    offset from it; what all volumes share stays as it is, so this is no control of the release as a whole but tells how
+    much of it that is. ``public_only``: nothing.
     """
-    centre = frame.rotation @ frame.centre
     match name:
         case "zero_code":
-            return [replace(observation, value=centre)]
-        case "shuffled_codes":
+            return frame, replace(seen, value=np.zeros_like(seen.value))
+        case "shuffled_codes" | "shuffled_offsets":
             if frame.volumes < 2:
-                return []
-            offsets = frame.rotation.T @ (observation.value - centre)
-            wrong = offsets[list(derangement(frame.volumes, seed=DERANGEMENT_SEED))]
-            return [replace(observation, value=centre + frame.rotation @ wrong)]
+                return frame, None
+            order = list(derangement(frame.volumes, seed=DERANGEMENT_SEED))
+            return frame.dealt(order, centre=name == "shuffled_codes"), seen
         case "public_only":
-            return []
+            return frame, None
         case _:
-            raise InvalidInput("control", value=name, limit="zero_code, shuffled_codes, public_only")
+            raise InvalidInput("control", value=name, limit="zero_code, shuffled_codes, shuffled_offsets, public_only")
 
 
-def codes_of(model: torch.nn.Module, images: Float[np.ndarray, "n c x y z"], codec: Codec) -> Float[np.ndarray, "n l"]:
-    """The codec's codes of a model's predictions, unclipped."""
-    return np.stack([codec.encode(predict(model, image)) for image in images])
+def codes_of(
+    model: torch.nn.Module, images: Float[np.ndarray, "n c x y z"], codec: Codec, *, temperature: float = 1.0
+) -> Float[np.ndarray, "n l"]:
+    """The codec's codes of a model's predictions, sharpened and unclipped."""
+    return np.stack([codec.encode(sharpen(predict(model, image), temperature=temperature)) for image in images])
 
 
 def labels_of(codec: Codec, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n k x y z"]:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from common.canonical import digest, sha256_bytes
 from common.codecs import load_codec
-from common.codecs.frame import Frame, Observation, estimate, plan_frame, prior_variances
+from common.codecs.frame import Frame, Observation
 from common.codecs.pca import PcaCodec
 from common.errors import InvalidInput
 from common.ledger.store import Ledger, StoredAnswer
@@ -22,7 +22,8 @@ from common.privacy.calibration import study_mechanism
 from common.privacy.mechanism import GRID_BITS
 from server.decode import mean_noise_std
 from server.finish import STUDENT_SEED, FitFiles, Fitted, fit_once, public_images
-from server.joint import RESIDUAL, Start, control_observations, labels_of, public_start, refine
+from server.joint import control as control_of
+from server.joint import joint_frame, labels_of, public_start, refine
 from server.workspace import CodecRecord, Workspace
 
 
@@ -34,14 +35,12 @@ def prepare(workspace: Workspace, *, sites: int, on_step: OnStep | None = None) 
     save_weights(workspace.start_file, start.model)
     workspace.objects.put(workspace.start_file.read_bytes())
     voters = sites * study.privacy.voters_per_site
-    frame = plan_frame(
-        images=images,
-        centre=start.codes,
-        variances=codec.powers,
-        residual=RESIDUAL,
+    frame = joint_frame(
+        start,
+        images,
+        codec,
         noise_std=mean_noise_std(study_mechanism(study, dimension=1).noise_std, voters=voters),
         radius=study.codec.radius,
-        codec=workspace.codec().sha256,
     )
     record = CodecRecord(sha256=workspace.objects.put(frame.to_bytes()), dimension=frame.dimension)
     workspace.save_frame(record)
@@ -51,9 +50,7 @@ def prepare(workspace: Workspace, *, sites: int, on_step: OnStep | None = None) 
 def decode_joint(workspace: Workspace, answer: StoredAnswer) -> dict[str, Float[np.ndarray, "k x y z"]]:
     """What a stored answer says of each volume, before any student has learnt from it."""
     codec, frame = _codec(workspace), _frame(workspace, answer)
-    images = public_images(workspace, answer.query.volumes)
-    prior = prior_variances(images, codec.powers, residual=RESIDUAL)
-    codes = estimate([_observation(answer, frame)], expected=frame.centre, variances=prior)
+    codes = frame.estimate(_observation(answer, frame), expected=frame.centre)
     return dict(zip(answer.query.volumes, labels_of(codec, codes), strict=True))
 
 
@@ -86,13 +83,14 @@ def fit_joint(workspace: Workspace, *, files: FitFiles, on_step: OnStep, control
         )
         weights_from_bytes(start, model)
         seen = _observation(answer, frame)
+        read, observation = (frame, seen) if control is None else control_of(control, frame, seen)
         refined, _ = refine(
-            Start(model=model, codes=frame.centre),
+            model,
             images,
             codec,
-            [seen] if control is None else control_observations(control, seen, frame),
+            read,
+            observation,
             study.student,
-            prior=prior_variances(images, codec.powers, residual=RESIDUAL),
             seed=STUDENT_SEED,
             checkpoint=files.checkpoint,
             on_step=on_step,

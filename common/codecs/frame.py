@@ -1,68 +1,80 @@
 """The frame of a joint query: how the codes of a whole batch of volumes become one code, and how that is read back.
 
 One release about N volumes instead of N releases: the sites' codes of all volumes are taken relative to a public
-centre, rotated over the volumes so that what they share comes first, weighted, and clipped as one vector. A frame is
-public (made from public images, the codec and earlier releases), travels by content hash as ``QuerySpec.centre``, and
-shapes no guarantee: whatever it holds, the one vector is clipped to C afterwards. Refuses shapes that do not fit,
-numbers that are not finite, rotations that are not orthonormal and bytes it would not have written.
+centre, projected on a public orthonormal basis of the volumes' codes together, weighted, and clipped as one vector. A
+frame is public (made from public images, a public network and the codec), travels by content hash as
+``QuerySpec.centre``, and shapes no guarantee: whatever it holds, the one vector is clipped to C afterwards. Refuses
+shapes that do not fit, numbers that are not finite, bases that are not orthonormal and bytes it would not have written.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from common.canonical import check_hash, checked_fields
-from common.codecs.base import CODEC_SCHEMA, check_code, check_noise_std, pack, unpack
+from common.codecs.base import CODEC_SCHEMA, check_code, check_noise_std, check_probabilities, pack, parse_hex, unpack
 from common.codecs.pca import water_fill
 from common.errors import InvalidInput
 
-FRAME = "frame"
+FRAME = "tangent-frame"
 FILL = 1.0
 """Share of the radius that a code of the expected size fills."""
 
-SHARED = 2.0
-"""Prior variance of what all volumes share, in units of what one volume holds for itself."""
+SHARED = 0.3
+"""Share of the prior variance given to what all volumes share; the rest lies where a public network can move."""
 
-SIMILARITY_POWER = 3.0
-"""How fast variance falls over the rotated volumes: with this power of the images' singular values."""
+MAX_COORDINATES = 512
+"""Coordinates sent at most: a frame's size is that many times the volumes' codes."""
 
-EVEN = 0.1
-"""Share of the variance spread evenly over the rotated volumes, so that none is taken to hold nothing."""
+SMALLEST_SHARE = 1e-9
+"""Directions of less than this share of the largest variance hold only rounding."""
+
+ORTHONORMAL = 1e-4
+"""How far from orthonormal a basis read as float32 may be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """``rotation`` [n, n] orthonormal over the volumes; ``centre`` [n, l], codes the volumes are taken relative to;
-    ``weights`` [n, l] ≥ 0 of the rotated coordinates, 0 for those that are not sent; ``codec`` its codec's hash."""
+    """``basis`` [d, n, m], orthonormal over the first m coordinates of the n volumes' codes together; ``variances`` [d]
+    expected squares of the offsets along it and ``weights`` [d], both above 0; ``centre`` [n, l], the codes the volumes
+    are taken relative to; ``temperature`` in (0, 1] that predictions are sharpened by; ``codec`` its codec's hash."""
 
-    rotation: Float[np.ndarray, "n n"]
+    basis: Float[np.ndarray, "d n m"]
+    variances: Float[np.ndarray, "d"]
+    weights: Float[np.ndarray, "d"]
     centre: Float[np.ndarray, "n l"]
-    weights: Float[np.ndarray, "n l"]
+    temperature: float
     codec: str
 
     def __post_init__(self) -> None:
-        for name in ("rotation", "centre", "weights"):
-            array = np.array(getattr(self, name), dtype=np.float64, order="C")
+        for name, dtype in _DTYPES.items():
+            array = np.array(getattr(self, name), dtype=dtype, order="C")
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         check_hash(self.codec)
-        volumes = len(self.rotation)
-        if (
-            self.rotation.shape != (volumes, volumes)
-            or self.centre.ndim != 2
-            or len(self.centre) != volumes
-            or self.weights.shape != self.centre.shape
-        ):
-            raise InvalidInput("frame", value=self.centre.shape, limit="rotation [n, n], centre and weights [n, l]")
-        if not all(np.isfinite(array).all() for array in (self.rotation, self.centre, self.weights)):
+        fits = (
+            self.basis.ndim == 3
+            and self.centre.ndim == 2
+            and self.basis.shape[1] == len(self.centre)
+            and 1 <= self.basis.shape[2] <= self.centre.shape[1]
+            and self.weights.shape == self.variances.shape == (len(self.basis),)
+            and len(self.basis) >= 1
+        )
+        if not fits:
+            raise InvalidInput("frame", value=self.basis.shape, limit="basis [d, n, m], d weights, centre [n, l ≥ m]")
+        if not all(np.isfinite(getattr(self, name)).all() for name in _DTYPES):
             raise InvalidInput("frame", limit="finite numbers")
-        if abs(self.rotation @ self.rotation.T - np.eye(volumes)).max() > 1e-9:
-            raise InvalidInput("frame's rotation", limit="orthonormal rows")
-        if self.weights.min() < 0 or not self.weights.any():
-            raise InvalidInput("frame's weights", limit="numbers ≥ 0, not all 0")
+        flat = self._flat()
+        if abs(flat @ flat.T - np.eye(len(flat))).max() > ORTHONORMAL:
+            raise InvalidInput("frame's basis", limit="orthonormal rows")
+        if min(self.weights.min(), self.variances.min()) <= 0:
+            raise InvalidInput("frame's weights and variances", limit="numbers above 0")
+        if not 0 < self.temperature <= 1:
+            raise InvalidInput("frame's temperature", value=self.temperature, limit="above 0, at most 1")
 
     @property
     def volumes(self) -> int:
@@ -70,11 +82,11 @@ class Frame:
 
     @property
     def dimension(self) -> int:
-        """Length of the joint code: the coordinates that are sent."""
-        return int((self.weights > 0).sum())
+        """Length of the joint code."""
+        return len(self.weights)
 
     def encode(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
-        """The joint code of one voter's codes of all volumes, in their order: weights · rotation · (codes - centre).
+        """The joint code of one voter's codes of all volumes, in their order: weights · basis · (codes - centre).
 
         Nothing in the result bounds its norm: only the clip does. InvalidInput for another shape or non-finite codes.
         """
@@ -84,126 +96,155 @@ class Frame:
                 value=getattr(codes, "shape", None),
                 limit=f"finite, of shape {self.centre.shape}",
             )
-        sent = self.weights > 0
-        result: np.ndarray = (self.rotation @ (codes - self.centre) * self.weights)[sent]
+        code: np.ndarray = self.along(codes) * self.weights
+        return code
+
+    def along(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
+        """The codes' offsets from the centre along the basis."""
+        result: np.ndarray = self._flat() @ (codes - self.centre)[:, : self.basis.shape[2]].ravel()
+        return result
+
+    def across(self, offsets: Float[np.ndarray, "d"]) -> Float[np.ndarray, "n l"]:
+        """Offsets of the volumes' codes that lie so far along the basis: the way back from :meth:`along`."""
+        result = np.zeros(self.centre.shape)
+        result[:, : self.basis.shape[2]] = (offsets @ self._flat()).reshape(self.basis.shape[1:])
         return result
 
     def read(self, mean_code: Float[np.ndarray, "d"], *, noise_std: float) -> Observation:
-        """What a released mean code, with noise of ``noise_std`` on every coordinate, says about the rotated codes."""
+        """What a released mean code, with noise of ``noise_std`` on every coordinate, says about the offsets."""
         code, noise = check_code(mean_code, dimension=self.dimension), check_noise_std(noise_std)
-        sent = self.weights > 0
-        value, variance = np.zeros(self.weights.shape), np.full(self.weights.shape, np.inf)
-        value[sent] = code / self.weights[sent]
-        variance[sent] = (noise / self.weights[sent]) ** 2
-        return Observation(rotation=self.rotation, value=self.rotation @ self.centre + value, variance=variance)
+        return Observation(value=code / self.weights, variance=(noise / self.weights) ** 2)
+
+    def estimate(
+        self, seen: Observation | None, *, expected: Float[np.ndarray, "n l"], open_share: float = 1.0
+    ) -> Float[np.ndarray, "n l"]:
+        """The volumes' codes: posterior mean under what was ``seen`` and a Gaussian prior around ``expected``.
+
+        The prior's variances are ``open_share`` of the frame's. Beyond the basis, and where nothing was seen, the codes
+        are what was expected; without noise they are what was observed; in between Wiener's weight decides.
+        """
+        if seen is None:
+            return np.array(expected)
+        prior = open_share * self.variances
+        surprise = seen.value - self.along(expected)
+        result: np.ndarray = expected + self.across(surprise * prior / (prior + seen.variance))
+        return result
+
+    def dealt(self, order: list[int], *, centre: bool = True) -> Frame:
+        """This frame with volume i in the place of volume ``order``[i]: an observation then speaks of wrong volumes.
+
+        With ``centre`` false every volume keeps its own centre, and only the offsets from it go astray.
+        """
+        return replace(self, basis=self.basis[:, order], centre=self.centre[order] if centre else self.centre)
+
+    def sharpen(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "c x y z"]:
+        """Probabilities to the power 1 / temperature, summing to 1: a code should hold shape, not hesitation.
+
+        InvalidInput unless they are probabilities already: a power could hide that they are not.
+        """
+        values = check_probabilities(probabilities, labels=len(probabilities), grid=probabilities.shape[1:])
+        return sharpen(values, temperature=self.temperature)
 
     def to_bytes(self) -> bytes:
         """The frame as bytes; the same frame gives the same bytes, so their SHA-256 is its name."""
-        header = {"codec": self.codec, "name": FRAME, "schema": CODEC_SCHEMA}
-        return pack(header, {"rotation": self.rotation, "centre": self.centre, "weights": self.weights})
+        header = {"codec": self.codec, "name": FRAME, "schema": CODEC_SCHEMA, "temperature": self.temperature.hex()}
+        return pack(header, {name: getattr(self, name) for name in _DTYPES})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Frame:
         """Read what :meth:`to_bytes` wrote; anything else is refused."""
         header, arrays = unpack(data)
-        fields = checked_fields(header, {"codec": str, "name": str, "schema": int})
-        if fields["name"] != FRAME or arrays.keys() != {"rotation", "centre", "weights"}:
+        fields = checked_fields(header, {"codec": str, "name": str, "schema": int, "temperature": str})
+        if fields["name"] != FRAME or arrays.keys() != _DTYPES.keys():
             raise InvalidInput("frame of a joint query", value=fields["name"], limit="a file a frame wrote")
-        if any(array.dtype != np.float64 or array.ndim != 2 for array in arrays.values()):
-            raise InvalidInput("frame of a joint query", limit="float64 matrices")
-        frame = cls(codec=fields["codec"], **arrays)
+        if any(arrays[name].dtype != dtype for name, dtype in _DTYPES.items()):
+            raise InvalidInput("frame of a joint query", limit="a float32 basis, everything else float64")
+        frame = cls(codec=fields["codec"], temperature=parse_hex(fields["temperature"]), **arrays)
         if frame.to_bytes() != data:
             raise InvalidInput("frame of a joint query", limit="exactly the bytes a frame writes")
         return frame
 
+    def _flat(self) -> Float[np.ndarray, "d k"]:
+        result: np.ndarray = self.basis.reshape(len(self.basis), -1).astype(np.float64)
+        return result
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation:
-    """Noisy values [n, l] of the rotated codes and their noise variances, infinite where nothing was sent."""
+    """Noisy offsets [d] along a frame's basis and their noise variances."""
 
-    rotation: Float[np.ndarray, "n n"]
-    value: Float[np.ndarray, "n l"]
-    variance: Float[np.ndarray, "n l"]
+    value: Float[np.ndarray, "d"]
+    variance: Float[np.ndarray, "d"]
 
 
 def plan_frame(
     *,
-    images: Float[np.ndarray, "n c x y z"],
+    kernel: Float[np.ndarray, "k k"],
     centre: Float[np.ndarray, "n l"],
     variances: Float[np.ndarray, "l"],
     residual: float,
+    temperature: float,
     noise_std: float,
     radius: float,
     codec: str,
 ) -> Frame:
     """The frame of a joint query about these public volumes.
 
-    ``centre``: what is publicly believed of the volumes' codes. ``variances``: of a code's coordinates over patients.
-    ``residual``: the share of that variance the centre leaves open, > 0. ``noise_std``: on the mean code. The expected
-    spread of the rotated offsets is :func:`prior_variances`; the radius is spread over it by water-filling.
+    ``kernel``: how the volumes' codes move together when a public network learns, over the first m coordinates of the n
+    volumes in turn, k = n · m; only its shape counts. ``centre``: what is publicly believed of the volumes' codes.
+    ``variances``: of a code's coordinates over patients. ``residual``: the share of that variance the centre leaves
+    open, > 0. ``noise_std``: on the mean code. The basis is that of :func:`prior_covariance`; the radius is spread over
+    it by water-filling, over at most :data:`MAX_COORDINATES`.
     """
     if not 0 < residual <= 4:
         raise InvalidInput("residual share of variance", value=residual, limit="above 0, at most 4")
-    rotation, shares = volume_rotation(images)
-    prior = residual * np.outer(shares, variances)
-    order = np.argsort(-prior, axis=None, kind="stable")
-    powers = np.zeros(prior.size)
-    powers[order] = water_fill(prior.ravel()[order], noise_std=noise_std, power=(FILL * radius) ** 2)
-    weights = np.sqrt(powers.reshape(prior.shape) / prior)
-    return Frame(rotation=rotation, centre=centre, weights=weights, codec=codec)
+    volumes, total = len(centre), residual * len(centre) * float(variances.sum())
+    values, vectors = np.linalg.eigh(prior_covariance(kernel, variances, volumes=volumes))
+    found = values[::-1] * total
+    kept = min(MAX_COORDINATES, int((found > SMALLEST_SHARE * found[0]).sum()))
+    powers = water_fill(found[:kept], noise_std=noise_std, power=(FILL * radius) ** 2)
+    sent = powers > 0
+    basis = vectors.T[::-1][:kept][sent]
+    basis = basis * np.sign(basis[np.arange(len(basis)), abs(basis).argmax(axis=1)])[:, None]
+    return Frame(
+        basis=basis.reshape(len(basis), volumes, -1),
+        variances=found[:kept][sent],
+        weights=np.sqrt(powers[sent] / found[:kept][sent]),
+        centre=centre,
+        temperature=temperature,
+        codec=codec,
+    )
 
 
-def prior_variances(
-    images: Float[np.ndarray, "n c x y z"], variances: Float[np.ndarray, "l"], *, residual: float
-) -> Float[np.ndarray, "n l"]:
-    """Expected squares of the rotated offsets from the centre: ``residual`` · shares of the rows · ``variances``."""
-    return residual * np.outer(volume_rotation(images)[1], variances)
+def prior_covariance(
+    kernel: Float[np.ndarray, "k k"], variances: Float[np.ndarray, "l"], *, volumes: int
+) -> Float[np.ndarray, "k k"]:
+    """The expected covariance of the volumes' offsets, of trace 1.
 
-
-def volume_rotation(
-    images: Float[np.ndarray, "n c x y z"],
-) -> tuple[Float[np.ndarray, "n n"], Float[np.ndarray, "n"]]:
-    """An orthonormal rotation over the volumes, and the rows' expected shares of variance, n in all.
-
-    Row 0 is the mean over the volumes; the others are the left singular vectors of the mean-free images: volumes that
-    look alike have shapes alike, so the first few rows hold most of what tells the volumes apart. Public images only.
-    Signs are fixed by each row's largest entry.
+    :data:`SHARED` of it is what all volumes have in common, in proportion to the coordinates' ``variances``; the rest
+    has the kernel's shape. InvalidInput unless the kernel is square over the volumes, finite and not zero.
     """
-    volumes = len(images)
-    flat = images.reshape(volumes, -1).astype(np.float64)
-    offsets = flat - flat.mean(axis=0)
-    values, vectors = np.linalg.eigh(offsets @ offsets.T)
-    order = np.argsort(-values, kind="stable")[: volumes - 1]  # the last is the mean's, of no variance
-    rows = np.concatenate([np.full((1, volumes), volumes**-0.5), vectors[:, order].T])
-    rows, _ = np.linalg.qr(rows.T)  # exactly orthonormal, also where images repeat
-    rows = rows.T
-    rows *= np.sign(rows[np.arange(volumes), np.abs(rows).argmax(axis=1)])[:, None]
-    spread = np.sqrt(np.maximum(values[order], 0)) ** SIMILARITY_POWER
-    apart = np.full(volumes - 1, 1 / max(1, volumes - 1))
-    if spread.sum() > 0:
-        apart = EVEN * apart + (1 - EVEN) * spread / spread.sum()
-    shares = np.concatenate([[SHARED], apart]) if volumes > 1 else np.ones(1)
-    return rows, volumes * shares / shares.sum()
-
-
-def estimate(
-    observations: list[Observation], *, expected: Float[np.ndarray, "n l"], variances: Float[np.ndarray, "n l"]
-) -> Float[np.ndarray, "n l"]:
-    """The volumes' codes: posterior mean under Gaussian ``observations`` and a prior N(expected, variances).
-
-    ``expected`` [n, l] in the volumes' order; ``variances`` of its rotated coordinates. Several rounds about the same
-    volumes pool. Without noise the result is what was observed, without observations what was expected; in between
-    each coordinate has Wiener's weight.
-    """
-    if not observations:
-        return np.array(expected)
-    rotation = observations[0].rotation
-    prior = rotation @ expected
-    precision, total = 1 / variances, prior / variances
-    for observation in observations:
-        known = np.isfinite(observation.variance)
-        exact = np.where(known, np.maximum(observation.variance, 1e-12 * variances), 1)
-        precision = precision + np.where(known, 1 / exact, 0)
-        total = total + np.where(known, observation.value / exact, 0)
-    result: np.ndarray = rotation.T @ (total / precision)
+    size, rest = divmod(len(kernel), volumes)
+    if kernel.shape != (len(kernel), len(kernel)) or rest or not 1 <= size <= len(variances):
+        raise InvalidInput("kernel of a frame", value=kernel.shape, limit=f"square, a multiple of {volumes} volumes")
+    trace = float(np.trace(kernel))
+    if not np.isfinite(kernel).all() or trace <= 0:
+        raise InvalidInput("kernel of a frame", value=trace, limit="finite, with a trace above 0")
+    alike = np.kron(np.full((volumes, volumes), 1 / volumes), np.diag(variances[:size] / variances[:size].sum()))
+    result: np.ndarray = (1 - SHARED) * (kernel + kernel.T) / (2 * trace) + SHARED * alike
     return result
+
+
+def sharpen(probabilities: Float[np.ndarray, "c x y z"], *, temperature: float) -> Float[np.ndarray, "c x y z"]:
+    """p^(1 / temperature), normalised in every voxel; 1 leaves them as they are."""
+    powered = np.maximum(probabilities.astype(np.float64), 0) ** (1 / temperature)
+    result: np.ndarray = powered / powered.sum(axis=0)
+    return result
+
+
+_DTYPES: dict[str, type[np.floating[Any]]] = {
+    "basis": np.float32,
+    "variances": np.float64,
+    "weights": np.float64,
+    "centre": np.float64,
+}

@@ -7,9 +7,10 @@ a run that was stopped goes on where it was. All arms of a seed share roles, tea
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from jaxtyping import Float, Int64
 
 from common.canonical import digest, sha256_bytes
 from common.codecs import Codec, fit_codec
-from common.codecs.frame import Frame, Observation, plan_frame, prior_variances
+from common.codecs.frame import Frame
 from common.codecs.pca import PcaCodec
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.models.fit import fit, one_hot, predict
@@ -33,10 +34,12 @@ from consilium.bench.roles import Cases, Roles
 from server.controls import CONTROLS
 from server.dealing import DERANGEMENT_SEED, derangement
 from server.decode import decode_answer, mean_noise_std
-from server.joint import RESIDUAL, Start, codes_of, control_observations, labels_of, public_start, refine
+from server.joint import TEMPERATURE, Start, codes_of, joint_frame, labels_of, public_start, refine
+from server.joint import control as control_of
 from server.student import score
 
-ARMS = ("student", *CONTROLS, "non_private")
+SHARED = "shuffled_offsets"
+ARMS = ("student", *CONTROLS, SHARED, "non_private")
 BOUNDS = ("mean_teacher", "ensemble", "all_data")
 
 
@@ -102,15 +105,22 @@ class Bench:
     def start(self, codec: PcaCodec) -> Start:
         """The public start, trained once a seed."""
         path = self.start_file(codec)
+        if not path.exists():
+            start = public_start(self.images, codec, codec.powers, self.setting.student, seed=self.seed)
+            save_weights(path, start.model)
         model = self._empty(self.setting.student)
-        if path.exists():
-            load_weights(path, model)
-            codes = np.load(path.with_suffix(".npy"))
-            return Start(model=model, codes=codes)
-        start = public_start(self.images, codec, codec.powers, self.setting.student, seed=self.seed)
-        np.save(path.with_suffix(".npy"), start.codes)
-        save_weights(path, start.model)
-        return start
+        load_weights(path, model)
+        return Start(model=model, codes=codes_of(model, self.images, codec, temperature=TEMPERATURE))
+
+    def frame(self, codec: PcaCodec, start: Start) -> Frame:
+        """The frame of the one query, planned once a seed."""
+        noise_std = self._mechanism(1)[1]
+        key = self._key("frame", [sha256_bytes(codec.to_bytes()), _weights_hash(start.model), noise_std.hex()])
+        path = self._cache / f"frame-{key}"
+        if not path.exists():
+            frame = joint_frame(start, self.images, codec, noise_std=noise_std, radius=self.study.codec.radius)
+            write_atomically(path, frame.to_bytes())
+        return Frame.from_bytes(path.read_bytes())
 
     def start_file(self, codec: PcaCodec) -> Path:
         """Where :meth:`start` keeps its weights."""
@@ -147,21 +157,26 @@ class Bench:
     def codes(self, teachers: list[torch.nn.Module], codec: PcaCodec) -> Float[np.ndarray, "k n l"]:
         """Every teacher's codes of the public volumes. # sensitive: in a benchmark of stand-in data only"""
         name = sha256_bytes(codec.to_bytes())
+        temperature = TEMPERATURE if self.study.codec.joint else 1.0
         result = []
         for model in teachers:
-            key = self._key("codes", [name, _weights_hash(model), len(self.images)])
-            result.append(self._kept(f"codes-{key}.npy", partial(codes_of, model, self.images, codec)))
+            key = self._key("codes", [name, _weights_hash(model), len(self.images), temperature])
+            make = partial(codes_of, model, self.images, codec, temperature=temperature)
+            result.append(self._kept(f"codes-{key}.npy", make))
         return np.stack(result)
 
     # --- arms
 
     def run(self, report: Callable[[str], None]) -> dict[str, float]:
         """Dice of every arm and bound on the held-out cases, and of the decoded labels on the public volumes."""
-        path = self._cache / f"cell-{self._key('cell', [repr(self.setting), self.seed])}.json"
-        done: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
         codec = self.codec()
         joint = self.setting.recipe == "joint"
         start = self.start(codec) if joint else None
+        report("frame")
+        frame = None if start is None else self.frame(codec, start)
+        asked = sha256_bytes((codec if frame is None else frame).to_bytes())
+        path = self._cache / f"cell-{self._key('cell', [repr(self.setting), self.seed, asked])}.json"
+        done: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
         report("teachers")
         teachers = self.teachers(start)
 
@@ -175,49 +190,35 @@ class Bench:
             report("all_data")
             keep({"all_data": self._all_data()})
         codes = self.codes(teachers, codec)
-        for arm in ARMS:
+        for arm in ARMS if joint else [arm for arm in ARMS if arm != SHARED]:
             if arm not in done:
                 report(arm)
-                keep(self._joint(arm, codec, start, codes) if start is not None else self._single(arm, codec, codes))
+                if start is None or frame is None:
+                    keep(self._single(arm, codec, codes))
+                else:
+                    keep(self._joint(arm, codec, start, frame, codes))
         return done
 
-    def _joint(self, arm: str, codec: PcaCodec, start: Start, codes: Float[np.ndarray, "k n l"]) -> dict[str, float]:
-        mechanism, noise_std = self._mechanism(1)
-        frame = plan_frame(
-            images=self.images,
-            centre=start.codes,
-            variances=codec.powers,
-            residual=RESIDUAL,
-            noise_std=noise_std,
-            radius=self.study.codec.radius,
-            codec=sha256_bytes(codec.to_bytes()),
-        )
-        mechanism = replace(mechanism, dimension=frame.dimension)
-        model, final = refine(
-            start,
-            self.images,
-            codec,
-            self._observations(arm, frame, mechanism, codes, noise_std=noise_std),
-            self.setting.student,
-            prior=prior_variances(self.images, codec.powers, residual=RESIDUAL),
-            seed=self.seed + 100,
-        )
+    def _joint(
+        self, arm: str, codec: PcaCodec, start: Start, frame: Frame, codes: Float[np.ndarray, "k n l"]
+    ) -> dict[str, float]:
+        if arm == "non_private":  # the teachers' mean codes as they are: no frame, no clip, no noise
+            model, final = copy.deepcopy(start.model), codes.mean(axis=0)
+            fit(model, self.images, labels_of(codec, final), self.setting.student, seed=self.seed + 100)
+        else:
+            mechanism, noise_std = self._mechanism(frame.dimension)
+            answer = self._released("joint", [[frame.encode(each)] for each in codes], mechanism)[0]
+            seen = frame.read(answer / (len(codes) * 2.0**GRID_BITS), noise_std=noise_std)
+            read, told = (frame, seen) if arm == "student" else control_of(arm, frame, seen)
+            model, final = refine(
+                start.model, self.images, codec, read, told, self.setting.student, seed=self.seed + 100
+            )
         values = {arm: self._dice(model, self.roles.held_out)}
         if arm == "student":
             values["labels"] = score(
                 _hard(labels_of(codec, final)), self.roles.public.labels[: len(self.images)], self.study_classes
             ).mean
         return values
-
-    def _observations(
-        self, arm: str, frame: Frame, mechanism: Mechanism, codes: Float[np.ndarray, "k n l"], *, noise_std: float
-    ) -> list[Observation]:
-        if arm == "non_private":
-            mean = frame.rotation @ codes.mean(axis=0)
-            return [Observation(rotation=frame.rotation, value=mean, variance=np.zeros_like(mean))]
-        answer = self._released("joint", [[frame.encode(each)] for each in codes], mechanism)[0]
-        observation = frame.read(answer / (len(codes) * 2.0**GRID_BITS), noise_std=noise_std)
-        return control_observations(arm, observation, frame) if arm in CONTROLS else [observation]
 
     def _single(self, arm: str, codec: Codec, codes: Float[np.ndarray, "k n l"]) -> dict[str, float]:
         mechanism, noise_std = self._mechanism(codec.dimension)
@@ -261,7 +262,8 @@ class Bench:
                 sums.append(noisy_sum(integers, mechanism))
             return np.stack(sums)
 
-        return self._kept(f"release-{self._key(kind, [repr(self.setting), self.seed])}.npy", release)
+        parts = [repr(self.setting), self.seed, mechanism.dimension, _array_hash(codes)]
+        return self._kept(f"release-{self._key(kind, parts)}.npy", release)
 
     def _student(self, labels: Float[np.ndarray, "n k x y z"]) -> torch.nn.Module:
         model = self._empty(self.setting.student, seed=self.seed)
@@ -326,6 +328,10 @@ def _hard(probabilities: Float[np.ndarray, "n k x y z"]) -> np.ndarray:
 def _hash(cases: Cases) -> str:
     images, labels = np.ascontiguousarray(cases.images), np.ascontiguousarray(cases.labels)
     return sha256_bytes(images.tobytes() + labels.tobytes())
+
+
+def _array_hash(codes: Sequence[Iterable[np.ndarray]]) -> str:
+    return sha256_bytes(b"".join(np.ascontiguousarray(each).tobytes() for voter in codes for each in voter))
 
 
 def _weights_hash(model: torch.nn.Module) -> str:

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
 
 from common.codecs import fit_codec
-from common.codecs.frame import Observation, prior_variances, volume_rotation
+from common.codecs.frame import Frame, Observation
 from common.codecs.pca import PcaCodec
 from common.config import TrainingConfig
 from common.errors import InvalidInput
-from server.joint import PASSES, SPREAD, SPREAD_COORDINATES, Start, labels_of, public_start, refine, restore_spread
+from server import tangent
+from server.controls import CONTROLS
+from server.joint import (
+    PASSES,
+    SPREAD,
+    SPREAD_COORDINATES,
+    TEMPERATURE,
+    Start,
+    control,
+    joint_frame,
+    public_start,
+    refine,
+    restore_spread,
+)
+from server.tangent import COORDINATES
 from tests.contracts.codec_contract import CodecContract, patients
 
 RECIPE = TrainingConfig(channels=(4, 8), steps=9, learning_rate=1e-3)
@@ -61,45 +77,100 @@ def test_spread_is_restored_and_never_taken_away() -> None:
     np.testing.assert_array_equal(restore_spread(np.ones((3, 16)), variances), np.ones((3, 16)))
 
 
-def test_an_exact_observation_is_the_label_whatever_the_student_thinks(
+@pytest.fixture(scope="module")
+def frame(codec: PcaCodec, images: np.ndarray, start: Start) -> Frame:
+    return joint_frame(start, images, codec, noise_std=0.01, radius=codec.radius)
+
+
+def test_the_kernel_is_how_the_codes_move_when_a_weight_does(codec: PcaCodec, images: np.ndarray, start: Start) -> None:
+    """Oracle: finite differences of production codes along random directions of the weights."""
+    model = copy.deepcopy(start.model).double()
+    weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    size = min(COORDINATES, codec.dimension)
+
+    def codes(vector: torch.Tensor) -> np.ndarray:
+        torch.nn.utils.vector_to_parameters(vector, model.parameters())
+        with torch.inference_mode():
+            logits = model(torch.tensor(images, dtype=torch.float64)).numpy()
+        sharp = softmax(logits / TEMPERATURE, axis=1)
+        return np.stack([codec.encode(each) for each in sharp])[:, :size].ravel()
+
+    rows = []
+    for index in tangent.drawn_weights(len(weights)).tolist():
+        step = torch.zeros_like(weights)
+        step[index] = 1e-6
+        rows.append((codes(weights + step) - codes(weights - step)) / 2e-6)
+    jacobian = np.stack(rows, axis=1)
+    scale = np.sqrt(np.square(jacobian).mean(axis=0))
+    felt = scale > 1e-6  # biases before a norm move nothing
+    oracle = (jacobian[:, felt] / scale[felt]) @ jacobian[:, felt].T
+    found = tangent.tangent_kernel(start.model, images, codec, temperature=TEMPERATURE)
+    np.testing.assert_allclose(found, oracle, atol=1e-3 * np.trace(oracle) / len(oracle))
+
+
+def test_a_kernel_leaves_the_start_as_it_was_and_refuses_grids_it_cannot_hold(
     codec: PcaCodec, images: np.ndarray, start: Start
 ) -> None:
-    rotation, _ = volume_rotation(images)
-    codes = np.random.default_rng(1).normal(0, 0.1, start.codes.shape)
-    seen = Observation(rotation=rotation, value=rotation @ codes, variance=np.zeros_like(codes))
-    prior = prior_variances(images, codec.powers, residual=0.45)
-    _, last = refine(start, images, codec, [seen], RECIPE, prior=prior, seed=0)
-    np.testing.assert_allclose(labels_of(codec, last), labels_of(codec, codes), atol=1e-4)
+    before = [tensor.clone() for tensor in start.model.state_dict().values()]
+    tangent.tangent_kernel(start.model, images[:1], codec, temperature=TEMPERATURE)
+    for then, now in zip(before, start.model.state_dict().values(), strict=True):
+        assert torch.equal(then, now)
+    huge = np.broadcast_to(np.float32(0), (1, 1, 256, 256, 256))
+    with pytest.raises(InvalidInput, match="joint"):
+        tangent.tangent_kernel(start.model, huge, codec, temperature=TEMPERATURE)
+
+
+def test_an_exact_observation_is_the_label_whatever_the_student_thinks(
+    codec: PcaCodec, images: np.ndarray, start: Start, frame: Frame
+) -> None:
+    offsets = np.random.default_rng(1).normal(0, 0.1, frame.dimension)
+    seen = Observation(value=offsets, variance=np.zeros(frame.dimension))
+    _, last = refine(start.model, images, codec, frame, seen, RECIPE, seed=0)
+    np.testing.assert_allclose(frame.along(last), offsets, atol=1e-6)
 
 
 def test_every_arm_takes_the_same_steps_from_the_same_public_start(
-    codec: PcaCodec, images: np.ndarray, start: Start
+    codec: PcaCodec, images: np.ndarray, start: Start, frame: Frame
 ) -> None:
-    rotation, _ = volume_rotation(images)
-    prior = prior_variances(images, codec.powers, residual=0.45)
-    centre = rotation @ start.codes
-    seen = Observation(rotation=rotation, value=centre, variance=np.full_like(centre, 0.1))
+    seen = Observation(value=np.zeros(frame.dimension), variance=np.full(frame.dimension, 0.1))
     before = [tensor.clone() for tensor in start.model.state_dict().values()]
-    counts: list[list[int]] = []
-    for observations in ([], [seen]):
+    for name in ("student", *CONTROLS, "shuffled_offsets"):
         steps: list[int] = []
+        read, told = (frame, seen) if name == "student" else control(name, frame, seen)
         refine(
-            start,
+            start.model,
             images,
             codec,
-            observations,
+            read,
+            told,
             RECIPE,
-            prior=prior,
             seed=0,
             on_step=lambda step, _loss, steps=steps: steps.append(step),  # type: ignore[misc]
         )
-        counts.append(steps)
-    assert counts[0] == counts[1] == list(range(1, RECIPE.steps + 1))
+        assert steps == list(range(1, RECIPE.steps + 1))
     for then, now in zip(before, start.model.state_dict().values(), strict=True):
         assert torch.equal(then, now)  # the start is shared by all arms and left as it was
 
 
-def test_too_few_steps_for_the_passes_are_refused(codec: PcaCodec, images: np.ndarray, start: Start) -> None:
+def test_controls_are_told_less_than_the_student(frame: Frame) -> None:
+    seen = frame.read(np.random.default_rng(2).normal(size=frame.dimension), noise_std=0.01)
+    own = frame.estimate(seen, expected=frame.centre)
+    silent, zero = control("zero_code", frame, seen)
+    np.testing.assert_allclose(silent.estimate(zero, expected=silent.centre), frame.centre, atol=1e-12)
+    wrong, told = control("shuffled_codes", frame, seen)
+    shuffled = wrong.estimate(told, expected=wrong.centre)
+    assert not np.isclose(shuffled, own).all(axis=1).any()
+    np.testing.assert_allclose(np.sort(shuffled, axis=0), np.sort(own, axis=0), atol=1e-9)
+    apart, offsets = control("shuffled_offsets", frame, seen)
+    np.testing.assert_allclose(apart.estimate(offsets, expected=apart.centre).mean(axis=0), own.mean(axis=0), atol=1e-9)
+    assert control("public_only", frame, seen)[1] is None
+    with pytest.raises(InvalidInput, match="control"):
+        control("anything", frame, seen)
+
+
+def test_too_few_steps_for_the_passes_are_refused(
+    codec: PcaCodec, images: np.ndarray, start: Start, frame: Frame
+) -> None:
     few = TrainingConfig(channels=(4, 8), steps=PASSES - 1)
     with pytest.raises(InvalidInput, match="steps"):
-        refine(start, images, codec, [], few, prior=np.ones_like(start.codes), seed=0)
+        refine(start.model, images, codec, frame, None, few, seed=0)

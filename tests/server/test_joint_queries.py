@@ -41,11 +41,14 @@ def fed(tmp_path: Path) -> Iterator[Federation]:
 
 def frame_of(fed: Federation, *, volumes: int = VOLUMES, codec: str = "") -> Frame:
     rng = np.random.default_rng(0)
+    size = volumes * min(4, fed.codec.dimension)
+    factors = rng.normal(size=(size, size))
     return plan_frame(
-        images=rng.normal(size=(volumes, 1, 4, 4, 4)),
+        kernel=factors @ factors.T,
         centre=rng.normal(0, 0.1, size=(volumes, fed.codec.dimension)),
         variances=np.linspace(0.2, 0.1, fed.codec.dimension),
         residual=0.5,
+        temperature=0.5,
         noise_std=1e-4,
         radius=fed.study.codec.radius,
         codec=codec or fed.codec_hash,
@@ -61,13 +64,15 @@ def probabilities(voters: StubVoters) -> np.ndarray:
 
 
 def expected(fed: Federation, silent: dict[str, int] | None = None) -> np.ndarray:
-    """The sum of every voter's clipped joint code, by the definition: rotate, weigh, clip, truncate."""
+    """The sum of every voter's clipped joint code, by the definition: sharpen, project, weigh, clip, truncate."""
     frame = Frame.from_bytes(fed.objects.get(fed.frame.sha256))
     total = np.zeros(frame.dimension, dtype=np.int64)
     query = planned(fed)
     for name, voters in fed.voters.items():
-        offsets = np.tile(fed.codec.encode(probabilities(voters)), (VOLUMES, 1)) - frame.centre
-        vector = (np.einsum("rv,vl->rl", frame.rotation, offsets) * frame.weights)[frame.weights > 0]
+        squares = probabilities(voters).astype(np.float64) ** 2
+        offsets = np.tile(fed.codec.encode(squares / squares.sum(axis=0)), (VOLUMES, 1)) - frame.centre
+        kept = frame.basis.shape[2]
+        vector = np.einsum("dnm,nm->d", frame.basis.astype(np.float64), offsets[:, :kept]) * frame.weights
         one = quantise(vector, radius_int=query.mechanism.radius_int)
         total += (2 - (silent or {}).get(name, 0)) * one
     return total

@@ -3,113 +3,165 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from common.codecs.frame import FILL, Frame, Observation, estimate, plan_frame, prior_variances, volume_rotation
+from common.codecs.frame import (
+    FILL,
+    MAX_COORDINATES,
+    SHARED,
+    Frame,
+    Observation,
+    plan_frame,
+    prior_covariance,
+    sharpen,
+)
 from common.errors import InvalidInput
 
 CODEC = hashlib.sha256(b"codec").hexdigest()
+VOLUMES, KEPT, LENGTH = 6, 3, 4
 VARIANCES = np.array([0.5, 0.25, 0.1, 0.02])
 
 
-def images(volumes: int = 6, *, seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    latent, maps = rng.normal(size=(volumes, 3)) * (3, 2, 1), rng.normal(size=(3, 64))
-    return (latent @ maps + 0.1 * rng.normal(size=(volumes, 64))).reshape(volumes, 1, 4, 4, 4)
+def kernel(*, seed: int = 0, rank: int = VOLUMES * KEPT) -> np.ndarray:
+    factors = np.random.default_rng(seed).normal(size=(VOLUMES * KEPT, rank)) * np.geomspace(1, 0.05, rank)
+    return factors @ factors.T
 
 
-def frame(*, noise_std: float = 0.01, volumes: int = 6) -> Frame:
-    centre = np.random.default_rng(1).normal(size=(volumes, 4))
+def frame(*, noise_std: float = 0.01, rank: int = VOLUMES * KEPT) -> Frame:
     return plan_frame(
-        images=images(volumes),
-        centre=centre,
+        kernel=kernel(rank=rank),
+        centre=np.random.default_rng(1).normal(size=(VOLUMES, LENGTH)),
         variances=VARIANCES,
         residual=0.5,
+        temperature=0.5,
         noise_std=noise_std,
         radius=1.0,
         codec=CODEC,
     )
 
 
-def test_the_rotation_puts_what_volumes_share_first() -> None:
-    rotation, shares = volume_rotation(images())
-    np.testing.assert_allclose(rotation @ rotation.T, np.eye(6), atol=1e-12)
-    np.testing.assert_allclose(rotation[0], 6**-0.5)
-    assert shares.sum() == pytest.approx(6)
-    assert (np.diff(shares) <= 1e-12).all()
-    left = np.linalg.svd(images().reshape(6, -1) - images().reshape(6, -1).mean(axis=0))[0][:, 0]
-    assert abs(rotation[1] @ left) == pytest.approx(1, abs=1e-9)
+def dense_basis(planned: Frame) -> np.ndarray:
+    """The basis over all coordinates of all volumes, volume by volume."""
+    full = np.zeros((planned.dimension, VOLUMES, LENGTH))
+    full[:, :, :KEPT] = planned.basis
+    return full.reshape(planned.dimension, -1)
 
 
-@pytest.mark.parametrize("alike", [True, False])
-def test_volumes_that_repeat_or_stand_alone_still_have_a_rotation(alike: bool) -> None:
-    volumes = np.ones((5, 1, 4, 4, 4)) if alike else images(1)
-    rotation, shares = volume_rotation(volumes)
-    np.testing.assert_allclose(rotation @ rotation.T, np.eye(len(volumes)), atol=1e-9)
-    assert np.isfinite(shares).all()
+def test_the_prior_holds_what_is_shared_and_what_the_network_can_learn() -> None:
+    covariance = prior_covariance(kernel(), VARIANCES, volumes=VOLUMES)
+    assert np.trace(covariance) == pytest.approx(1)
+    mean = np.kron(np.full((1, VOLUMES), VOLUMES**-0.5), np.eye(KEPT))
+    apart = np.eye(VOLUMES * KEPT) - mean.T @ mean
+    np.testing.assert_allclose(
+        apart @ covariance @ apart, (1 - SHARED) * apart @ kernel() @ apart / np.trace(kernel()), atol=1e-12
+    )
+    blind = prior_covariance(apart, VARIANCES, volumes=VOLUMES)
+    np.testing.assert_allclose(np.diag(mean @ blind @ mean.T), SHARED * VARIANCES[:KEPT] / VARIANCES[:KEPT].sum())
+
+
+def test_a_basis_begins_where_most_is_expected_and_its_rows_are_orthonormal() -> None:
+    planned = frame(noise_std=1e-6)
+    rows = dense_basis(planned)
+    np.testing.assert_allclose(rows @ rows.T, np.eye(len(rows)), atol=1e-6)
+    assert (np.diff(planned.variances) <= 0).all()
+    assert planned.variances.sum() == pytest.approx(0.5 * VOLUMES * VARIANCES.sum())
+    direction = np.linalg.svd(prior_covariance(kernel(), VARIANCES, volumes=VOLUMES))[0][:, 0]
+    assert abs(direction @ planned.basis[0].ravel()) == pytest.approx(1, abs=1e-6)
 
 
 def test_a_code_of_the_expected_size_fills_the_radius() -> None:
     planned = frame()
-    prior = prior_variances(images(), VARIANCES, residual=0.5)
-    assert (planned.weights**2 * prior).sum() == pytest.approx(FILL**2, rel=1e-9)
+    assert (planned.weights**2 * planned.variances).sum() == pytest.approx(FILL**2, rel=1e-9)
 
 
 def test_more_noise_sends_fewer_coordinates_and_never_none() -> None:
-    sizes = [frame(noise_std=noise).dimension for noise in (1e-3, 0.05, 0.5, 50.0)]
+    sizes = [frame(noise_std=noise).dimension for noise in (1e-6, 0.05, 0.5, 50.0)]
     assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] == 24
+    assert sizes[0] == VOLUMES * KEPT
     assert sizes[-1] >= 1
+
+
+def test_a_large_batch_of_volumes_sends_no_more_than_the_limit() -> None:
+    volumes, size = 60, 10
+    planned = plan_frame(
+        kernel=np.eye(volumes * size),
+        centre=np.zeros((volumes, size)),
+        variances=np.ones(size),
+        residual=0.5,
+        temperature=1.0,
+        noise_std=1e-6,
+        radius=1.0,
+        codec=CODEC,
+    )
+    assert planned.dimension == MAX_COORDINATES
+
+
+def test_directions_in_which_nothing_can_be_learnt_are_not_sent() -> None:
+    assert frame(noise_std=1e-9, rank=2).dimension == 2 + KEPT
 
 
 def test_what_is_sent_without_noise_is_what_is_read() -> None:
     planned = frame(noise_std=1e-6)
-    codes = np.random.default_rng(2).normal(size=(6, 4))
+    codes = planned.centre + planned.across(np.random.default_rng(2).normal(size=planned.dimension))
     seen = planned.read(planned.encode(codes), noise_std=0.0)
-    np.testing.assert_allclose(planned.rotation.T @ seen.value, codes, atol=1e-9)
+    np.testing.assert_allclose(planned.estimate(seen, expected=planned.centre), codes, atol=1e-5)
 
 
 def test_a_mean_of_joint_codes_reads_as_the_joint_code_of_the_mean() -> None:
     planned = frame()
-    codes = np.random.default_rng(3).normal(size=(5, 6, 4))
+    codes = np.random.default_rng(3).normal(size=(5, VOLUMES, LENGTH))
     mean = np.mean([planned.encode(code) for code in codes], axis=0)
     np.testing.assert_allclose(mean, planned.encode(codes.mean(axis=0)), atol=1e-12)
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_the_estimate_is_the_gaussian_posterior(rounds: int) -> None:
+@pytest.mark.parametrize("open_share", [1.0, 0.25])
+def test_the_estimate_is_the_gaussian_posterior(open_share: float) -> None:
     """Oracle: one dense covariance over all coordinates, conditioned by a linear solve."""
-    rng = np.random.default_rng(4)
-    rotation, _ = volume_rotation(images())
-    expected, variances = rng.normal(size=(6, 4)), rng.uniform(0.1, 2, size=(6, 4))
-    observations = []
-    for _ in range(rounds):
-        variance = rng.uniform(0.05, 1, size=(6, 4))
-        variance[rng.uniform(size=(6, 4)) < 0.3] = np.inf
-        observations.append(Observation(rotation=rotation, value=rng.normal(size=(6, 4)), variance=variance))
-    found = estimate(observations, expected=expected, variances=variances)
+    planned, rng = frame(noise_std=0.05), np.random.default_rng(4)
+    expected = planned.centre + rng.normal(size=(VOLUMES, LENGTH))
+    seen = Observation(value=rng.normal(size=planned.dimension), variance=rng.uniform(0.05, 1, size=planned.dimension))
+    found = planned.estimate(seen, expected=expected, open_share=open_share)
 
-    turn = np.kron(rotation, np.eye(4))  # codes in one long vector, volume by volume
-    prior = turn.T @ np.diag(variances.ravel()) @ turn
-    rows, values, noise = [], [], []
-    for observation in observations:
-        known = np.isfinite(observation.variance.ravel())
-        rows.append(turn[known])
-        values.append(observation.value.ravel()[known])
-        noise.append(observation.variance.ravel()[known])
-    design, seen, spread = np.concatenate(rows), np.concatenate(values), np.concatenate(noise)
-    gain = prior @ design.T @ np.linalg.inv(design @ prior @ design.T + np.diag(spread))
-    oracle = expected.ravel() + gain @ (seen - design @ expected.ravel())
-    np.testing.assert_allclose(found.ravel(), oracle, atol=1e-9)
+    rows = dense_basis(planned)
+    prior = rows.T @ np.diag(open_share * planned.variances) @ rows
+    gain = prior @ rows.T @ np.linalg.inv(rows @ prior @ rows.T + np.diag(seen.variance))
+    oracle = expected.ravel() + gain @ (seen.value - rows @ (expected - planned.centre).ravel())
+    np.testing.assert_allclose(found.ravel(), oracle, atol=1e-5)
 
 
-def test_without_observations_the_estimate_is_what_was_expected() -> None:
-    expected = np.random.default_rng(5).normal(size=(6, 4))
-    found = estimate([], expected=expected, variances=np.ones((6, 4)))
+def test_without_an_observation_the_estimate_is_what_was_expected() -> None:
+    expected = np.random.default_rng(5).normal(size=(VOLUMES, LENGTH))
+    found = frame().estimate(None, expected=expected)
     np.testing.assert_array_equal(found, expected)
     assert found is not expected
+
+
+def test_a_dealt_frame_gives_every_volume_the_code_of_another() -> None:
+    planned, order = frame(), [1, 2, 3, 4, 5, 0]
+    seen = planned.read(np.random.default_rng(6).normal(size=planned.dimension), noise_std=0.01)
+    right = planned.estimate(seen, expected=planned.centre)
+    wrong = planned.dealt(order)
+    np.testing.assert_allclose(wrong.estimate(seen, expected=wrong.centre), right[order], atol=1e-12)
+    offsets = planned.dealt(order, centre=False)
+    np.testing.assert_allclose(
+        offsets.estimate(seen, expected=offsets.centre) - planned.centre, (right - planned.centre)[order], atol=1e-12
+    )
+
+
+def test_sharpening_keeps_the_likeliest_class_and_the_sum() -> None:
+    soft = np.array([0.5, 0.3, 0.2]).reshape(3, 1, 1, 1)
+    sharp = frame().sharpen(soft)  # squares over their sum
+    np.testing.assert_allclose(sharp.ravel(), np.array([0.25, 0.09, 0.04]) / 0.38)
+    np.testing.assert_allclose(sharpen(soft, temperature=1.0), soft)
+
+
+@pytest.mark.parametrize("broken", [np.full((3, 2, 2, 2), np.nan), np.full((3, 2, 2, 2), 2.0)])
+def test_what_are_no_probabilities_cannot_hide_behind_sharpening(broken: np.ndarray) -> None:
+    with pytest.raises(InvalidInput):
+        frame().sharpen(broken)
 
 
 def test_a_frame_keeps_its_bytes_and_refuses_others() -> None:
@@ -118,6 +170,7 @@ def test_a_frame_keeps_its_bytes_and_refuses_others() -> None:
     again = Frame.from_bytes(data)
     assert again.to_bytes() == data
     np.testing.assert_array_equal(again.weights, planned.weights)
+    assert again.temperature == planned.temperature
     with pytest.raises(InvalidInput):
         Frame.from_bytes(data + b" ")
 
@@ -125,19 +178,34 @@ def test_a_frame_keeps_its_bytes_and_refuses_others() -> None:
 @pytest.mark.parametrize(
     ("name", "spoil"),
     [
-        ("rotation", lambda array: array * 1.01),
+        ("basis", lambda array: array * 1.01),
+        ("basis", lambda array: array[:, :-1]),
         ("centre", lambda array: array * np.nan),
+        ("centre", lambda array: array[:, :2]),
         ("weights", lambda array: -array),
         ("weights", lambda array: array * 0),
-        ("weights", lambda array: array[:, :2]),
+        ("weights", lambda array: array[:2]),
+        ("variances", lambda array: array * 0),
     ],
 )
 def test_a_frame_that_could_not_be_read_back_is_refused(name: str, spoil: object) -> None:
     planned = frame()
-    arrays = {field: getattr(planned, field) for field in ("rotation", "centre", "weights")}
-    arrays[name] = spoil(arrays[name])  # type: ignore[operator]
     with pytest.raises(InvalidInput):
-        Frame(codec=CODEC, **arrays)
+        replace(planned, **{name: spoil(getattr(planned, name))})  # type: ignore[operator, arg-type]
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, 1.5, float("nan")])
+def test_temperatures_that_do_not_sharpen_are_refused(temperature: float) -> None:
+    with pytest.raises(InvalidInput, match="temperature"):
+        replace(frame(), temperature=temperature)
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((18, 18)), np.full((18, 18), np.nan), np.eye(17), np.ones((18, 12)), np.eye(60)]
+)
+def test_kernels_that_fit_no_volumes_are_refused(wrong: np.ndarray) -> None:
+    with pytest.raises(InvalidInput, match="kernel"):
+        prior_covariance(wrong, VARIANCES, volumes=VOLUMES)
 
 
 @pytest.mark.parametrize("codes", [np.zeros((5, 4)), np.full((6, 4), np.nan), [[0.0]]])
