@@ -42,7 +42,7 @@ def test_a_site_of_many_voters_holds_two_maps_at_most(tmp_path, monkeypatch) -> 
     worker._voters = _VolumeVoters(Many(), DATA, silent=frozenset)  # type: ignore[arg-type]
     record = CodecRecord(sha256=fed.codec_hash, dimension=fed.codec.dimension)
     query = plan_queries(fed.study, codec=record, volumes=fed.volumes)[0]
-    codes = worker._encoded(fed.codec, fed.volumes[0], query)
+    codes = worker._encoded(fed.codec, None, fed.volumes[0], query)
     fed.close()
     assert len(codes) == 9
     assert most == 2
