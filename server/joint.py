@@ -62,13 +62,14 @@ def public_start(
     recipe: TrainingConfig,
     *,
     seed: int,
+    spread: float = SPREAD,
     on_step: OnStep | None = None,
 ) -> Start:
     """Train a student without any answer: on the public mean shape, then on its own shapes with their spread restored.
 
     A network that learnt one blurred shape for all volumes still moves with the image, too timidly: its shapes keep
     their direction and lose their size. Each pass enlarges their offsets from their mean until they vary as much as
-    :data:`SPREAD` of the public label maps do, then trains on. ``recipe.steps`` is split evenly over the mean shape and
+    ``spread`` of the public label maps do, then trains on. ``recipe.steps`` is split evenly over the mean shape and
     the passes.
     """
     steps = _split(recipe, PUBLIC_PASSES + 1)
@@ -76,7 +77,7 @@ def public_start(
     silence = codec.decode(np.zeros(codec.dimension), noise_std=0.0)
     fit(model, images, np.repeat(silence[None], len(images), axis=0), steps[0], seed=seed, on_step=on_step)
     for number, part in enumerate(steps[1:], start=1):
-        labels = labels_of(codec, restore_spread(codes_of(model, images, codec), variances))
+        labels = labels_of(codec, restore_spread(codes_of(model, images, codec), variances, share=spread))
         fit(model, images, labels, part, seed=seed + number, on_step=_after(on_step, steps, number))
     return Start(model=model, codes=codes_of(model, images, codec, temperature=TEMPERATURE))
 
@@ -112,17 +113,18 @@ def refine(
     recipe: TrainingConfig,
     *,
     seed: int,
+    passes: int = PASSES,
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> tuple[torch.nn.Module, Float[np.ndarray, "n l"]]:
-    """The student after :data:`PASSES` passes over what was seen, and the codes its last labels came from.
+    """The student after ``passes`` passes over what was seen, and the codes its last labels came from.
 
     The prior's variances are halved after every pass, as the student takes the observation in. Without one it is
     self-training with the same steps: the control. ``start`` is left as it is. An interrupted run resumes from files
     named after ``checkpoint``, which are deleted once the student is done.
     """
     model, expected = copy.deepcopy(start), frame.centre
-    steps = _split(recipe, PASSES)
+    steps = _split(recipe, passes)
     codes = expected
     for number, part in enumerate(steps):
         codes = frame.estimate(seen, expected=expected, open_share=0.5**number)
@@ -136,7 +138,7 @@ def refine(
             on_step=_after(on_step, steps, number),
         )
         expected = codes_of(model, images, codec, temperature=frame.temperature)
-    for number in range(PASSES):
+    for number in range(passes):
         if (path := _checkpoint(checkpoint, number)) is not None:
             path.unlink(missing_ok=True)
     return model, codes

@@ -43,6 +43,7 @@ class Job:
     test: Path | None
     cache: Path
     seed: int
+    ablate: bool = False
 
 
 @app.callback()
@@ -63,9 +64,13 @@ def utility(
     delta: Annotated[float, typer.Option(help="Budget δ.")] = 1e-3,
     unit: Annotated[Unit, typer.Option(help="Whose presence is hidden.")] = Unit.HOSPITAL,
     queries: Annotated[int, typer.Option(help="Volumes asked about, one release each (recipe pca).", min=1)] = 16,
-    teacher_steps: Annotated[int, typer.Option(help="Training steps of a teacher.", min=1)] = 200,
+    teacher_steps: Annotated[int, typer.Option(help="Training steps of a teacher.", min=1)] = 150,
     student_steps: Annotated[int, typer.Option(help="Training steps of the student.", min=8)] = 600,
     seeds: Annotated[int, typer.Option(help="Repetitions; without --test each rotates the validation fifth.")] = 5,
+    central: Annotated[bool, typer.Option("--central", help="Also DP-SGD on all patients in one place.")] = False,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Instead: the student without each idea of the recipe.")
+    ] = False,
     jobs: Annotated[int, typer.Option(help="Seeds run side by side, one thread each.", min=1)] = 1,
     cache: Annotated[Path, typer.Option(help="Trained networks and finished cells; keep it to resume.")] = Path(
         "bench-cache"
@@ -78,7 +83,7 @@ def utility(
     Example: consilium bench utility --data Task04_Hippocampus --hospitals 8 --epsilon 8 --delta 1e-3 --seeds 5
     """
     from common.config import TrainingConfig
-    from consilium.bench.table import render, summary
+    from consilium.bench.table import ablation_summary, render, render_ablation, summary
     from consilium.bench.utility import Setting
 
     setting = Setting(
@@ -91,18 +96,20 @@ def utility(
         queries=queries,
         teacher=TrainingConfig(steps=teacher_steps, learning_rate=5e-3 if recipe is Recipe.JOINT else 1e-2),
         student=TrainingConfig(steps=student_steps, learning_rate=2e-3),
+        central=central,
     )
     cache.mkdir(parents=True, exist_ok=True)
-    work = [Job(setting=setting, data=data, test=test, cache=cache, seed=seed) for seed in range(seeds)]
+    work = [Job(setting=setting, data=data, test=test, cache=cache, seed=seed, ablate=ablate) for seed in range(seeds)]
     rows = _run(work, jobs=jobs)
-    document = summary(setting, rows)
+    document = ablation_summary(setting, rows) if ablate else summary(setting, rows)
     text = json.dumps(document, indent=1)
     if out is not None:
         out.write_text(text + "\n", encoding="utf-8")
     if as_json:
         typer.echo(text)
     else:
-        render(document, Console(file=sys.stdout, highlight=False))
+        console = Console(file=sys.stdout, highlight=False)
+        (render_ablation if ablate else render)(document, console)
 
 
 def _run(work: list[Job], *, jobs: int) -> list[dict[str, float]]:
@@ -139,6 +146,7 @@ def run_job(job: Job, *, report: object = None) -> dict[str, float]:
 
     from common.config import DataConfig
     from common.data.msd import read_dataset
+    from consilium.bench.ablation import ablate
     from consilium.bench.roles import deal_roles, load_cases
     from consilium.bench.utility import Bench
 
@@ -150,4 +158,5 @@ def run_job(job: Job, *, report: object = None) -> dict[str, float]:
     if smallest < job.setting.voters:
         raise InvalidInput("voters a site", value=job.setting.voters, limit=f"at most the {smallest} cases of a site")
     bench = Bench(job.setting, roles, data, seed=job.seed, cache=job.cache)
-    return bench.run(report if callable(report) else lambda _stage: None)
+    tell = report if callable(report) else lambda _stage: None
+    return ablate(bench, tell) if job.ablate else bench.run(tell)

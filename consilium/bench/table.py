@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import t as student_t
 
-from consilium.bench.utility import ARMS, BOUNDS, Setting, settings_json
+from common.privacy.gain import predicted_gain
+from consilium.bench.ablation import VARIANTS
+from consilium.bench.utility import ARMS, BOUNDS, CENTRAL, SHARED, Setting, mean_noise, settings_json
 from server.controls import CONTROLS
 
 CONFIDENCE = 0.95
@@ -32,15 +34,12 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 def summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     """The table as plain JSON: the setting, every seed's Dice, means, deviations, and paired gains over controls."""
-    columns = {name: [row[name] for row in rows] for name in (*ARMS, "labels", *BOUNDS)}
-    gains = {}
-    for control in CONTROLS:
-        mean, half = interval([s - c for s, c in zip(columns["student"], columns[control], strict=True)])
-        gains[control] = {"mean": mean, "half_width": half}
-    best = [max(row[control] for control in CONTROLS) for row in rows]
-    mean, half = interval([s - b for s, b in zip(columns["student"], best, strict=True)])
+    columns = {name: [row[name] for row in rows] for name in (*ARMS, "labels", *BOUNDS) if name in rows[0]}
+    gains = {name: _paired(columns["student"], columns[name]) for name in (*CONTROLS, SHARED) if name in columns}
+    best = max(CONTROLS, key=lambda name: float(np.mean(columns[name])))
+    each = [max(row[control] for control in CONTROLS) for row in rows]
     return {
-        "schema": 1,
+        "schema": 2,
         "setting": {**settings_json(setting), "relation": "replace-one", "accountant": "exact"},
         "seeds": len(rows),
         "dice": {
@@ -51,18 +50,52 @@ def summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any
             }
             for name, values in columns.items()
         },
-        "gain": {**gains, "best_control": {"mean": mean, "half_width": half}},
+        "gain": {
+            **gains,
+            "best_control": {**gains[best], "name": best},
+            "best_control_of_each_seed": _paired(columns["student"], each),
+        },
+        "predicted_gain": predicted_gain(mean_noise(setting)) if setting.recipe == "joint" else None,
     }
+
+
+def ablation_summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """What leaving each idea out costs: means, and the recipe's gain over every variant, paired over seeds."""
+    return {
+        "schema": 1,
+        "setting": {**settings_json(setting), "relation": "replace-one", "accountant": "exact"},
+        "seeds": len(rows),
+        "variants": {
+            name: {
+                "what": variant.what,
+                "each": [row[name] for row in rows],
+                "mean": float(np.mean([row[name] for row in rows])),
+                "recipe_over_it": _paired([row["recipe"] for row in rows], [row[name] for row in rows]),
+            }
+            for name, variant in VARIANTS.items()
+        },
+    }
+
+
+def render_ablation(document: dict[str, Any], console: Console) -> None:
+    """Print an ablation."""
+    _heading(document, console)
+    table = Table(box=None, pad_edge=False)
+    for header in ("", "Dice", "what the recipe has over it (95 %)"):
+        table.add_column(header, justify="left" if not header else "right")
+    for name, row in document["variants"].items():
+        table.add_row(row["what"], f"{row['mean']:.4f}", "" if name == "recipe" else _gain(row["recipe_over_it"]))
+    console.print(table)
+
+
+def _paired(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
+    mean, half = interval([a - b for a, b in zip(ours, theirs, strict=True)])
+    return {"mean": mean, "half_width": half}
 
 
 def render(document: dict[str, Any], console: Console) -> None:
     """Print the table."""
-    setting = document["setting"]
-    console.print(
-        f"recipe {setting['recipe']}, {setting['hospitals']} sites × {setting['voters']} voters, "
-        f"ε = {setting['epsilon']:g}, δ = {setting['delta']:g}, unit {setting['unit']}, relation replace-one, "
-        f"{document['seeds']} seeds"
-    )
+    _heading(document, console)
     table = Table(box=None, pad_edge=False)
     for header in ("", "Dice", "sd", "gain of the student (95 %)"):
         table.add_column(header, justify="left" if not header else "right")
@@ -72,17 +105,39 @@ def render(document: dict[str, Any], console: Console) -> None:
         "zero_code": "control: zero code",
         "shuffled_codes": "control: shuffled codes",
         "public_only": "control: public only",
+        SHARED: "the release, offsets dealt to other volumes",
         "non_private": "student without noise",
         "mean_teacher": "mean teacher",
         "ensemble": "ensemble of teachers",
+        "mean_teacher_m1": "mean teacher, one a site",
+        "ensemble_m1": "ensemble, one teacher a site",
         "all_data": "one network on all patients",
+        CENTRAL: "DP-SGD on all patients, unit patient",
     }
     for key, name in names.items():
+        if key not in document["dice"]:
+            continue
         dice, gain = document["dice"][key], document["gain"].get(key)
         sd = "–" if dice["sd"] is None else f"{dice['sd']:.4f}"
         table.add_row(name, f"{dice['mean']:.4f}", sd, "" if gain is None else _gain(gain))
     console.print(table)
-    console.print(f"gain over the best control of each seed: {_gain(document['gain']['best_control'])}")
+    gain = document["gain"]
+    console.print(f"gain over the best control ({names[gain['best_control']['name']]}): {_gain(gain['best_control'])}")
+    console.print(f"gain over the best control of each seed: {_gain(gain['best_control_of_each_seed'])}")
+    if document["predicted_gain"] is not None:
+        console.print(f"gain the planner predicts: {document['predicted_gain']:+.3f}")
+    low = gain["best_control"]["mean"] - (gain["best_control"]["half_width"] or 0)
+    if document["seeds"] > 1 and low <= 0:
+        console.print("Nothing gained that these seeds can tell from nothing: the student is its controls.")
+
+
+def _heading(document: dict[str, Any], console: Console) -> None:
+    setting = document["setting"]
+    console.print(
+        f"recipe {setting['recipe']}, {setting['hospitals']} sites × {setting['voters']} voters, "
+        f"ε = {setting['epsilon']:g}, δ = {setting['delta']:g}, unit {setting['unit']}, relation replace-one, "
+        f"{document['seeds']} seeds"
+    )
 
 
 def _gain(gain: dict[str, float | None]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,10 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 
+from client.training.base import Part
+from client.training.private.journal import Journal
+from client.training.private.settings import defaults
+from client.training.private.teachers import train_privately
 from common.canonical import digest, sha256_bytes
 from common.codecs import Codec, fit_codec
 from common.codecs.frame import Frame
@@ -30,22 +34,27 @@ from common.privacy.calibration import study_mechanism
 from common.privacy.mechanism import GRID_BITS, Mechanism, Unit
 from common.privacy.quantise import quantise
 from common.privacy.release import noisy_sum
+from common.privacy.training import Neighbours
 from consilium.bench.roles import Cases, Roles
 from server.controls import CONTROLS
 from server.dealing import DERANGEMENT_SEED, derangement
 from server.decode import decode_answer, mean_noise_std
-from server.joint import TEMPERATURE, Start, codes_of, joint_frame, labels_of, public_start, refine
+from server.joint import SPREAD, TEMPERATURE, Start, codes_of, joint_frame, labels_of, public_start, refine
 from server.joint import control as control_of
 from server.student import score
 
 SHARED = "shuffled_offsets"
 ARMS = ("student", *CONTROLS, SHARED, "non_private")
-BOUNDS = ("mean_teacher", "ensemble", "all_data")
+CENTRAL = "central_dp_sgd"
+BOUNDS = ("mean_teacher", "ensemble", "mean_teacher_m1", "ensemble_m1", "all_data", CENTRAL)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table: a recipe under a guarantee. ``recipe``: ``joint`` or ``pca``."""
+    """One row of the table: a recipe under a guarantee. ``recipe``: ``joint`` or ``pca``.
+
+    ``central``: also train on all patients in one place with DP-SGD, at the same (ε, δ) for one patient.
+    """
 
     recipe: str
     hospitals: int
@@ -56,6 +65,7 @@ class Setting:
     queries: int
     teacher: TrainingConfig
     student: TrainingConfig
+    central: bool = False
 
     @property
     def name(self) -> str:
@@ -102,11 +112,15 @@ class Bench:
         assert isinstance(codec, PcaCodec)
         return codec
 
-    def start(self, codec: PcaCodec) -> Start:
+    def at(self, setting: Setting) -> Bench:
+        """The same roles, seed and cache at another setting."""
+        return Bench(setting, self.roles, self.study.data, seed=self.seed, cache=self._cache)
+
+    def start(self, codec: PcaCodec, *, spread: float = SPREAD) -> Start:
         """The public start, trained once a seed."""
-        path = self.start_file(codec)
+        path = self.start_file(codec) if spread == SPREAD else self.start_file(codec).with_suffix(f".{spread:g}.pt")
         if not path.exists():
-            start = public_start(self.images, codec, codec.powers, self.setting.student, seed=self.seed)
+            start = public_start(self.images, codec, codec.powers, self.setting.student, seed=self.seed, spread=spread)
             save_weights(path, start.model)
         model = self._empty(self.setting.student)
         load_weights(path, model)
@@ -114,9 +128,8 @@ class Bench:
 
     def frame(self, codec: PcaCodec, start: Start) -> Frame:
         """The frame of the one query, planned once a seed."""
-        noise_std = self._mechanism(1)[1]
-        key = self._key("frame", [sha256_bytes(codec.to_bytes()), _weights_hash(start.model), noise_std.hex()])
-        path = self._cache / f"frame-{key}"
+        noise_std = self.mechanism(1)[1]
+        path = self.file("frame", [sha256_bytes(codec.to_bytes()), _weights_hash(start.model), noise_std.hex()], "")
         if not path.exists():
             frame = joint_frame(start, self.images, codec, noise_std=noise_std, radius=self.study.codec.radius)
             write_atomically(path, frame.to_bytes())
@@ -124,8 +137,7 @@ class Bench:
 
     def start_file(self, codec: PcaCodec) -> Path:
         """Where :meth:`start` keeps its weights."""
-        key = self._key("start", [sha256_bytes(codec.to_bytes()), repr(self.setting.student), self.seed])
-        return self._cache / f"start-{key}.pt"
+        return self.file("start", [sha256_bytes(codec.to_bytes()), repr(self.setting.student), self.seed], ".pt")
 
     def teachers(self, start: Start | None) -> list[torch.nn.Module]:
         """One teacher a voter; with ``start`` trained on from its weights, which are public."""
@@ -135,8 +147,7 @@ class Bench:
             for voter in range(self.setting.voters):
                 part = site[np.arange(voter, len(site), self.setting.voters)]
                 seed = 1000 * hospital + voter
-                key = self._key("teacher", [repr(self.setting.teacher), _hash(part), seed, weights or "random"])
-                path = self._cache / f"teacher-{key}.pt"
+                path = self.file("teacher", [repr(self.setting.teacher), _hash(part), seed, weights or "random"], ".pt")
                 model = self._empty(self.setting.teacher, seed=seed)
                 if path.exists():
                     load_weights(path, model)
@@ -154,15 +165,18 @@ class Bench:
     def study_classes(self) -> int:
         return len(self.study.data.labels)
 
-    def codes(self, teachers: list[torch.nn.Module], codec: PcaCodec) -> Float[np.ndarray, "k n l"]:
+    def codes(
+        self, teachers: list[torch.nn.Module], codec: PcaCodec, *, temperature: float | None = None
+    ) -> Float[np.ndarray, "k n l"]:
         """Every teacher's codes of the public volumes. # sensitive: in a benchmark of stand-in data only"""
         name = sha256_bytes(codec.to_bytes())
-        temperature = TEMPERATURE if self.study.codec.joint else 1.0
+        if temperature is None:
+            temperature = TEMPERATURE if self.study.codec.joint else 1.0
         result = []
         for model in teachers:
-            key = self._key("codes", [name, _weights_hash(model), len(self.images), temperature])
+            path = self.file("codes", [name, _weights_hash(model), len(self.images), temperature], ".npy")
             make = partial(codes_of, model, self.images, codec, temperature=temperature)
-            result.append(self._kept(f"codes-{key}.npy", make))
+            result.append(_kept(path, make))
         return np.stack(result)
 
     # --- arms
@@ -175,7 +189,7 @@ class Bench:
         report("frame")
         frame = None if start is None else self.frame(codec, start)
         asked = sha256_bytes((codec if frame is None else frame).to_bytes())
-        path = self._cache / f"cell-{self._key('cell', [repr(self.setting), self.seed, asked])}.json"
+        path = self.file("cell", [repr(self.setting), self.seed, asked], ".json")
         done: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
         report("teachers")
         teachers = self.teachers(start)
@@ -186,15 +200,22 @@ class Bench:
 
         if "ensemble" not in done:
             keep(self._bounds(teachers))
+        if self.setting.voters > 1 and "ensemble_m1" not in done:
+            report("one teacher a site")
+            one = self.at(replace(self.setting, voters=1))
+            keep({f"{name}_m1": dice for name, dice in one._bounds(one.teachers(start)).items()})
         if "all_data" not in done:
             report("all_data")
             keep({"all_data": self._all_data()})
+        if self.setting.central and CENTRAL not in done:
+            report(CENTRAL)
+            keep({CENTRAL: self._central(start)})
         codes = self.codes(teachers, codec)
         for arm in ARMS if joint else [arm for arm in ARMS if arm != SHARED]:
             if arm not in done:
                 report(arm)
                 if start is None or frame is None:
-                    keep(self._single(arm, codec, codes))
+                    keep(self.single(arm, codec, codes))
                 else:
                     keep(self._joint(arm, codec, start, frame, codes))
         return done
@@ -206,22 +227,22 @@ class Bench:
             model, final = copy.deepcopy(start.model), codes.mean(axis=0)
             fit(model, self.images, labels_of(codec, final), self.setting.student, seed=self.seed + 100)
         else:
-            mechanism, noise_std = self._mechanism(frame.dimension)
-            answer = self._released("joint", [[frame.encode(each)] for each in codes], mechanism)[0]
+            mechanism, noise_std = self.mechanism(frame.dimension)
+            answer = self.released("joint", [[frame.encode(each)] for each in codes], mechanism)[0]
             seen = frame.read(answer / (len(codes) * 2.0**GRID_BITS), noise_std=noise_std)
             read, told = (frame, seen) if arm == "student" else control_of(arm, frame, seen)
             model, final = refine(
                 start.model, self.images, codec, read, told, self.setting.student, seed=self.seed + 100
             )
-        values = {arm: self._dice(model, self.roles.held_out)}
+        values = {arm: self.dice(model, self.roles.held_out)}
         if arm == "student":
             values["labels"] = score(
                 _hard(labels_of(codec, final)), self.roles.public.labels[: len(self.images)], self.study_classes
             ).mean
         return values
 
-    def _single(self, arm: str, codec: Codec, codes: Float[np.ndarray, "k n l"]) -> dict[str, float]:
-        mechanism, noise_std = self._mechanism(codec.dimension)
+    def single(self, arm: str, codec: Codec, codes: Float[np.ndarray, "k n l"]) -> dict[str, float]:
+        mechanism, noise_std = self.mechanism(codec.dimension)
         voters = len(codes)
         silence = codec.decode(np.zeros(codec.dimension), noise_std=noise_std)
         if arm in ("zero_code", "public_only"):
@@ -229,7 +250,7 @@ class Bench:
         elif arm == "non_private":
             labels = np.stack([codec.decode(code, noise_std=0.0) for code in codes.mean(axis=0)])
         else:
-            answers = self._released("single", list(codes), mechanism)
+            answers = self.released("single", list(codes), mechanism)
             labels = np.stack(
                 [decode_answer(codec, a, voters=voters, noise_std_int=mechanism.noise_std) for a in answers]
             )
@@ -238,7 +259,7 @@ class Bench:
         model = self._student(labels)
         if arm == "public_only":  # self-training: the zero code's student labels the volumes for a fresh one
             model = self._student(np.stack([predict(model, image) for image in self.images]))
-        values = {arm: self._dice(model, self.roles.held_out)}
+        values = {arm: self.dice(model, self.roles.held_out)}
         if arm == "student":
             truth = self.roles.public.labels[: len(self.images)]
             values["labels"] = score(_hard(labels), truth, self.study_classes).mean
@@ -246,11 +267,11 @@ class Bench:
 
     # --- pieces
 
-    def _mechanism(self, dimension: int) -> tuple[Mechanism, float]:
+    def mechanism(self, dimension: int) -> tuple[Mechanism, float]:
         mechanism = study_mechanism(self.study, dimension=dimension)
         return mechanism, mean_noise_std(mechanism.noise_std, voters=self.setting.hospitals * self.setting.voters)
 
-    def _released(
+    def released(
         self, kind: str, codes: Sequence[Iterable[Float[np.ndarray, "d"]]], mechanism: Mechanism
     ) -> Int64[np.ndarray, "q d"]:
         """The noisy sums of the voters' codes [k][q], drawn once and kept: student and control read one release."""
@@ -263,7 +284,7 @@ class Bench:
             return np.stack(sums)
 
         parts = [repr(self.setting), self.seed, mechanism.dimension, _array_hash(codes)]
-        return self._kept(f"release-{self._key(kind, parts)}.npy", release)
+        return _kept(self.file(f"release-{kind}", parts, ".npy"), release)
 
     def _student(self, labels: Float[np.ndarray, "n k x y z"]) -> torch.nn.Module:
         model = self._empty(self.setting.student, seed=self.seed)
@@ -282,9 +303,7 @@ class Bench:
 
     def _all_data(self) -> float:
         """One network on everybody's patients: what no hospital may do."""
-        pooled = Cases(
-            *(np.concatenate([getattr(site, f) for site in self.roles.private]) for f in ("images", "labels"))
-        )
+        pooled = self._pooled()
         recipe = TrainingConfig(steps=self.setting.student.steps)
         model = self._empty(recipe, seed=self.seed)
         fit(
@@ -294,9 +313,26 @@ class Bench:
             recipe,
             seed=self.seed,
         )
-        return self._dice(model, self.roles.held_out)
+        return self.dice(model, self.roles.held_out)
 
-    def _dice(self, model: torch.nn.Module, cases: Cases) -> float:
+    def _central(self, start: Start | None) -> float:
+        """DP-SGD on everybody's patients in one place, replace-one, from the same public start: its default recipe.
+
+        Its unit is the patient also where the study's is the hospital, which it could not hide at all.
+        """
+        settings = defaults("dp-sgd", epsilon=self.setting.epsilon, delta=self.setting.delta, begun=start is not None)
+        settings = replace(settings, neighbours=Neighbours.REPLACE_ONE)
+        pooled = self._pooled()
+        part = Part(pooled.images, pooled.labels, self.study_classes)
+        journal = Journal(settings.plan(patients=len(pooled)))
+        begun = None if start is None else self.start_file(self.codec())
+        trained = train_privately(part, self.setting.teacher, settings, journal, seed=self.seed, start=begun)
+        return self.dice(trained.model, self.roles.held_out)
+
+    def _pooled(self) -> Cases:
+        return Cases(*(np.concatenate([getattr(site, f) for site in self.roles.private]) for f in ("images", "labels")))
+
+    def dice(self, model: torch.nn.Module, cases: Cases) -> float:
         predictions = np.stack([predict(model, image) for image in cases.images])
         return score(_hard(predictions), cases.labels, self.study_classes).mean
 
@@ -304,15 +340,25 @@ class Bench:
         channels = len(self.study.data.channels)
         return build_unet(recipe.channels, in_channels=channels, out_channels=self.study_classes, seed=seed)
 
-    def _kept(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-        path = self._cache / name
-        if not path.exists():
-            np.save(path, make())
-        array: np.ndarray = np.load(path)
-        return array
+    def file(self, kind: str, parts: list[object], suffix: str) -> Path:
+        """Where a thing that depends on the roles and ``parts`` is kept."""
+        key = digest(f"bench-{kind}", [self._data, *(str(part) for part in parts)])[:32]
+        return self._cache / f"{kind}-{key}{suffix}"
 
-    def _key(self, kind: str, parts: list[object]) -> str:
-        return digest(f"bench-{kind}", [self._data, *(str(part) for part in parts)])[:32]
+
+def _kept(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
+    if not path.exists():
+        np.save(path, make())
+    array: np.ndarray = np.load(path)
+    return array
+
+
+def mean_noise(setting: Setting) -> float:
+    """The noise on every coordinate of a joint release's mean code, in units of the clipping norm."""
+    data = DataConfig(labels=("background", "structure"), spacing_mm=(1.0, 1.0, 1.0), grid=(8, 8, 8))
+    study = study_of(setting, data)
+    noise_std = study_mechanism(study, dimension=1).noise_std
+    return mean_noise_std(noise_std, voters=setting.hospitals * setting.voters) / study.codec.radius
 
 
 def settings_json(setting: Setting) -> dict[str, object]:

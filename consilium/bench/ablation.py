@@ -1,0 +1,145 @@
+"""What each idea of the joint recipe gives: the student again with one idea taken out, paired over seeds.
+
+Each variant is the whole way to a student, production functions with one argument changed, against the same roles,
+public images, budget and steps. Cells are kept, so a run that was stopped goes on. Refuses the recipe with one query a
+volume, which has none of these ideas.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+
+from common.canonical import sha256_bytes
+from common.codecs.frame import Observation, plan_frame
+from common.config import TrainingConfig
+from common.errors import InvalidInput
+from common.objects import write_atomically
+from common.privacy.mechanism import GRID_BITS
+from consilium.bench.utility import Bench
+from server.joint import PASSES, RESIDUAL, SPREAD, TEMPERATURE, Start, codes_of, refine
+from server.tangent import COORDINATES, tangent_kernel
+
+FROM_SCRATCH = TrainingConfig(steps=200, learning_rate=1e-2)
+"""What a teacher needs that does not begin from the public start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The recipe with something changed; the defaults are the recipe."""
+
+    what: str
+    kernel: str = "tangent"
+    temperature: float = TEMPERATURE
+    passes: int = PASSES
+    spread: float = SPREAD
+    centred: bool = True
+    shrunk: bool = True
+    begun: bool = True
+    joint: bool = True
+
+
+VARIANTS = {
+    "recipe": Variant("the recipe"),
+    "one-query-a-volume": Variant("one release a volume, a student from nothing", joint=False, begun=False),
+    "teachers-from-nothing": Variant("teachers do not begin from the public start", begun=False),
+    "image-rows": Variant("volumes rotated by their images' likeness, no tangent kernel", kernel="images"),
+    "independent": Variant("every volume and coordinate for itself, no kernel", kernel="none"),
+    "not-sharpened": Variant("predictions encoded as they are", temperature=1.0),
+    "timid-start": Variant("the public start's spread not restored", spread=0.0),
+    "mean-shape-centre": Variant("codes relative to the public mean shape", centred=False),
+    "noisy-labels": Variant("observations taken as they are, not shrunk", shrunk=False),
+    "one-pass": Variant("the release used in one pass", passes=1),
+}
+
+
+def student(bench: Bench, name: str) -> float:
+    """Dice of the student of one variant on the held-out cases."""
+    variant, setting = VARIANTS[name], bench.setting
+    if setting.recipe != "joint":
+        raise InvalidInput("recipe of an ablation", value=setting.recipe, limit="joint")
+    path = bench.file(f"variant-{name}", [repr(setting), repr(variant), bench.seed], ".json")
+    if not path.exists():
+        dice = _single(bench) if not variant.joint else _joint(bench, variant)
+        write_atomically(path, json.dumps(dice).encode())
+    return float(json.loads(path.read_text()))
+
+
+def ablate(bench: Bench, report: Callable[[str], None]) -> dict[str, float]:
+    """Dice of every variant's student at one setting and seed."""
+    result = {}
+    for name in VARIANTS:
+        report(name)
+        result[name] = student(bench, name)
+    return result
+
+
+def _single(bench: Bench) -> float:
+    other = bench.at(replace(bench.setting, recipe="pca", teacher=FROM_SCRATCH))
+    codec = other.codec()
+    return other.single("student", codec, other.codes(other.teachers(None), codec))["student"]
+
+
+def _joint(bench: Bench, variant: Variant) -> float:
+    codec = bench.codec()
+    start = bench.start(codec, spread=variant.spread)
+    if variant.begun:
+        teachers = bench.teachers(start)
+    else:
+        teachers = bench.at(replace(bench.setting, teacher=FROM_SCRATCH)).teachers(None)
+    codes = bench.codes(teachers, codec, temperature=variant.temperature)
+    centre = codes_of(start.model, bench.images, codec, temperature=variant.temperature)
+    noise_std = bench.mechanism(1)[1]
+    frame = plan_frame(
+        kernel=_kernel(bench, variant, start, codec.powers),
+        centre=centre if variant.centred else np.zeros_like(centre),
+        variances=codec.powers,
+        residual=RESIDUAL if variant.centred else 1.0,
+        temperature=variant.temperature,
+        noise_std=noise_std,
+        radius=bench.study.codec.radius,
+        codec=sha256_bytes(codec.to_bytes()),
+    )
+    mechanism, noise_std = bench.mechanism(frame.dimension)
+    answer = bench.released(f"joint-{variant.what}", [[frame.encode(each)] for each in codes], mechanism)[0]
+    seen = frame.read(answer / (len(codes) * 2.0**GRID_BITS), noise_std=noise_std)
+    if not variant.shrunk:
+        seen = Observation(value=seen.value, variance=np.zeros_like(seen.variance))
+    model, _ = refine(
+        copy.deepcopy(start.model),
+        bench.images,
+        codec,
+        frame,
+        seen,
+        bench.setting.student,
+        seed=bench.seed + 100,
+        passes=variant.passes,
+    )
+    return bench.dice(model, bench.roles.held_out)
+
+
+def _kernel(bench: Bench, variant: Variant, start: Start, powers: Float[np.ndarray, "l"]) -> Float[np.ndarray, "k k"]:
+    size = min(COORDINATES, len(powers))
+    match variant.kernel:
+        case "images":
+            return np.kron(likeness(bench.images), np.diag(powers[:size]))
+        case "none":
+            return np.kron(np.eye(len(bench.images)), np.diag(powers[:size]))
+        case _:
+            return tangent_kernel(start.model, bench.images, bench.codec(), temperature=variant.temperature)
+
+
+def likeness(images: Float[np.ndarray, "n c x y z"]) -> Float[np.ndarray, "n n"]:
+    """A covariance of the volumes whose leading directions are those of their images: singular values to the third
+    power, a tenth spread evenly."""
+    flat = images.reshape(len(images), -1).astype(np.float64)
+    values, vectors = np.linalg.eigh((flat - flat.mean(axis=0)) @ (flat - flat.mean(axis=0)).T)
+    spread = np.maximum(values, 0) ** 1.5
+    shares = 0.9 * spread / spread.sum() + 0.1 / len(images)
+    result: np.ndarray = (vectors * shares) @ vectors.T
+    return result
