@@ -81,12 +81,12 @@ def ablate(bench: Bench, report: Callable[[str], None]) -> dict[str, float]:
 
 def _single(bench: Bench) -> float:
     other = bench.at(replace(bench.setting, recipe="pca", teacher=FROM_SCRATCH))
-    codec = other.codec()
+    codec = other.codec
     return other.single("student", codec, other.codes(other.teachers(None), codec))["student"]
 
 
 def _joint(bench: Bench, variant: Variant) -> float:
-    codec = bench.codec()
+    codec = bench.codec
     start = bench.start(codec, spread=variant.spread)
     if variant.begun:
         teachers = bench.teachers(start)
@@ -131,7 +131,7 @@ def _kernel(bench: Bench, variant: Variant, start: Start, powers: Float[np.ndarr
         case "none":
             return np.kron(np.eye(len(bench.images)), np.diag(powers[:size]))
         case _:
-            return tangent_kernel(start.model, bench.images, bench.codec(), temperature=variant.temperature)
+            return tangent_kernel(start.model, bench.images, bench.codec, temperature=variant.temperature)
 
 
 def likeness(images: Float[np.ndarray, "n c x y z"]) -> Float[np.ndarray, "n n"]:

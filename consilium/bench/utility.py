@@ -11,7 +11,7 @@ import copy
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -105,7 +105,9 @@ class Bench:
 
     # --- what the arms share
 
+    @cached_property
     def codec(self) -> PcaCodec:
+        """The study's codec, fitted on the public maps."""
         voters = self.setting.hospitals * self.setting.voters
         noise_std = mean_noise_std(study_mechanism(self.study, dimension=1).noise_std, voters=voters)
         codec = fit_codec(self.study, list(self.roles.maps.labels), noise_std=noise_std, seed=0)
@@ -183,7 +185,7 @@ class Bench:
 
     def run(self, report: Callable[[str], None]) -> dict[str, float]:
         """Dice of every arm and bound on the held-out cases, and of the decoded labels on the public volumes."""
-        codec = self.codec()
+        codec = self.codec
         joint = self.setting.recipe == "joint"
         start = self.start(codec) if joint else None
         report("frame")
@@ -325,7 +327,7 @@ class Bench:
         pooled = self._pooled()
         part = Part(pooled.images, pooled.labels, self.study_classes)
         journal = Journal(settings.plan(patients=len(pooled)))
-        begun = None if start is None else self.start_file(self.codec())
+        begun = None if start is None else self.start_file(self.codec)
         trained = train_privately(part, self.setting.teacher, settings, journal, seed=self.seed, start=begun)
         return self.dice(trained.model, self.roles.held_out)
 

@@ -130,7 +130,7 @@ def _trained(cell: VolumeCell, roles: Roles, cache: Path) -> tuple[Answer, dict[
         return lambda _image: shape, {}
     study = Setting("joint", 2, 1, EPSILON, DELTAS[0], Unit("patient"), 1, NETWORK, START)
     bench = Bench(study, roles, DATA, seed=cell.seed, cache=cache)
-    codec = bench.codec()
+    codec = bench.codec
     begun = bench.start(codec) if cell.begun else None
     if cell.method == "public-start":
         assert begun is not None

@@ -1,0 +1,159 @@
+"""The utility benchmark: every arm is there, a second run trains nothing, and its table says what it knows."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy import stats
+
+import consilium.bench.utility as utility
+from common.config import DataConfig, TrainingConfig
+from common.errors import InvalidInput
+from common.privacy.gain import OCTAVES, predicted_gain, recovered_share
+from common.privacy.mechanism import Unit
+from consilium.bench.ablation import VARIANTS, ablate, likeness, student
+from consilium.bench.roles import PUBLIC_IMAGES, PUBLIC_MAPS, Cases, deal_roles
+from consilium.bench.table import ablation_summary, interval, render, render_ablation, summary
+from consilium.bench.utility import ARMS, BOUNDS, CENTRAL, SHARED, Bench, Setting, mean_noise
+from server.controls import CONTROLS
+
+DATA = DataConfig(labels=("background", "core"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16))
+SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)
+SETTING = Setting("joint", 2, 2, 8.0, 1e-3, Unit.PATIENT, 4, SMALL, SMALL)
+
+
+def balls(count: int) -> Cases:
+    rng = np.random.default_rng(0)
+    place = np.stack(np.meshgrid(*[np.arange(16)] * 3, indexing="ij"), axis=-1)
+    labels = np.stack(
+        [np.linalg.norm(place - rng.uniform(6, 9, 3), axis=-1) < rng.uniform(3, 6) for _ in range(count)]
+    ).astype(np.uint8)
+    images = (labels + rng.normal(0, 0.2, labels.shape))[:, None].astype(np.float32)
+    return Cases(images, labels)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    roles = deal_roles(balls(60), hospitals=2, seed=0)
+    return Bench(SETTING, roles, DATA, seed=0, cache=tmp_path_factory.mktemp("cache"))
+
+
+def test_nobody_plays_two_parts_and_validation_rotates() -> None:
+    cases = balls(60)
+    key = {case.tobytes(): index for index, case in enumerate(cases.images)}
+    held = []
+    for seed in range(5):
+        roles = deal_roles(cases, hospitals=2, seed=seed)
+        parts = [*roles.private, roles.public, roles.maps, roles.held_out]
+        assert sorted(key[case.tobytes()] for part in parts for case in part.images) == list(range(60))
+        assert (len(roles.public), len(roles.maps), len(roles.held_out)) == (PUBLIC_IMAGES, PUBLIC_MAPS, 12)
+        held += [key[case.tobytes()] for case in roles.held_out.images]
+    assert sorted(held) == list(range(60))
+    with pytest.raises(InvalidInput):
+        deal_roles(balls(50), hospitals=2, seed=0)
+
+
+@pytest.mark.slow
+def test_a_bench_has_every_arm_and_a_second_run_trains_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages: list[str] = []
+    first = bench.run(stages.append)
+    assert first.keys() == {*ARMS, *BOUNDS, "labels"} - {CENTRAL}
+    assert all(0 <= dice <= 1 for dice in first.values())
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(utility, "fit", never)
+    monkeypatch.setattr(utility, "refine", never)
+    monkeypatch.setattr(utility, "public_start", never)
+    assert bench.run(stages.append) == first
+
+
+@pytest.mark.slow
+def test_one_query_a_volume_has_its_own_controls_and_no_offsets_to_deal(bench: Bench) -> None:
+    row = bench.at(replace(SETTING, recipe="pca", voters=1)).run(lambda _stage: None)
+    assert {"student", *CONTROLS} <= row.keys()
+    assert SHARED not in row
+
+
+@pytest.mark.slow
+def test_dp_sgd_on_pooled_patients_is_run_only_when_asked_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    def trained(part, recipe, settings, journal, **_):  # type: ignore[no-untyped-def]
+        seen.update(patients=len(part.images), relation=settings.neighbours, epsilon=settings.epsilon)
+        return type("Trained", (), {"model": bench._empty(SMALL)})
+
+    monkeypatch.setattr(utility, "train_privately", trained)
+    row = bench.at(replace(SETTING, voters=1, central=True)).run(lambda _stage: None)
+    assert CENTRAL in row
+    assert seen == {"patients": 8, "relation": "replace-one", "epsilon": 8.0}
+
+
+@pytest.mark.slow
+def test_an_ablation_has_every_variant_and_the_recipe_itself(bench: Bench) -> None:
+    row = ablate(bench, lambda _stage: None)
+    assert row.keys() == VARIANTS.keys()
+    assert student(bench, "recipe") == row["recipe"]
+    document = ablation_summary(SETTING, [row, row])
+    assert document["variants"]["recipe"]["recipe_over_it"] == {"mean": 0.0, "half_width": 0.0}
+    text = io.StringIO()
+    render_ablation(document, Console(file=text, width=160))
+    assert all(variant.what in text.getvalue() for variant in VARIANTS.values())
+    with pytest.raises(InvalidInput, match="joint"):
+        student(bench.at(replace(SETTING, recipe="pca")), "recipe")
+
+
+def test_likeness_leads_with_the_images_first_direction() -> None:
+    images = balls(6).images.astype(np.float64)
+    flat = images.reshape(6, -1) - images.reshape(6, -1).mean(axis=0)
+    first = np.linalg.svd(flat.astype(np.float64))[0][:, 0]
+    found = np.linalg.eigh(likeness(images))[1][:, -1]
+    assert abs(first @ found) == pytest.approx(1, abs=1e-9)
+    assert np.trace(likeness(images)) == pytest.approx(1)
+
+
+def row(student: float, control: float) -> dict[str, float]:
+    return dict.fromkeys([*ARMS, *BOUNDS, "labels"], 0.5) | dict.fromkeys(CONTROLS, control) | {"student": student}
+
+
+def test_gains_are_paired_and_the_best_control_is_named() -> None:
+    rows = [row(0.80, 0.70), row(0.84, 0.73), row(0.79, 0.71)]
+    for each in rows:
+        each["zero_code"] += 0.02
+    document = summary(SETTING, rows)
+    gains = [0.08, 0.09, 0.06]
+    low, high = stats.t.interval(0.95, 2, loc=np.mean(gains), scale=stats.sem(gains))
+    best = document["gain"]["best_control"]
+    assert best["name"] == "zero_code"
+    assert (best["mean"] - best["half_width"], best["mean"] + best["half_width"]) == pytest.approx((low, high))
+    assert interval([0.1]) == (0.1, None)
+
+
+@pytest.mark.parametrize(("student", "nothing"), [(0.701, True), (0.80, False)])
+def test_the_table_says_where_nothing_was_gained(student: float, nothing: bool) -> None:
+    text = io.StringIO()
+    document = summary(SETTING, [row(student, 0.70), row(student + 0.01, 0.715)])
+    render(document, Console(file=text, width=160))
+    assert ("Nothing gained" in text.getvalue()) == nothing
+    assert "gain the planner predicts" in text.getvalue()
+
+
+def test_more_noise_recovers_less_and_predicts_less() -> None:
+    shares = [recovered_share(noise) for noise in (1e-6, 0.03, 0.12, 0.5, 2.0, 100.0)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == pytest.approx(sum(OCTAVES), abs=1e-3)
+    assert shares[-1] < 1e-3
+    assert predicted_gain(0.12) < predicted_gain(0.03)
+    for noise in (0.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidInput):
+            recovered_share(noise)
+
+
+def test_the_noise_of_a_setting_is_that_of_its_release() -> None:
+    """(8, 1e-5), one release, replace-one patient, 40 voters: μ of the exact curve is 1.666 = 2 / (40 σ / C)."""
+    assert mean_noise(replace(SETTING, hospitals=8, voters=5, delta=1e-5)) == pytest.approx(2 / (40 * 1.666), rel=1e-3)
