@@ -163,12 +163,12 @@ def test_a_server_out_of_memory_starts_again_what_the_kernel_ended_and_the_study
         parties.up()
         parties.start_run()
         parties.wait("released")
-        runs = len(parties.events("run-started"))
+        said = parties.root / "server.out"
         group.limit(group.held() + (64 << 20))
         hog = group.starve(spare=0)
         try:
             parties.until(
-                lambda: short_of_memory(parties, "server") or len(parties.events("run-started")) > runs,
+                lambda: short_of_memory(parties, "server") or "ServerApp died" in said.read_text(),
                 "the operator reads what was ended",
                 timeout_s=TRUTH_S,
             )
