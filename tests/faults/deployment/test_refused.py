@@ -136,32 +136,29 @@ headers = signed_headers(key, method="POST", path={path!r}, now=datetime.now(UTC
     assert up.inside("site-1", sys.executable, "-c", signed).stdout.strip() in ("404", "405")
 
 
-def signed(up: Federation, path: str, *, body: str, sent: int = 1) -> list[str]:
-    """The first site's own signed request, sent ``sent`` times over: the answers' statuses."""
-    program = (
-        f"""
+def signed(up: Federation, path: str, *, more: str = "{}", sent: int = 1) -> list[str]:
+    """The first site's own signed request with ``more`` headers, sent ``sent`` times over: the answers' statuses."""
+    program = f"""
 from datetime import UTC, datetime
 from pathlib import Path
 from common.node_auth import signed_headers
 from common.pki import load_node_key
 key = load_node_key(Path({str(up.root / "site-1" / "node" / "keys" / "node")!r}))
-headers = signed_headers(key, method="POST", path={path!r}, now=datetime.now(UTC))
-body = {body}
+headers = signed_headers(key, method="POST", path={path!r}, now=datetime.now(UTC)) | {more}
 """
-        + sent * asked(f"https://{HOST}:{PORT}{path}", body="body", headers="headers")
-    )
-    return up.inside("site-1", sys.executable, "-c", program).stdout.split()
+    request = asked(f"https://{HOST}:{PORT}{path}", body="b'x'", headers="headers")
+    return up.inside("site-1", sys.executable, "-c", program + sent * request).stdout.split()
 
 
 def test_a_message_that_was_overheard_and_is_sent_again_is_refused(up: Federation) -> None:
-    first, again = signed(up, "/v1/fleet/pull-messages", body="b''", sent=2)
+    first, again = signed(up, "/v1/fleet/pull-messages", sent=2)
     assert first != "401"
     assert again == "401"
     assert "reason=replayed path=/v1/fleet/pull-messages peer=10.77.0.11" in gateway_log(up)
 
 
 def test_a_message_that_is_too_large_is_refused(up: Federation) -> None:
-    assert signed(up, "/v1/fleet/pull-messages", body="bytes(2 << 20)") == ["413"]
+    assert signed(up, "/v1/fleet/pull-messages", more="{'content-length': str(2 << 20)}") == ["413"]
     assert "reason=too-large path=/v1/fleet/pull-messages" in gateway_log(up)
 
 
