@@ -149,7 +149,24 @@ def write_config(server: FlowerServer) -> Path:
 
 
 def superlink(server: FlowerServer) -> DaemonSpec:
-    """How to start the SuperLink: TLS, node authentication, database on disk, ServerApps in a process of their own."""
+    """How to start the SuperLink: TLS, node authentication, database on disk, ServerApps in a process of their own.
+
+    Flower cannot go on with a database whose making was interrupted. So a mark stands beside it from before the first
+    start until SuperLink has answered once; a database found with its mark, in which nothing can be yet, is deleted.
+    """
+    unborn = server.database.with_name("superlink.db.unborn")
+    if unborn.exists():
+        for part in server.folder.glob(f"{server.database.name}*"):
+            part.unlink()
+    if not server.database.exists():
+        unborn.touch()
+
+    def ready() -> bool:
+        if healthy(server):
+            unborn.unlink(missing_ok=True)
+            return True
+        return False
+
     return DaemonSpec(
         role="superlink",
         name="superlink",
@@ -165,7 +182,8 @@ def superlink(server: FlowerServer) -> DaemonSpec:
         env=flower_env(server.home),
         cwd=server.folder,
         log=server.logs / "superlink.log",
-        ready=lambda: healthy(server),
+        ready=ready,
+        ready_timeout_s=300.0,
     )
 
 

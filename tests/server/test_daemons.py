@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -64,6 +66,21 @@ def test_superlink_has_tls_node_authentication_a_database_and_separate_serverapp
     assert pairs["--isolation"] == "process"
     assert pairs["--database"] == str(server.database)
     assert Path(pairs["--ssl-certfile"]) == server.identity.certificate
+
+
+def test_a_superlink_that_was_ended_while_it_made_its_database_starts_again(server: FlowerServer) -> None:
+    """What a power cut at the first start leaves: some of the tables, and Flower would make them all again."""
+    superlink(server)
+    with contextlib.closing(sqlite3.connect(server.database)) as half, half:
+        half.execute("CREATE TABLE task_event (id INTEGER PRIMARY KEY)")
+    spec = superlink(server)
+    assert not server.database.exists()
+    with ProcessGroup() as group:
+        group.start(spec)
+    whole = server.database.read_bytes()
+    superlink(server)  # from now on a database is kept, however SuperLink ended
+    assert server.database.read_bytes() == whole
+    assert not list(server.folder.glob("*unborn"))
 
 
 def test_no_secret_is_in_an_argument_or_the_environment(server: FlowerServer, node: SiteNode) -> None:
