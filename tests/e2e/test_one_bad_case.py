@@ -1,0 +1,124 @@
+"""One bad case in a hundred, over the real commands and daemons: the site trains on ninety-nine and takes part.
+
+Its administrator sees which and why; nothing of it, no name and no count, reaches the server; a count does where the
+site's policy shares it and its administrator hands it over.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from common.config import CodecConfig, PrivacyConfig, Study, TrainingConfig
+from common.data.msd import Case, write_dataset
+from common.data.synthetic import study_data, write_phantoms
+from common.ledger.store import Ledger
+from consilium.demo.federation import running, write_server, write_sites
+from server import setup
+from server.dashboard.app import Options, create_app, users_file
+from server.dashboard.auth import Role
+from server.workspace import Workspace
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # that it would rather have another HTTP client
+    from starlette.testclient import TestClient
+
+pytestmark = pytest.mark.slow
+
+CASES, QUERIES, BAD, PASSWORD = 100, 2, "doe-041", "a long enough secret"
+
+
+def consilium(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from consilium.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=900)
+
+
+def write_data(root: Path) -> tuple[list[Case], tuple[str, ...], tuple[str, ...]]:
+    """A hundred patients at north, of whom one has half a file, two at south; what is left is public."""
+    made = write_phantoms(root / "all", cases=CASES + 2 + QUERIES + 6, seed=3)
+    named = [Case(f"doe-{i:03d}", case.image, case.label) for i, case in enumerate(made.cases)]
+    for site, part in (("north", named[:CASES]), ("south", named[CASES : CASES + 2])):
+        write_dataset(root / "data" / site, name=site, labels=made.labels, channels=made.channels, cases=part)
+    image = root / "data" / "north" / "imagesTr" / f"{BAD}.nii.gz"
+    whole = image.read_bytes()
+    image.write_bytes(whole[: len(whole) // 2])
+    return named[CASES + 2 :], made.labels, made.channels
+
+
+def test_one_bad_case_in_a_hundred_stops_nobody_and_is_nobodys_business_but_the_sites(tmp_path: Path) -> None:
+    public, _, _ = write_data(tmp_path)
+    recipe = TrainingConfig(channels=(4, 8), steps=4)
+    study = Study(
+        name="road",
+        data=study_data(2),
+        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=QUERIES, quorum=2),
+        codec=CodecConfig(augmentations=20, max_dimension=8),
+        teacher=recipe,
+        student=recipe,
+    )
+    workspace = Workspace(tmp_path / "server")
+    setup.create_study(workspace, study)
+    setup.publish_volumes(workspace, [case.image for case in public[:QUERIES]])
+    setup.fit_study_codec(workspace, [case.label for case in public[QUERIES:] if case.label is not None], sites=2)
+    write_server(workspace)
+    sites = write_sites(workspace, tmp_path / "sites", names=["north", "south"], data=tmp_path / "data")
+    north = str(sites["north"])
+
+    doctor = consilium("site", "doctor", "--site-dir", north, "--data", str(tmp_path / "data" / "north"))
+    assert f"({BAD}): volume file is damaged" in doctor.stdout
+    for directory in sites.values():
+        trained = consilium("site", "train", "--site-dir", str(directory), "--jobs", "1")
+        assert trained.returncode == 0, trained.stderr
+        if directory == sites["north"]:
+            assert f"{BAD}: volume file is damaged; to fix: copy or export it again" in trained.stdout
+    report = json.loads((sites["north"] / "teachers" / "voter-000" / "train.json").read_text())["report"]
+    assert (report["trained_on"] + report["held_out"], report["empty_slots"]) == (CASES - 1, 1)
+    shown = json.loads(consilium("site", "cases", "--site-dir", north, "--json").stdout)
+    assert [one["case"] for one in shown["left_out"]] == [BAD]
+
+    with running(workspace, sites):
+        done = consilium("study", "run", str(workspace.root), "--json")
+        assert done.returncode == 0, done.stderr
+    with Ledger.open(workspace.ledger_file) as ledger:
+        answers = ledger.answers(study.id)
+        assert len(answers) == QUERIES
+        assert all(ledger.spent(f"{site}/patients").releases == QUERIES for site in sites)
+
+    refused = consilium("site", "cases", "--site-dir", north, "--for-server")
+    assert (refused.returncode, refused.stdout) == (6, "")
+    status = consilium("site", "status", "--site-dir", north, "--json").stdout
+    assert json.loads(status)["shared"] == {}
+    for path in (path for path in tmp_path.joinpath("server").rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        assert b"doe-0" not in content, path
+        assert not re.search(rb'cases_[a-z_]+"?: *[0-9]', content), path  # the names alone stand in the app's own code
+    assert "cases_left_out" not in sites_page(workspace, tmp_path / "before", status)
+
+    with (sites["north"] / "site.toml").open("a") as policy:
+        policy.write("\n[share]\ncase_counts = true\n")
+    told = json.loads(consilium("site", "cases", "--site-dir", north, "--for-server").stdout)
+    assert (told["cases_listed"], told["cases_left_out"]) == (CASES, 1)
+    status = consilium("site", "status", "--site-dir", north, "--json").stdout
+    page = sites_page(workspace, tmp_path / "after", status)
+    assert "<dt>cases_left_out</dt><dd>1</dd>" in page
+    assert "every file counts as a patient of its own" in page
+    assert "doe-" not in page + status
+
+
+def sites_page(workspace: Workspace, state: Path, status: str) -> str:
+    """The operator's page about the sites, after north has handed over this status."""
+    (workspace.root / "site-reports").mkdir(exist_ok=True)
+    (workspace.root / "site-reports" / "north.json").write_text(status)
+    state.mkdir()
+    users_file(state).add("ada", Role.OPERATOR, PASSWORD)
+    with TestClient(create_app(Options(study=workspace.root, state=state)), base_url="http://localhost") as client:
+        while not client.get("/healthz").json()["up_to_date"]:
+            pass
+        assert client.post("/login", data={"name": "ada", "password": PASSWORD}).status_code == 200
+        return client.get("/sites").text
