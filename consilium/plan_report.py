@@ -15,7 +15,7 @@ CHART_ENDINGS = (".png", ".svg", ".pdf")
 _INK, _GRID, _MARK, _NOISE = "#1f2933", "#d9dee4", "#2563a8", "#b4552d"
 
 
-def plan_table(plan: Plan) -> Table:
+def plan_table(plan: Plan, *, recommended: str) -> Table:
     """The plan as a two-column table; every ε in it carries accountant, δ, unit and relation."""
     table = Table(title="Privacy plan", show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
@@ -44,6 +44,7 @@ def plan_table(plan: Plan) -> Table:
         ]
     rows += [("verdict", plan.summary)]
     rows += [("would help" if i == 0 else "", line) for i, line in enumerate(plan.advice)]
+    rows += [("recommended", recommended)]
     rows += [("accountants", plan.accountant_note)]
     for name, value in rows:
         table.add_row(name, value)

@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, load_st
 from common.errors import BudgetExceeded, InvalidInput
 from common.ledger.store import Candidate, Ledger, PoolDeclaration, RosterEntry
 from common.privacy.audit import Code, Service, StudyUnderAudit, audit, audited_mechanism, memory_service
+from common.privacy.gain import recommend
 from common.privacy.mechanism import AccountantName, Budget, Protection, QuerySpec, Relation, Unit
 from common.privacy.planner import plan
 from common.privacy.release import noisy_sum
@@ -60,6 +62,9 @@ def plan_command(
     unit: UnitOption = None,
     relation: RelationOption = None,
     accountant: Gate = None,
+    patients: Annotated[
+        int | None, typer.Option(help="Patients of a site, for the recommended voters [many].", **_PLAIN)
+    ] = None,
     spectrum: Annotated[
         Path | None, typer.Option(help="JSON list of the code's public eigenvalues; adds the expected errors.")
     ] = None,
@@ -71,6 +76,8 @@ def plan_command(
     Example: consilium plan --epsilon 8 --delta 1e-3 --queries 80 --hospitals 8 --chart plan.png
 
     Example: consilium plan --study study.toml --hospitals 12 --json
+
+    Example: consilium plan --unit patient --epsilon 8 --delta 1e-5 --queries 1 --hospitals 8 --patients 15
     """
     privacy, clip = _settings(study, epsilon, delta, queries, voters, radius, unit, relation, accountant)
     values = None if spectrum is None else _read_spectrum(spectrum)
@@ -91,12 +98,20 @@ def plan_command(
         dimension=len(values) if values is not None else 128 if dimension is None else dimension,
         spectrum=values,
     )
+    advised = recommend(
+        budget=privacy.budget,
+        accountant=privacy.accountant,
+        protection=privacy.protection,
+        hospitals=result.hospitals,
+        patients=patients,
+    )
     if chart is not None:
         write_chart(result, chart)
     if as_json:
-        typer.echo(json.dumps(result.to_json(), indent=1, ensure_ascii=False))
+        recommended = {**asdict(advised), "recipe": "joint", "worth_asking": advised.worth_asking}
+        typer.echo(json.dumps({**result.to_json(), "recommended": recommended}, indent=1, ensure_ascii=False))
     else:
-        Console().print(plan_table(result))
+        Console().print(plan_table(result, recommended=advised.summary))
 
 
 @audit_app.command("audit")

@@ -8,17 +8,99 @@ data splits that its octaves are constants here; what full recovery is worth in 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from common.errors import InvalidInput
+from common.privacy.calibration import calibrate
+from common.privacy.mechanism import AccountantName, Budget, Protection, Unit, radius_int
 from common.privacy.planner import water_fill
 
 OCTAVES = (0.138, 0.106, 0.149, 0.172, 0.131, 0.088, 0.061, 0.052, 0.049, 0.040)
 """Shares of the variance in directions 1, 2, 3–4, 5–8 … 257–512; the rest lies beyond and is never sent."""
 
-DICE_OF_ALL = 0.07
+DICE_OF_ALL = 0.06
 """Dice over the best control where all of it is recovered: hippocampus, 120 patients, 30 public images."""
 
 WORTH_ASKING = 0.02
 """A predicted gain below this is within what seeds and tasks differ by."""
+
+
+ENOUGH = 0.85
+"""More voters are not worth weaker teachers once this share is recovered."""
+
+PATIENTS_A_TEACHER = 3
+"""Below it teachers lose more than less noise brings, as long as :data:`SCARCE` is recovered."""
+
+SCARCE = 0.5
+
+
+MOST_VOTERS = 256
+"""Voters a site are not searched beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """How to ask, before anything is spent: ``voters`` a site, one joint query, and what is expected of it.
+
+    ``noise`` on every coordinate of the mean code, in clipping norms; ``gain`` in Dice over the best control.
+    """
+
+    voters: int
+    noise: float
+    recovered: float
+    gain: float
+
+    @property
+    def worth_asking(self) -> bool:
+        return self.gain >= WORTH_ASKING
+
+    @property
+    def summary(self) -> str:
+        """One sentence, with its numbers and what they stand on."""
+        teachers = "one teacher a site" if self.voters == 1 else f"{self.voters} teachers a site on disjoint patients"
+        what = (
+            f"one joint query (codec.joint = true), {teachers}: noise of {self.noise:.3g} C on the mean code, about "
+            f"{self.recovered:.0%} of what teachers know beyond public data comes through, Dice {self.gain:+.3f} over "
+            "the best control, as on the hippocampus task"
+        )
+        return what if self.worth_asking else f"{what}: nothing to be gained; do not spend this budget"
+
+
+def recommend(
+    *, budget: Budget, accountant: AccountantName, protection: Protection, hospitals: int, patients: int | None = None
+) -> Recommendation:
+    """The recipe and the voters a site for a budget, of a consortium whose sites have ``patients`` each (None: many).
+
+    Unit ``hospital``: one teacher, since m of them share one hospital's sensitivity. Unit ``patient``: the fewest
+    voters that recover :data:`ENOUGH`, with :data:`PATIENTS_A_TEACHER` each; down to one patient a teacher only where
+    less than :data:`SCARCE` is recovered otherwise. All from public numbers. Charges nothing.
+    """
+    if patients is not None and patients < 1:
+        raise InvalidInput("patients a site", value=patients, limit="1 or more")
+
+    def at(voters: int) -> Recommendation:
+        bound = radius_int(1.0)
+        noise_std = calibrate(
+            budget=budget,
+            accountant=accountant,
+            queries=1,
+            radius_int=bound,
+            voters_per_site=voters,
+            protection=protection,
+        )
+        noise = float(noise_std) / bound / (hospitals * voters)
+        return Recommendation(voters, noise, recovered_share(noise), predicted_gain(noise))
+
+    if protection.unit is Unit.HOSPITAL:
+        return at(1)
+    most = MOST_VOTERS if patients is None else min(MOST_VOTERS, patients)
+    usual = max(1, most if patients is None else patients // PATIENTS_A_TEACHER)
+    found = at(1)
+    for voters in range(1, most + 1):
+        found = at(voters)
+        if found.recovered >= ENOUGH or (voters >= usual and found.recovered >= SCARCE):
+            break
+    return found
 
 
 def recovered_share(noise: float) -> float:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from common.errors import InvalidInput
-from common.privacy.mechanism import Unit
+from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from consilium.bench.papers import papers
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def utility(
     ] = None,
     recipe: Annotated[Recipe, typer.Option(help="How the teachers are asked.")] = Recipe.JOINT,
     hospitals: Annotated[int, typer.Option(help="Sites.", min=2)] = 8,
-    voters: Annotated[int, typer.Option(help="Teachers a site, on disjoint patients.", min=1)] = 1,
+    voters: Annotated[
+        int | None, typer.Option(help="Teachers a site, on disjoint patients; without it the planner's.", min=1)
+    ] = None,
     epsilon: Annotated[float, typer.Option(help="Budget ε of the whole study.")] = 8.0,
     delta: Annotated[float, typer.Option(help="Budget δ.")] = 1e-3,
     unit: Annotated[Unit, typer.Option(help="Whose presence is hidden.")] = Unit.HOSPITAL,
@@ -83,9 +85,21 @@ def utility(
     Example: consilium bench utility --data Task04_Hippocampus --hospitals 8 --epsilon 8 --delta 1e-3 --seeds 5
     """
     from common.config import TrainingConfig
+    from common.data.msd import read_dataset
+    from common.privacy.gain import recommend
+    from consilium.bench.roles import patients_a_site
     from consilium.bench.table import ablation_summary, render, render_ablation, summary
     from consilium.bench.utility import Setting
 
+    if voters is None:
+        patients = patients_a_site(len(read_dataset(data).labelled), hospitals=hospitals, held_out=test is None)
+        voters = recommend(
+            budget=Budget(epsilon, delta),
+            accountant=AccountantName.EXACT,
+            protection=Protection(unit, Relation.REPLACE_ONE),
+            hospitals=hospitals,
+            patients=patients,
+        ).voters
     setting = Setting(
         recipe=str(recipe),
         hospitals=hospitals,

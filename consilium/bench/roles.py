@@ -56,6 +56,18 @@ def load_cases(directory: Path, data: DataConfig) -> Cases:
     return Cases(images, np.stack([load_label(case.label, data) for case in listed if case.label is not None]))
 
 
+def patients_a_site(cases: int, *, hospitals: int, held_out: bool) -> int:
+    """Private cases of the smallest site; ``held_out``: a fifth is kept for validation. Refuses to leave one empty."""
+    private = cases - (cases // ROTATIONS if held_out else 0) - PUBLIC_IMAGES - PUBLIC_MAPS
+    if private < hospitals:
+        raise InvalidInput(
+            "cases for the benchmark",
+            value=cases,
+            limit=f"{PUBLIC_IMAGES} public images, {PUBLIC_MAPS} public maps and at least one case a hospital",
+        )
+    return private // hospitals
+
+
 def deal_roles(cases: Cases, *, hospitals: int, seed: int, test: Cases | None = None) -> Roles:
     """Deal the cases by a seeded permutation; ``seed`` is also the rotation.
 
@@ -68,13 +80,8 @@ def deal_roles(cases: Cases, *, hospitals: int, seed: int, test: Cases | None = 
     first = (seed % ROTATIONS) * fifth
     held_out, rest = order[first : first + fifth], np.concatenate([order[:first], order[first + fifth :]])
     rest = np.random.default_rng([1, seed]).permutation(rest)
+    patients_a_site(count, hospitals=hospitals, held_out=test is None)
     private = len(rest) - PUBLIC_IMAGES - PUBLIC_MAPS
-    if private < hospitals:
-        raise InvalidInput(
-            "cases for the benchmark",
-            value=count,
-            limit=f"{PUBLIC_IMAGES} public images, {PUBLIC_MAPS} public maps and at least one case a hospital",
-        )
     parts = np.split(rest, [private, private + PUBLIC_IMAGES])
     return Roles(
         private=tuple(cases[part] for part in np.array_split(parts[0], hospitals)),

@@ -13,8 +13,8 @@ from scipy import stats
 import consilium.bench.utility as utility
 from common.config import DataConfig, TrainingConfig
 from common.errors import InvalidInput
-from common.privacy.gain import OCTAVES, predicted_gain, recovered_share
-from common.privacy.mechanism import Unit
+from common.privacy.gain import OCTAVES, Recommendation, predicted_gain, recommend, recovered_share
+from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from consilium.bench.ablation import VARIANTS, ablate, likeness, student
 from consilium.bench.roles import PUBLIC_IMAGES, PUBLIC_MAPS, Cases, deal_roles
 from consilium.bench.table import ablation_summary, interval, render, render_ablation, summary
@@ -157,3 +157,32 @@ def test_more_noise_recovers_less_and_predicts_less() -> None:
 def test_the_noise_of_a_setting_is_that_of_its_release() -> None:
     """(8, 1e-5), one release, replace-one patient, 40 voters: μ of the exact curve is 1.666 = 2 / (40 σ / C)."""
     assert mean_noise(replace(SETTING, hospitals=8, voters=5, delta=1e-5)) == pytest.approx(2 / (40 * 1.666), rel=1e-3)
+
+
+def advised(epsilon: float, *, unit: Unit = Unit.PATIENT, patients: int | None = 15) -> Recommendation:
+    protection = Protection(unit, Relation.REPLACE_ONE)
+    return recommend(
+        budget=Budget(epsilon, 1e-5),
+        accountant=AccountantName.EXACT,
+        protection=protection,
+        hospitals=8,
+        patients=patients,
+    )
+
+
+def test_voters_are_bought_with_patients_only_where_the_noise_asks_for_it() -> None:
+    assert advised(8.0).voters == 5  # three patients a teacher
+    assert advised(8.0, patients=None).voters <= 5
+    assert advised(0.5).voters > 5
+    assert advised(0.01).voters == 15  # one patient a teacher, and still not worth it
+    assert not advised(0.01).worth_asking
+    assert advised(8.0, patients=1).voters == 1
+    with pytest.raises(InvalidInput, match="patients"):
+        advised(8.0, patients=0)
+
+
+def test_a_hospitals_voters_share_its_sensitivity_so_one_is_advised() -> None:
+    assert advised(8.0, unit=Unit.HOSPITAL).voters == 1
+    assert "do not spend" in advised(1.0, unit=Unit.HOSPITAL).summary
+    assert advised(8.0).worth_asking
+    assert "5 teachers a site" in advised(8.0).summary
