@@ -99,13 +99,14 @@ def until(true: Callable[[], object], what: str, *, timeout_s: float = 300.0) ->
 
 
 @pytest.fixture(scope="module")
-def hosts(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Host, Host]]:
+def hosts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Host, Host]]:
     """Two machines with the bundle's files, and nothing loaded."""
     if not namespaces_work() or shutil.which("iptables") is None:
         pytest.skip("needs root, network namespaces and iptables")
     scratch = tmp_path_factory.mktemp("parties")
     bundle = Path(os.environ.get("BUNDLE", scratch / "bundle")).absolute()
     if not bundle.exists():
+        request.getfixturevalue("images")
         values = {**os.environ, "BUNDLE": str(bundle)}
         subprocess.run(["docker/bundle.sh"], cwd=ROOT, env=values, check=True, capture_output=True)
     made = []
