@@ -15,7 +15,7 @@ import pytest
 
 from common.pki import create_authority
 from server import provision
-from tests.faults.deployment.parts import HOST, INTERNAL_PORT, PORT, Federation, federation
+from tests.faults.deployment.parts import HOST, INTERNAL_PORT, PORT, STARTED_S, Federation, federation
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
@@ -25,11 +25,11 @@ def up(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federat
     """Server and the first site; the second is admitted and stays at home, the third is the test's to play."""
     with federation(made, tmp_path_factory.mktemp("refused")) as parties:
         parties.start("server")
-        parties.recorded("server", "all-ready", count=1)
+        parties.recorded("server", "all-ready", count=1, timeout_s=STARTED_S)
         parties.admit("site-1")
         parties.admit("site-2")
         parties.start("site-1")
-        parties.recorded("site-1", "all-ready", count=1)
+        parties.recorded("site-1", "all-ready", count=1, timeout_s=STARTED_S)
         yield parties
 
 

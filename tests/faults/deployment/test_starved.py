@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.deployment.parts import QUERIES, SITES, TRUTH_S, Federation, MemoryGroup
+from tests.faults.deployment.parts import QUERIES, SITES, STARTED_S, TRUTH_S, Federation, MemoryGroup
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
@@ -38,7 +38,7 @@ def test_one_site_away_for_the_whole_run_and_one_slow(parties: Federation) -> No
     for name in ("server", "site-1"):
         parties.start(name)
         if name == "server":
-            parties.recorded("server", "all-ready", count=1)
+            parties.recorded("server", "all-ready", count=1, timeout_s=STARTED_S)
             for site in SITES:
                 parties.admit(site)
     proxy = parties.inside_in_background(
@@ -52,7 +52,7 @@ def test_one_site_away_for_the_whole_run_and_one_slow(parties: Federation) -> No
     try:
         parties.start("site-2", env={"HTTPS_PROXY": "http://127.0.0.1:3128"})
         for name in ("site-1", "site-2"):
-            parties.recorded(name, "all-ready", count=1)
+            parties.recorded(name, "all-ready", count=1, timeout_s=STARTED_S)
         parties.start_run()
         parties.wait("released", timeout_s=400)
         assert parties.finish_run(timeout_s=900.0) == 0, parties.tails()
