@@ -304,17 +304,16 @@ class Bench:
         return {"mean_teacher": float(np.mean(each)), "ensemble": ensemble}
 
     def _all_data(self) -> float:
-        """One network on everybody's patients: what no hospital may do."""
-        pooled = self._pooled()
-        recipe = TrainingConfig(steps=self.setting.student.steps)
+        """One network on everybody's patients: what no hospital may do. The same at every setting, and kept."""
+        pooled, recipe = self._pooled(), TrainingConfig(steps=self.setting.student.steps)
         model = self._empty(recipe, seed=self.seed)
-        fit(
-            model,
-            pooled.images,
-            np.stack([one_hot(label, self.study_classes) for label in pooled.labels]),
-            recipe,
-            seed=self.seed,
-        )
+        path = self.file("all-data", [repr(recipe), self.seed], ".pt")
+        if path.exists():
+            load_weights(path, model)
+        else:
+            targets = np.stack([one_hot(label, self.study_classes) for label in pooled.labels])
+            fit(model, pooled.images, targets, recipe, seed=self.seed)
+            save_weights(path, model)
         return self.dice(model, self.roles.held_out)
 
     def _central(self, start: Start | None) -> float:
