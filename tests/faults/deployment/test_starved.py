@@ -176,6 +176,7 @@ def test_a_server_out_of_memory_starts_again_what_the_kernel_ended_and_the_study
         finally:
             hog.kill()
             hog.wait()
+            group.limit(1 << 40)  # the student needs more than what was held when the shortage began
         if parties.finish_run(timeout_s=900.0) != 0:
             parties.start_run()
             assert parties.finish_run(timeout_s=900.0) == 0, parties.tails()
