@@ -80,8 +80,9 @@ def recommend(
     voters that recover :data:`ENOUGH`, with :data:`PATIENTS_A_TEACHER` each; down to one patient a teacher only where
     less than :data:`SCARCE` is recovered otherwise. All from public numbers. Charges nothing.
     """
-    if patients is not None and patients < 1:
-        raise InvalidInput("patients a site", value=patients, limit="1 or more")
+    for what, value in (("hospitals", hospitals), ("patients a site", 1 if patients is None else patients)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidInput(what, value=value, limit="an integer from 1")
 
     def at(voters: int) -> Recommendation:
         bound = radius_int(1.0)

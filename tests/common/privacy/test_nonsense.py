@@ -19,7 +19,7 @@ import pytest
 import common.privacy
 from common.config import DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
-from common.privacy import accounting, calibration, gaussian, planner, quantise, release, training
+from common.privacy import accounting, calibration, gain, gaussian, planner, quantise, release, training
 from common.privacy import audit as auditing
 from common.privacy import mechanism as facts
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Relation, Unit
@@ -65,6 +65,11 @@ def calibrate(**changes: Any) -> Fraction:
 def plan(**changes: Any) -> planner.Plan:
     fields = {"budget": BUDGET, "accountant": EXACT, "protection": HOSPITAL, "queries": 4, "hospitals": 2}
     return planner.plan(**{**fields, "voters_per_site": 1, "radius": 1.0, "dimension": 3, **changes})
+
+
+def recommend(**changes: Any) -> gain.Recommendation:
+    fields = {"budget": BUDGET, "accountant": EXACT, "protection": HOSPITAL, "hospitals": 2}
+    return gain.recommend(**{**fields, **changes})
 
 
 def study(**changes: Any) -> auditing.StudyUnderAudit:
@@ -200,6 +205,9 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: plan(spent=x or -1),
         lambda x: plan(spectrum=[1.0, 1.0, x or -1]),
     ],
+    "gain.recommend": [lambda x: recommend(hospitals=x), lambda x: recommend(patients=x)],
+    "gain.recovered_share": [gain.recovered_share],
+    "gain.predicted_gain": [gain.predicted_gain],
     "planner.capacity_bits": [lambda x: planner.capacity_bits(x, 3), lambda x: planner.capacity_bits(1.0, x)],
     "planner.explained_at_most": [
         lambda x: planner.explained_at_most(x, [1.0]),
@@ -267,6 +275,7 @@ TAKES_NO_NUMBER = {
     "planner.Verdict",
     "planner.SpectrumErrors",  # what the planner answers
     "planner.Plan",
+    "gain.Recommendation",
 }
 
 
