@@ -104,7 +104,6 @@ import sys, time, signal
 from pathlib import Path
 sys.path[:0] = [{root!r}, {here!r}]
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have been told to survive a lost terminal
 from test_process import stubborn
 from common.process import ProcessGroup, Terminated
 where = Path({where!r})
