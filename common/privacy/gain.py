@@ -80,21 +80,13 @@ def recommend(
     voters that recover :data:`ENOUGH`, with :data:`PATIENTS_A_TEACHER` each; down to one patient a teacher only where
     less than :data:`SCARCE` is recovered otherwise. All from public numbers. Charges nothing.
     """
-    for what, value in (("hospitals", hospitals), ("patients a site", 1 if patients is None else patients)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidInput(what, value=value, limit="an integer from 1")
+    _check_count("hospitals", hospitals)
+    _check_count("patients a site", 1 if patients is None else patients)
 
     def at(voters: int) -> Recommendation:
-        bound = radius_int(1.0)
-        noise_std = calibrate(
-            budget=budget,
-            accountant=accountant,
-            queries=1,
-            radius_int=bound,
-            voters_per_site=voters,
-            protection=protection,
+        noise = joint_noise(
+            budget=budget, accountant=accountant, protection=protection, hospitals=hospitals, voters=voters
         )
-        noise = float(noise_std) / bound / (hospitals * voters)
         return Recommendation(voters, noise, recovered_share(noise), predicted_gain(noise))
 
     if protection.unit is Unit.HOSPITAL:
@@ -107,6 +99,23 @@ def recommend(
         if found.recovered >= ENOUGH or (voters >= usual and found.recovered >= SCARCE):
             break
     return found
+
+
+def joint_noise(
+    *, budget: Budget, accountant: AccountantName, protection: Protection, hospitals: int, voters: int
+) -> float:
+    """Noise on every coordinate of the mean code when one release spends the budget, in units of the clipping norm."""
+    _check_count("hospitals", hospitals)
+    bound = radius_int(1.0)
+    noise_std = calibrate(
+        budget=budget,
+        accountant=accountant,
+        queries=1,
+        radius_int=bound,
+        voters_per_site=voters,
+        protection=protection,
+    )
+    return float(noise_std) / bound / (hospitals * voters)
 
 
 def recovered_share(noise: float) -> float:
@@ -126,3 +135,8 @@ def recovered_share(noise: float) -> float:
 def predicted_gain(noise: float) -> float:
     """Dice the student of a joint query should have over its best control; see the module for what it stands on."""
     return DICE_OF_ALL * max(0.0, recovered_share(noise) - SILENT_BELOW) / (1 - SILENT_BELOW)
+
+
+def _check_count(what: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInput(what, value=value, limit="an integer from 1")

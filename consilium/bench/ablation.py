@@ -7,7 +7,6 @@ volume, which has none of these ideas.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ from common.codecs.frame import Observation, plan_frame
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.objects import write_atomically
-from common.privacy.mechanism import GRID_BITS
 from consilium.bench.utility import Bench
 from server.joint import PASSES, RESIDUAL, SPREAD, TEMPERATURE, Start, codes_of, refine
 from server.tangent import COORDINATES, tangent_kernel
@@ -105,13 +103,11 @@ def _joint(bench: Bench, variant: Variant) -> float:
         radius=bench.study.codec.radius,
         codec=sha256_bytes(codec.to_bytes()),
     )
-    mechanism, noise_std = bench.mechanism(frame.dimension)
-    answer = bench.released(f"joint-{variant.what}", [[frame.encode(each)] for each in codes], mechanism)[0]
-    seen = frame.read(answer / (len(codes) * 2.0**GRID_BITS), noise_std=noise_std)
+    seen = bench.observed(f"joint-{variant.what}", frame, codes)
     if not variant.shrunk:
         seen = Observation(value=seen.value, variance=np.zeros_like(seen.variance))
     model, _ = refine(
-        copy.deepcopy(start.model),
+        start.model,
         bench.images,
         codec,
         frame,

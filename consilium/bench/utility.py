@@ -24,14 +24,15 @@ from client.training.private.settings import defaults
 from client.training.private.teachers import train_privately
 from common.canonical import digest, sha256_bytes
 from common.codecs import Codec, fit_codec
-from common.codecs.frame import Frame
+from common.codecs.frame import Frame, Observation
 from common.codecs.pca import PcaCodec
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.models.fit import fit, one_hot, predict
 from common.models.unet import build_unet, load_weights, save_weights, weights_to_bytes
 from common.objects import write_atomically
 from common.privacy.calibration import study_mechanism
-from common.privacy.mechanism import GRID_BITS, Mechanism, Unit
+from common.privacy.gain import joint_noise
+from common.privacy.mechanism import GRID_BITS, AccountantName, Budget, Mechanism, Protection, Relation, Unit
 from common.privacy.quantise import quantise
 from common.privacy.release import noisy_sum
 from common.privacy.training import Neighbours
@@ -229,9 +230,7 @@ class Bench:
             model, final = copy.deepcopy(start.model), codes.mean(axis=0)
             fit(model, self.images, labels_of(codec, final), self.setting.student, seed=self.seed + 100)
         else:
-            mechanism, noise_std = self.mechanism(frame.dimension)
-            answer = self.released("joint", [[frame.encode(each)] for each in codes], mechanism)[0]
-            seen = frame.read(answer / (len(codes) * 2.0**GRID_BITS), noise_std=noise_std)
+            seen = self.observed("joint", frame, codes)
             read, told = (frame, seen) if arm == "student" else control_of(arm, frame, seen)
             model, final = refine(
                 start.model, self.images, codec, read, told, self.setting.student, seed=self.seed + 100
@@ -272,6 +271,12 @@ class Bench:
     def mechanism(self, dimension: int) -> tuple[Mechanism, float]:
         mechanism = study_mechanism(self.study, dimension=dimension)
         return mechanism, mean_noise_std(mechanism.noise_std, voters=self.setting.hospitals * self.setting.voters)
+
+    def observed(self, kind: str, frame: Frame, codes: Float[np.ndarray, "k n l"]) -> Observation:
+        """What the one release of the voters' codes of all volumes says."""
+        mechanism, noise_std = self.mechanism(frame.dimension)
+        answer = self.released(kind, [[frame.encode(each)] for each in codes], mechanism)[0]
+        return frame.read(answer / (len(codes) * 2.0**GRID_BITS), noise_std=noise_std)
 
     def released(
         self, kind: str, codes: Sequence[Iterable[Float[np.ndarray, "d"]]], mechanism: Mechanism
@@ -356,10 +361,13 @@ def _kept(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
 
 def mean_noise(setting: Setting) -> float:
     """The noise on every coordinate of a joint release's mean code, in units of the clipping norm."""
-    data = DataConfig(labels=("background", "structure"), spacing_mm=(1.0, 1.0, 1.0), grid=(8, 8, 8))
-    study = study_of(setting, data)
-    noise_std = study_mechanism(study, dimension=1).noise_std
-    return mean_noise_std(noise_std, voters=setting.hospitals * setting.voters) / study.codec.radius
+    return joint_noise(
+        budget=Budget(setting.epsilon, setting.delta),
+        accountant=AccountantName.EXACT,
+        protection=Protection(setting.unit, Relation.REPLACE_ONE),
+        hospitals=setting.hospitals,
+        voters=setting.voters,
+    )
 
 
 def settings_json(setting: Setting) -> dict[str, object]:

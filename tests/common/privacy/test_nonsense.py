@@ -72,6 +72,11 @@ def recommend(**changes: Any) -> gain.Recommendation:
     return gain.recommend(**{**fields, **changes})
 
 
+def joint_noise(**changes: Any) -> float:
+    fields = {"budget": BUDGET, "accountant": EXACT, "protection": HOSPITAL, "hospitals": 2, "voters": 1}
+    return gain.joint_noise(**{**fields, **changes})
+
+
 def study(**changes: Any) -> auditing.StudyUnderAudit:
     fields = {"budget": BUDGET, "accountant": EXACT, "protection": HOSPITAL, "queries": 2}
     return auditing.StudyUnderAudit(**{**fields, **changes})
@@ -206,6 +211,7 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: plan(spectrum=[1.0, 1.0, x or -1]),
     ],
     "gain.recommend": [lambda x: recommend(hospitals=x), lambda x: recommend(patients=x)],
+    "gain.joint_noise": [lambda x: joint_noise(hospitals=x), lambda x: joint_noise(voters=x)],
     "gain.recovered_share": [gain.recovered_share],
     "gain.predicted_gain": [gain.predicted_gain],
     "planner.capacity_bits": [lambda x: planner.capacity_bits(x, 3), lambda x: planner.capacity_bits(1.0, x)],
