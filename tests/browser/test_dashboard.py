@@ -17,8 +17,10 @@ import pytest
 
 from common.canonical import sha256_file
 from common.ledger.verify import verify
+from server import finish
 from server.decisions import read_decisions
 from server.finish import load_labels
+from server.student import train_student
 from tests.browser.conftest import serving, sign_in
 from tests.dashboard_study import QUERIES, SITES, make_study_directory
 
@@ -244,8 +246,15 @@ def test_downloads_are_whole(dashboard, recorded, open_page):
 
 
 def test_a_page_follows_a_run_without_being_loaded_again_and_dies_without_disturbing_it(
-    users_text, open_page, tmp_path
+    users_text, open_page, tmp_path, monkeypatch
 ):
+    shown = threading.Event()
+
+    def train_once_it_was_shown(*arguments, **options):
+        shown.wait(60)
+        return train_student(*arguments, **options)
+
+    monkeypatch.setattr(finish, "train_student", train_once_it_was_shown)
     study = make_study_directory(tmp_path, batch_size=1, steps=40)
     for teacher in study.teachers.values():
         teacher.before = lambda: time.sleep(0.12)
@@ -269,6 +278,7 @@ def test_a_page_follows_a_run_without_being_loaded_again_and_dies_without_distur
         assert len(seen) >= 3, seen
         assert "Running" in page.inner_text("#live-status")
         until(page, "() => document.querySelector('#live-status').textContent.includes('train the student')")
+        shown.set()
         live.process.kill()
         page.wait_for_timeout(1500)
         assert page.evaluate("window.kept") is True
