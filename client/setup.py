@@ -77,6 +77,7 @@ def create_site(directory: Path, *, pool: str, data: Path, kit: SiteKit) -> Join
     """Lay out a site's directory and its request to the consortium; its caps start as the study's own budget."""
     if (directory / "site.toml").exists():
         raise InvalidInput("directory already holds a site", value=str(directory), remedy="choose another one")
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # other users of the machine have no business in here
     keys = create_node_keys(directory / "node" / "keys", comment=kit.site)
     shutil.copyfile(kit.root_certificate, directory / "node" / "ca.crt")
     shutil.copyfile(kit.study_file, directory / "study.toml")

@@ -331,7 +331,7 @@ def _train_voter(task: VoterTask, cache: VolumeCache, *, on_step: OnStep) -> Vot
             dice = _dice(result.model, held_out, recipe=task.recipe, classes=len(task.data.labels))
             report = dataclasses.replace(
                 report,
-                weights=save_weights(task.directory / "weights.pt", result.model),
+                weights=save_weights(task.directory / "weights.pt", result.model, mode=0o600),
                 dice=dice,
                 mean_dice=_number(mean_present(math.nan if d is None else d for d in dice)),
                 steps=result.steps,

@@ -65,10 +65,10 @@ def tensors_to_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return stream.getvalue()
 
 
-def save_weights(path: Path, model: torch.nn.Module) -> str:
+def save_weights(path: Path, model: torch.nn.Module, *, mode: int = 0o644) -> str:
     """Write the weights so that a crash leaves the old file or the new one; returns the file's SHA-256."""
     content = weights_to_bytes(model)
-    write_atomically(path, content)
+    write_atomically(path, content, mode=mode)
     return sha256_bytes(content)
 
 

@@ -150,6 +150,10 @@ def test_a_proxy_that_does_not_answer_is_named(world: World, monkeypatch: pytest
     assert "through the proxy" in finding.found
 
 
+def test_a_site_s_folder_is_its_user_s_alone(world: World) -> None:
+    assert world.site.stat().st_mode & 0o777 == 0o700
+
+
 def test_keys_that_others_may_read_are_no_keys(world: World) -> None:
     (world.site / "node" / "keys" / "node").chmod(0o644)
     assert not world.finding("keys").ok

@@ -80,6 +80,13 @@ def test_teachers_begin_from_the_public_start_they_are_given(dataset: Dataset, t
     assert not any(voter.reused for voter in again.voters)  # another start is another training
 
 
+def test_what_training_leaves_is_for_the_site_s_user_alone(dataset: Dataset, tmp_path: Path) -> None:
+    run(dataset, tmp_path / "t")
+    files = [path for path in (tmp_path / "t").rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"weights.pt", "train.json"}
+    assert [path.name for path in files if path.stat().st_mode & 0o077] == []
+
+
 def test_each_voter_trains_on_its_own_patients_and_answers_for_itself(dataset: Dataset, tmp_path: Path) -> None:
     report = run(dataset, tmp_path / "t")
     assert [(v.trained_on, v.held_out, v.empty_slots) for v in report.voters] == [(3, 0, 0), (3, 0, 0)]
