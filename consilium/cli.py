@@ -1,4 +1,5 @@
-"""The ``consilium`` command: every party's verbs under one roof, one friendly line for every deliberate error.
+"""The ``consilium`` command: every party's verbs under one roof, one friendly line for every deliberate error, and for
+what the system refuses.
 
 Results go to stdout (``--json`` for machines), progress and errors to stderr. Exit codes are those of
 ``common.errors``: 0 done, 1 unexpected, 2 bad input, 3 budget exhausted, 4 quorum not reached, 5 ledger damaged,
@@ -7,7 +8,9 @@ Results go to stdout (``--json`` for machines), progress and errors to stderr. E
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -99,9 +102,27 @@ def main() -> None:
         app(args=[a for a in arguments if a != "--verbose"], prog_name="consilium", standalone_mode=True)
     except ConsiliumError as error:
         _fail(error, code=error.exit_code, verbose=verbose)
+    except OSError as error:
+        if verbose or (error.filename is None and error.errno != errno.ENOSPC):
+            raise
+        typer.echo(f"error: {_refusal(error)}", err=True)
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         raise SystemExit(130) from None
+
+
+def _refusal(error: OSError) -> str:
+    """What the system refused, where, and what to do about it."""
+    where = "" if error.filename is None else f"{os.fspath(error.filename)}: "
+    match error.errno:
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            remedy = f"user {os.getuid()} runs this: give it the folder, or run this as the user who has it"
+        case errno.ENOSPC:
+            remedy = "make room on this disk"
+        case _:
+            remedy = "--verbose shows what needed it"
+    return f"{where}{error.strerror}; to fix: {remedy}"
 
 
 def _fail(error: Any, *, code: int, verbose: bool) -> None:

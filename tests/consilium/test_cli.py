@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 
@@ -80,6 +82,31 @@ def test_a_second_study_in_the_same_directory_is_refused_with_one_line_and_code_
 
 def test_verbose_shows_the_traceback(tmp_path):
     assert "Traceback" in consilium("study", "show", str(tmp_path), "--verbose").stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.EACCES, f"user {os.getuid()} runs this"), (errno.ENOSPC, "make room"), (errno.EIO, "--verbose")],
+)
+def test_what_the_system_refuses_is_one_line_with_a_remedy(number, remedy):
+    """Without it an administrator whose folder belongs to somebody else met a traceback."""
+    patch = f"""
+import os
+from consilium.cli import main
+def refuse(*_, **__):
+    raise OSError({number}, os.strerror({number}), "/srv/x")
+os.mkdir = refuse
+main()
+"""
+    words = ("study", "init", "/srv/x/y", "--name", "n", "--labels", "a,b", "--grid", "16,16,16", "--queries", "4")
+    command = [sys.executable, "-c", patch, *words, "--quorum", "2"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert f"/srv/x: {os.strerror(number)}; to fix: " in result.stderr
+    assert remedy in result.stderr
+    shown = subprocess.run([*command, "--verbose"], capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" in shown.stderr
 
 
 def test_the_new_ledger_verifies(study):
