@@ -321,7 +321,7 @@ def executable(name: str) -> str:
             return str(folder / name)
     if found := shutil.which(name):
         return os.path.abspath(found)
-    raise DaemonFailed(f"the command {name!r} is not installed beside {sys.executable}; to fix: pip install consilium")
+    raise DaemonFailed(f"the command {name!r} is not installed beside {sys.executable}; to fix: install Consilium anew")
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> tuple[int, ...]:

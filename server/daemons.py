@@ -315,7 +315,7 @@ def app_files() -> dict[str, bytes]:
     for package in APP_PACKAGES:
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
-            raise DaemonFailed(f"the package {package!r} is not installed; to fix: pip install consilium")
+            raise DaemonFailed(f"the package {package!r} is not installed; to fix: install Consilium anew")
         root = Path(next(iter(spec.submodule_search_locations)))
         for path in root.rglob("*"):
             if path.suffix in _APP_SUFFIXES and path.is_file() and "__pycache__" not in path.parts:

@@ -1,4 +1,4 @@
-"""A folder with one DICOM series → a volume, by SimpleITK (``pip install consilium[dicom]``).
+"""A folder with one DICOM series → a volume, by SimpleITK (``pip install 'SimpleITK>=2.4'``).
 
 Refuses a folder without a series or with several, and slices that are not evenly spaced: a gap that nobody sees would
 shift everything behind it. SimpleITK is an extra because most sites have NIfTI files; it is chosen over pydicom
@@ -68,7 +68,7 @@ def _simpleitk() -> Any:
         return importlib.import_module("SimpleITK")
     except ImportError as error:
         raise InvalidInput(
-            "image is a folder, and reading DICOM needs SimpleITK", remedy='pip install "consilium[dicom]"'
+            "image is a folder, and reading DICOM needs SimpleITK", remedy='pip install "SimpleITK>=2.4"'
         ) from error
 
 
