@@ -1,9 +1,8 @@
-"""The student of a joint query: a public start, then passes of relabelling and refitting around one release.
+"""The student of a joint query: a public start, then trained on from labels around one release.
 
 Everything here is post-processing: public images and label maps, the codec, and observations read from stored answers.
 The label of a volume is always the public mean shape plus a code, never the network's own prediction beyond the codec:
-that would retrain the student on its own errors. A release is used in several passes, which costs nothing: each pass
-takes the student's newest predictions as what is expected of the volumes and lets the observations correct it.
+that would retrain the student on its own errors.
 """
 
 from __future__ import annotations
@@ -37,11 +36,8 @@ SPREAD = 0.5
 SPREAD_COORDINATES = 16
 """The spread is compared on this many leading coordinates."""
 
-PASSES = 3
-"""How often a release is used: relabel, refit."""
-
 RESIDUAL = 0.45
-"""Share of the shapes' variance the public start is expected to leave open; halved with each pass."""
+"""Share of the shapes' variance the public start is expected to leave open."""
 
 TEMPERATURE = 0.5
 """Predictions are sharpened by it before they are encoded: hesitation fills the radius and moves no boundary."""
@@ -113,34 +109,18 @@ def refine(
     recipe: TrainingConfig,
     *,
     seed: int,
-    passes: int = PASSES,
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> tuple[torch.nn.Module, Float[np.ndarray, "n l"]]:
-    """The student after ``passes`` passes over what was seen, and the codes its last labels came from.
+    """The student after what was seen, and the codes its labels came from.
 
-    The prior's variances are halved after every pass, as the student takes the observation in. Without one it is
-    self-training with the same steps: the control. ``start`` is left as it is. An interrupted run resumes from files
-    named after ``checkpoint``, which are deleted once the student is done.
+    Without an observation it is self-training with the same steps: the control. ``start`` is left as it is. An
+    interrupted run resumes from ``checkpoint``, which is deleted once the student is done.
     """
-    model, expected = copy.deepcopy(start), frame.centre
-    steps = _split(recipe, passes)
-    codes = expected
-    for number, part in enumerate(steps):
-        codes = frame.estimate(seen, expected=expected, open_share=0.5**number)
-        fit(
-            model,
-            images,
-            labels_of(codec, codes),
-            part,
-            seed=seed + number,
-            checkpoint=_checkpoint(checkpoint, number),
-            on_step=_after(on_step, steps, number),
-        )
-        expected = codes_of(model, images, codec, temperature=frame.temperature)
-    for number in range(passes):
-        if (path := _checkpoint(checkpoint, number)) is not None:
-            path.unlink(missing_ok=True)
+    model, codes = copy.deepcopy(start), frame.estimate(seen)
+    fit(model, images, labels_of(codec, codes), recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
     return model, codes
 
 
@@ -196,11 +176,6 @@ def _split(recipe: TrainingConfig, parts: int) -> list[TrainingConfig]:
         raise InvalidInput("student.steps", value=recipe.steps, limit=f"at least {parts} for a joint query")
     base, rest = divmod(recipe.steps, parts)
     return [replace(recipe, steps=base + (number < rest)) for number in range(parts)]
-
-
-def _checkpoint(path: Path | None, number: int) -> Path | None:
-    """A file for each pass: one that is done is read back in no time, and the next goes on from there."""
-    return None if path is None else path.with_name(f"{path.name}-{number}")
 
 
 def _after(on_step: OnStep | None, steps: Sequence[TrainingConfig], number: int) -> Callable[[int, float], None] | None:

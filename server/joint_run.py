@@ -50,7 +50,7 @@ def prepare(workspace: Workspace, *, sites: int, on_step: OnStep | None = None) 
 def decode_joint(workspace: Workspace, answer: StoredAnswer) -> dict[str, Float[np.ndarray, "k x y z"]]:
     """What a stored answer says of each volume, before any student has learnt from it."""
     codec, frame = _codec(workspace), _frame(workspace, answer)
-    codes = frame.estimate(_observation(answer, frame), expected=frame.centre)
+    codes = frame.estimate(_observation(answer, frame))
     return dict(zip(answer.query.volumes, labels_of(codec, codes), strict=True))
 
 

@@ -20,10 +20,11 @@ from common.codecs.pca import PcaCodec
 from common.errors import InvalidInput
 from common.models.fit import WHOLE_VOXELS, OnStep
 
-COORDINATES = 24
-"""The leading coordinates of a code that the kernel covers; each costs a backward pass a volume."""
+MAX_ROWS = 4096
+"""A kernel's rows at most: of so many volumes that their codes together are longer, the leading coordinates count. Each
+row costs a backward pass, and the kernel's directions the cube of their number."""
 
-MAX_WEIGHTS = 1 << 17
+MAX_WEIGHTS = 1 << 15
 """Of a larger network this many weights, drawn at random, stand for all."""
 
 _DRAW = 0
@@ -37,7 +38,7 @@ def tangent_kernel(
     temperature: float,
     on_volume: OnStep | None = None,
 ) -> Float[np.ndarray, "k k"]:
-    """The kernel [n·m, n·m] over the first m = min(:data:`COORDINATES`, l) coordinates of the volumes in turn.
+    """The kernel [n·m, n·m] over the first m = :func:`coordinates` of the volumes' codes in turn.
 
     ``temperature`` sharpens the predictions as the teachers' are. ``on_volume`` is called with the number of volumes
     done. The model is not changed.
@@ -52,26 +53,33 @@ def tangent_kernel(
     device = next(model.parameters()).device
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     picks = drawn_weights(sum(weight.numel() for weight in weights))
-    rows = []
+    size = coordinates(codec.dimension, volumes=len(images))
+    jacobian = np.empty((len(images) * size, len(picks)), dtype=np.float32)
+    row = 0
     for done, image in enumerate(images, start=1):
-        codes = _codes(model, torch.tensor(image, dtype=torch.float32, device=device), codec, temperature=temperature)
-        for code in codes:
+        volume = torch.tensor(image, dtype=torch.float32, device=device)
+        for code in _codes(model, volume, codec, size=size, temperature=temperature):
             gradients = torch.autograd.grad(code, weights, retain_graph=True)
-            rows.append(torch.cat([gradient.flatten() for gradient in gradients])[picks].cpu().numpy())
+            jacobian[row] = torch.cat([gradient.flatten() for gradient in gradients])[picks].cpu().numpy()
+            row += 1
         if on_volume is not None:
             on_volume(done, 0.0)
-    jacobian = np.stack(rows)
-    step = np.sqrt(np.square(jacobian, dtype=np.float32).mean(axis=0))
-    moved = np.divide(jacobian, step, out=np.zeros_like(jacobian), where=step > 0)
-    kernel: np.ndarray = (moved @ jacobian.T).astype(np.float64)
+    step = np.sqrt(np.square(jacobian).mean(axis=0))
+    jacobian /= np.sqrt(np.where(step > 0, step, 1))
+    kernel: np.ndarray = (jacobian @ jacobian.T).astype(np.float64)
     return kernel
 
 
+def coordinates(dimension: int, *, volumes: int) -> int:
+    """How many leading coordinates of each volume's code a kernel covers: all, or as many as fit :data:`MAX_ROWS`."""
+    return max(1, min(dimension, MAX_ROWS // volumes))
+
+
 def _codes(
-    model: torch.nn.Module, image: Float[torch.Tensor, "c x y z"], codec: PcaCodec, *, temperature: float
+    model: torch.nn.Module, image: Float[torch.Tensor, "c x y z"], codec: PcaCodec, *, size: int, temperature: float
 ) -> Float[torch.Tensor, "m"]:
-    """The leading coordinates of ``codec.encode`` of the sharpened prediction, up to a constant, differentiable."""
-    size = min(COORDINATES, codec.dimension)
+    """The ``size`` leading coordinates of ``codec.encode`` of the sharpened prediction, up to a constant,
+    differentiable."""
     scale = np.sqrt(codec.powers / codec.variances)[:size]
     rows = codec.basis[:size].astype(np.float64) * codec.metric * scale.reshape(-1, 1, 1, 1, 1)
     factor = codec.grid[0] // codec.metric.shape[0]

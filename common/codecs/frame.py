@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from scipy.linalg import eigh
 
 from common.canonical import check_hash, checked_fields
 from common.codecs.base import CODEC_SCHEMA, check_code, check_noise_std, check_probabilities, pack, parse_hex, unpack
@@ -23,9 +24,6 @@ from common.errors import InvalidInput
 FRAME = "tangent-frame"
 FILL = 1.0
 """Share of the radius that a code of the expected size fills."""
-
-SHARED = 0.3
-"""Share of the prior variance given to what all volumes share; the rest lies where a public network can move."""
 
 MAX_COORDINATES = 512
 """Coordinates sent at most: a frame's size is that many times the volumes' codes."""
@@ -115,19 +113,15 @@ class Frame:
         code, noise = check_code(mean_code, dimension=self.dimension), check_noise_std(noise_std)
         return Observation(value=code / self.weights, variance=(noise / self.weights) ** 2)
 
-    def estimate(
-        self, seen: Observation | None, *, expected: Float[np.ndarray, "n l"], open_share: float = 1.0
-    ) -> Float[np.ndarray, "n l"]:
-        """The volumes' codes: posterior mean under what was ``seen`` and a Gaussian prior around ``expected``.
+    def estimate(self, seen: Observation | None) -> Float[np.ndarray, "n l"]:
+        """The volumes' codes: posterior mean under what was ``seen`` and a Gaussian prior around the centre.
 
-        The prior's variances are ``open_share`` of the frame's. Beyond the basis, and where nothing was seen, the codes
-        are what was expected; without noise they are what was observed; in between Wiener's weight decides.
+        Beyond the basis, and where nothing was seen, the codes are the centre; without noise they are what was
+        observed; in between Wiener's weight decides.
         """
         if seen is None:
-            return np.array(expected)
-        prior = open_share * self.variances
-        surprise = seen.value - self.along(expected)
-        result: np.ndarray = expected + self.across(surprise * prior / (prior + seen.variance))
+            return np.array(self.centre)
+        result: np.ndarray = self.centre + self.across(seen.value * self.variances / (self.variances + seen.variance))
         return result
 
     def dealt(self, order: list[int], *, centre: bool = True) -> Frame:
@@ -191,17 +185,25 @@ def plan_frame(
     """The frame of a joint query about these public volumes.
 
     ``kernel``: how the volumes' codes move together when a public network learns, over the first m coordinates of the n
-    volumes in turn, k = n · m; only its shape counts. ``centre``: what is publicly believed of the volumes' codes.
-    ``variances``: of a code's coordinates over patients. ``residual``: the share of that variance the centre leaves
-    open, > 0. ``noise_std``: on the mean code. The basis is that of :func:`prior_covariance`; the radius is spread over
-    it by water-filling, over at most :data:`MAX_COORDINATES`.
+    volumes in turn, k = n · m; only its shape counts, and it is what is expected of their offsets' covariance.
+    ``centre``: what is publicly believed of the volumes' codes. ``variances``: of a code's coordinates over patients.
+    ``residual``: the share of that variance the centre leaves open, > 0. ``noise_std``: on the mean code. The basis is
+    the kernel's leading directions, at most :data:`MAX_COORDINATES`; the radius is spread over them by water-filling.
+    InvalidInput unless the kernel is square over the volumes, finite and not zero.
     """
     if not 0 < residual <= 4:
         raise InvalidInput("residual share of variance", value=residual, limit="above 0, at most 4")
     volumes, total = len(centre), residual * len(centre) * float(variances.sum())
-    values, vectors = np.linalg.eigh(prior_covariance(kernel, variances, volumes=volumes))
-    found = values[::-1] * total
-    kept = min(MAX_COORDINATES, int((found > SMALLEST_SHARE * found[0]).sum()))
+    size, rest = divmod(len(kernel), volumes)
+    if kernel.shape != (len(kernel), len(kernel)) or rest or not 1 <= size <= len(variances):
+        raise InvalidInput("kernel of a frame", value=kernel.shape, limit=f"square, a multiple of {volumes} volumes")
+    trace = float(np.trace(kernel))
+    if not np.isfinite(kernel).all() or trace <= 0:
+        raise InvalidInput("kernel of a frame", value=trace, limit="finite, with a trace above 0")
+    most = min(MAX_COORDINATES, len(kernel))
+    values, vectors = eigh(kernel, subset_by_index=(len(kernel) - most, len(kernel) - 1))
+    found = values[::-1] * (total / trace)
+    kept = int((found > SMALLEST_SHARE * found[0]).sum())
     powers = water_fill(found[:kept], noise_std=noise_std, power=(FILL * radius) ** 2)
     sent = powers > 0
     basis = vectors.T[::-1][:kept][sent]
@@ -214,25 +216,6 @@ def plan_frame(
         temperature=temperature,
         codec=codec,
     )
-
-
-def prior_covariance(
-    kernel: Float[np.ndarray, "k k"], variances: Float[np.ndarray, "l"], *, volumes: int
-) -> Float[np.ndarray, "k k"]:
-    """The expected covariance of the volumes' offsets, of trace 1.
-
-    :data:`SHARED` of it is what all volumes have in common, in proportion to the coordinates' ``variances``; the rest
-    has the kernel's shape. InvalidInput unless the kernel is square over the volumes, finite and not zero.
-    """
-    size, rest = divmod(len(kernel), volumes)
-    if kernel.shape != (len(kernel), len(kernel)) or rest or not 1 <= size <= len(variances):
-        raise InvalidInput("kernel of a frame", value=kernel.shape, limit=f"square, a multiple of {volumes} volumes")
-    trace = float(np.trace(kernel))
-    if not np.isfinite(kernel).all() or trace <= 0:
-        raise InvalidInput("kernel of a frame", value=trace, limit="finite, with a trace above 0")
-    alike = np.kron(np.full((volumes, volumes), 1 / volumes), np.diag(variances[:size] / variances[:size].sum()))
-    result: np.ndarray = (1 - SHARED) * (kernel + kernel.T) / (2 * trace) + SHARED * alike
-    return result
 
 
 def sharpen(probabilities: Float[np.ndarray, "c x y z"], *, temperature: float) -> Float[np.ndarray, "c x y z"]:

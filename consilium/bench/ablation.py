@@ -20,8 +20,8 @@ from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.objects import write_atomically
 from consilium.bench.utility import Bench
-from server.joint import PASSES, RESIDUAL, SPREAD, TEMPERATURE, Start, codes_of, refine
-from server.tangent import COORDINATES, tangent_kernel
+from server.joint import RESIDUAL, SPREAD, TEMPERATURE, Start, codes_of, refine
+from server.tangent import coordinates, tangent_kernel
 
 FROM_SCRATCH = TrainingConfig(steps=200, learning_rate=1e-2)
 """What a teacher needs that does not begin from the public start."""
@@ -33,8 +33,8 @@ class Variant:
 
     what: str
     kernel: str = "tangent"
+    leading: int | None = None
     temperature: float = TEMPERATURE
-    passes: int = PASSES
     spread: float = SPREAD
     centred: bool = True
     shrunk: bool = True
@@ -48,11 +48,11 @@ VARIANTS = {
     "teachers-from-nothing": Variant("teachers do not begin from the public start", begun=False),
     "image-rows": Variant("volumes rotated by their images' likeness, no tangent kernel", kernel="images"),
     "independent": Variant("every volume and coordinate for itself, no kernel", kernel="none"),
+    "leading-24": Variant("the kernel over 24 coordinates of a volume's 128", leading=24),
     "not-sharpened": Variant("predictions encoded as they are", temperature=1.0),
     "timid-start": Variant("the public start's spread not restored", spread=0.0),
     "mean-shape-centre": Variant("codes relative to the public mean shape", centred=False),
     "noisy-labels": Variant("observations taken as they are, not shrunk", shrunk=False),
-    "one-pass": Variant("the release used in one pass", passes=1),
 }
 
 
@@ -114,20 +114,24 @@ def _joint(bench: Bench, variant: Variant) -> float:
         seen,
         bench.setting.student,
         seed=bench.seed + 100,
-        passes=variant.passes,
     )
     return bench.dice(model, bench.roles.held_out)
 
 
 def _kernel(bench: Bench, variant: Variant, start: Start, powers: Float[np.ndarray, "l"]) -> Float[np.ndarray, "k k"]:
-    size = min(COORDINATES, len(powers))
+    volumes = len(bench.images)
+    size = coordinates(len(powers), volumes=volumes)
     match variant.kernel:
         case "images":
             return np.kron(likeness(bench.images), np.diag(powers[:size]))
         case "none":
-            return np.kron(np.eye(len(bench.images)), np.diag(powers[:size]))
-        case _:
-            return tangent_kernel(start.model, bench.images, bench.codec, temperature=variant.temperature)
+            return np.kron(np.eye(volumes), np.diag(powers[:size]))
+    kernel = tangent_kernel(start.model, bench.images, bench.codec, temperature=variant.temperature)
+    if variant.leading is None:
+        return kernel
+    kept = (np.arange(volumes)[:, None] * size + np.arange(min(variant.leading, size))).ravel()
+    part: np.ndarray = kernel[np.ix_(kept, kept)]
+    return part
 
 
 def likeness(images: Float[np.ndarray, "n c x y z"]) -> Float[np.ndarray, "n n"]:

@@ -11,11 +11,9 @@ import pytest
 from common.codecs.frame import (
     FILL,
     MAX_COORDINATES,
-    SHARED,
     Frame,
     Observation,
     plan_frame,
-    prior_covariance,
     sharpen,
 )
 from common.errors import InvalidInput
@@ -31,8 +29,12 @@ def kernel(*, seed: int = 0, rank: int = VOLUMES * KEPT) -> np.ndarray:
 
 
 def frame(*, noise_std: float = 0.01, rank: int = VOLUMES * KEPT) -> Frame:
+    return plan(kernel(rank=rank), noise_std=noise_std)
+
+
+def plan(moves: np.ndarray, *, noise_std: float = 0.01) -> Frame:
     return plan_frame(
-        kernel=kernel(rank=rank),
+        kernel=moves,
         centre=np.random.default_rng(1).normal(size=(VOLUMES, LENGTH)),
         variances=VARIANCES,
         residual=0.5,
@@ -50,25 +52,13 @@ def dense_basis(planned: Frame) -> np.ndarray:
     return full.reshape(planned.dimension, -1)
 
 
-def test_the_prior_holds_what_is_shared_and_what_the_network_can_learn() -> None:
-    covariance = prior_covariance(kernel(), VARIANCES, volumes=VOLUMES)
-    assert np.trace(covariance) == pytest.approx(1)
-    mean = np.kron(np.full((1, VOLUMES), VOLUMES**-0.5), np.eye(KEPT))
-    apart = np.eye(VOLUMES * KEPT) - mean.T @ mean
-    np.testing.assert_allclose(
-        apart @ covariance @ apart, (1 - SHARED) * apart @ kernel() @ apart / np.trace(kernel()), atol=1e-12
-    )
-    blind = prior_covariance(apart, VARIANCES, volumes=VOLUMES)
-    np.testing.assert_allclose(np.diag(mean @ blind @ mean.T), SHARED * VARIANCES[:KEPT] / VARIANCES[:KEPT].sum())
-
-
 def test_a_basis_begins_where_most_is_expected_and_its_rows_are_orthonormal() -> None:
     planned = frame(noise_std=1e-6)
     rows = dense_basis(planned)
     np.testing.assert_allclose(rows @ rows.T, np.eye(len(rows)), atol=1e-6)
     assert (np.diff(planned.variances) <= 0).all()
     assert planned.variances.sum() == pytest.approx(0.5 * VOLUMES * VARIANCES.sum())
-    direction = np.linalg.svd(prior_covariance(kernel(), VARIANCES, volumes=VOLUMES))[0][:, 0]
+    direction = np.linalg.svd(kernel())[0][:, 0]
     assert abs(direction @ planned.basis[0].ravel()) == pytest.approx(1, abs=1e-6)
 
 
@@ -100,14 +90,14 @@ def test_a_large_batch_of_volumes_sends_no_more_than_the_limit() -> None:
 
 
 def test_directions_in_which_nothing_can_be_learnt_are_not_sent() -> None:
-    assert frame(noise_std=1e-9, rank=2).dimension == 2 + KEPT
+    assert frame(noise_std=1e-9, rank=2).dimension == 2
 
 
 def test_what_is_sent_without_noise_is_what_is_read() -> None:
     planned = frame(noise_std=1e-6)
     codes = planned.centre + planned.across(np.random.default_rng(2).normal(size=planned.dimension))
     seen = planned.read(planned.encode(codes), noise_std=0.0)
-    np.testing.assert_allclose(planned.estimate(seen, expected=planned.centre), codes, atol=1e-5)
+    np.testing.assert_allclose(planned.estimate(seen), codes, atol=1e-5)
 
 
 def test_a_mean_of_joint_codes_reads_as_the_joint_code_of_the_mean() -> None:
@@ -117,38 +107,34 @@ def test_a_mean_of_joint_codes_reads_as_the_joint_code_of_the_mean() -> None:
     np.testing.assert_allclose(mean, planned.encode(codes.mean(axis=0)), atol=1e-12)
 
 
-@pytest.mark.parametrize("open_share", [1.0, 0.25])
-def test_the_estimate_is_the_gaussian_posterior(open_share: float) -> None:
+def test_the_estimate_is_the_gaussian_posterior() -> None:
     """Oracle: one dense covariance over all coordinates, conditioned by a linear solve."""
     planned, rng = frame(noise_std=0.05), np.random.default_rng(4)
-    expected = planned.centre + rng.normal(size=(VOLUMES, LENGTH))
     seen = Observation(value=rng.normal(size=planned.dimension), variance=rng.uniform(0.05, 1, size=planned.dimension))
-    found = planned.estimate(seen, expected=expected, open_share=open_share)
+    found = planned.estimate(seen)
 
     rows = dense_basis(planned)
-    prior = rows.T @ np.diag(open_share * planned.variances) @ rows
+    prior = rows.T @ np.diag(planned.variances) @ rows
     gain = prior @ rows.T @ np.linalg.inv(rows @ prior @ rows.T + np.diag(seen.variance))
-    oracle = expected.ravel() + gain @ (seen.value - rows @ (expected - planned.centre).ravel())
+    oracle = planned.centre.ravel() + gain @ seen.value
     np.testing.assert_allclose(found.ravel(), oracle, atol=1e-5)
 
 
-def test_without_an_observation_the_estimate_is_what_was_expected() -> None:
-    expected = np.random.default_rng(5).normal(size=(VOLUMES, LENGTH))
-    found = frame().estimate(None, expected=expected)
-    np.testing.assert_array_equal(found, expected)
-    assert found is not expected
+def test_without_an_observation_the_estimate_is_the_centre() -> None:
+    planned = frame()
+    found = planned.estimate(None)
+    np.testing.assert_array_equal(found, planned.centre)
+    assert found is not planned.centre
 
 
 def test_a_dealt_frame_gives_every_volume_the_code_of_another() -> None:
     planned, order = frame(), [1, 2, 3, 4, 5, 0]
     seen = planned.read(np.random.default_rng(6).normal(size=planned.dimension), noise_std=0.01)
-    right = planned.estimate(seen, expected=planned.centre)
+    right = planned.estimate(seen)
     wrong = planned.dealt(order)
-    np.testing.assert_allclose(wrong.estimate(seen, expected=wrong.centre), right[order], atol=1e-12)
+    np.testing.assert_allclose(wrong.estimate(seen), right[order], atol=1e-12)
     offsets = planned.dealt(order, centre=False)
-    np.testing.assert_allclose(
-        offsets.estimate(seen, expected=offsets.centre) - planned.centre, (right - planned.centre)[order], atol=1e-12
-    )
+    np.testing.assert_allclose(offsets.estimate(seen) - planned.centre, (right - planned.centre)[order], atol=1e-12)
 
 
 def test_sharpening_keeps_the_likeliest_class_and_the_sum() -> None:
@@ -205,7 +191,7 @@ def test_temperatures_that_do_not_sharpen_are_refused(temperature: float) -> Non
 )
 def test_kernels_that_fit_no_volumes_are_refused(wrong: np.ndarray) -> None:
     with pytest.raises(InvalidInput, match="kernel"):
-        prior_covariance(wrong, VARIANCES, volumes=VOLUMES)
+        plan(wrong)
 
 
 @pytest.mark.parametrize("codes", [np.zeros((5, 4)), np.full((6, 4), np.nan), [[0.0]]])
