@@ -24,7 +24,7 @@ from client.training.private.settings import defaults
 from client.training.private.teachers import train_privately
 from common.canonical import digest, sha256_bytes
 from common.codecs import Codec, fit_codec
-from common.codecs.frame import Frame, Observation
+from common.codecs.frame import MAX_COORDINATES, Frame, Observation
 from common.codecs.pca import PcaCodec
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.models.fit import fit, one_hot, predict
@@ -40,9 +40,10 @@ from consilium.bench.roles import Cases, Roles
 from server.controls import CONTROLS
 from server.dealing import DERANGEMENT_SEED, derangement
 from server.decode import decode_answer, mean_noise_std
-from server.joint import SPREAD, TEMPERATURE, Start, codes_of, joint_frame, labels_of, public_start, refine
+from server.joint import RESIDUAL, SPREAD, TEMPERATURE, Start, codes_of, joint_frame, labels_of, public_start, refine
 from server.joint import control as control_of
 from server.student import score
+from server.tangent import MAX_ROWS, MAX_WEIGHTS
 
 SHARED = "shuffled_offsets"
 ARMS = ("student", *CONTROLS, SHARED, "non_private")
@@ -132,7 +133,9 @@ class Bench:
     def frame(self, codec: PcaCodec, start: Start) -> Frame:
         """The frame of the one query, planned once a seed."""
         noise_std = self.mechanism(1)[1]
-        path = self.file("frame", [sha256_bytes(codec.to_bytes()), _weights_hash(start.model), noise_std.hex()], "")
+        recipe = (MAX_COORDINATES, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
+        parts: list[object] = [sha256_bytes(codec.to_bytes()), _weights_hash(start.model), noise_std.hex(), recipe]
+        path = self.file("frame", parts, "")
         if not path.exists():
             frame = joint_frame(start, self.images, codec, noise_std=noise_std, radius=self.study.codec.radius)
             write_atomically(path, frame.to_bytes())
