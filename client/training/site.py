@@ -34,7 +34,7 @@ from common.data.volume import load_example
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, mean_present
 from common.models.fit import OnStep, predict
-from common.models.unet import save_weights, tensors_to_bytes
+from common.models.unet import build_unet, load_weights, save_weights, tensors_to_bytes
 from common.objects import write_atomically
 from common.privacy.training import Neighbours, TrainingEvent, guarantee_of
 
@@ -209,11 +209,15 @@ def plan_site(
     """Deal the patients (or read how they were dealt) and say what each voter is trained on; opens no scan.
 
     ``start``: public weights to begin from, for every trainer.
-    Raises InvalidInput for a dataset of other labels or channels, an unknown trainer, and fewer patients than voters.
+    Raises InvalidInput for a dataset of other labels or channels, an unknown trainer, a start that is not this
+    network's weights, and fewer patients than voters.
     """
     if trainer not in TRAINERS:
         raise InvalidInput("trainer", value=trainer, limit=", ".join(sorted(TRAINERS)))
     check_labels(dataset, data)
+    if start is not None:  # before a private training is charged: weights of another network could not be trained
+        empty = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels))
+        load_weights(start, empty)
     scans = scans_by_patient(dataset)
     if len(scans) < voters:
         raise InvalidInput("patients for training", value=len(scans), limit=f"at least one for {voters} voters")

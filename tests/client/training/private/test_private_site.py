@@ -130,6 +130,24 @@ def test_a_private_training_begins_from_the_public_start_and_another_start_is_an
     assert len(list((tmp_path / "t" / "voter-000").glob("journal-*.jsonl"))) == 2
 
 
+def test_a_start_that_is_another_networks_is_refused_before_anything_is_charged(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    save_weights(tmp_path / "start.pt", build_unet((4, 8, 16), in_channels=1, out_channels=3))
+    with pytest.raises(InvalidInput, match="weights"):
+        plan_site(
+            dataset,
+            teachers=tmp_path / "t",
+            data=DATA,
+            recipe=RECIPE,
+            voters=1,
+            trainer="dp-sgd",
+            private=settings(),
+            start=tmp_path / "start.pt",
+        )
+    assert not (tmp_path / "t").exists()
+
+
 def test_a_finished_private_teacher_is_kept_when_a_scan_changes_and_spends_nothing_more(
     dataset: Dataset, tmp_path: Path
 ) -> None:
