@@ -104,24 +104,23 @@ def refine(
     start: torch.nn.Module,
     images: Float[np.ndarray, "n c x y z"],
     codec: Codec,
-    frame: Frame,
-    seen: Observation | None,
+    codes: Float[np.ndarray, "n l"],
     recipe: TrainingConfig,
     *,
     seed: int,
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
-) -> tuple[torch.nn.Module, Float[np.ndarray, "n l"]]:
-    """The student after what was seen, and the codes its labels came from.
+) -> torch.nn.Module:
+    """The student: ``start``, which is left as it is, trained on from the labels that the volumes' codes stand for.
 
-    Without an observation it is self-training with the same steps: the control. ``start`` is left as it is. An
-    interrupted run resumes from ``checkpoint``, which is deleted once the student is done.
+    With the codes the start itself has this is self-training: the control. An interrupted run resumes from
+    ``checkpoint``, which is deleted once the student is done.
     """
-    model, codes = copy.deepcopy(start), frame.estimate(seen)
+    model = copy.deepcopy(start)
     fit(model, images, labels_of(codec, codes), recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
-    return model, codes
+    return model
 
 
 def control(name: str, frame: Frame, seen: Observation) -> tuple[Frame, Observation | None]:

@@ -84,18 +84,16 @@ def fit_joint(workspace: Workspace, *, files: FitFiles, on_step: OnStep, control
         weights_from_bytes(start, model)
         seen = _observation(answer, frame)
         read, observation = (frame, seen) if control is None else control_of(control, frame, seen)
-        refined, _ = refine(
+        return refine(
             model,
             images,
             codec,
-            read,
-            observation,
+            read.estimate(observation),
             study.student,
             seed=STUDENT_SEED,
             checkpoint=files.checkpoint,
             on_step=on_step,
         )
-        return refined
 
     return fit_once(train, files=files, inputs=inputs)
 

@@ -106,15 +106,7 @@ def _joint(bench: Bench, variant: Variant) -> float:
     seen = bench.observed(f"joint-{variant.what}", frame, codes)
     if not variant.shrunk:
         seen = Observation(value=seen.value, variance=np.zeros_like(seen.variance))
-    model, _ = refine(
-        start.model,
-        bench.images,
-        codec,
-        frame,
-        seen,
-        bench.setting.student,
-        seed=bench.seed + 100,
-    )
+    model = refine(start.model, bench.images, codec, frame.estimate(seen), bench.setting.student, seed=bench.seed + 100)
     return bench.dice(model, bench.roles.held_out)
 
 
