@@ -19,9 +19,9 @@ from common.codecs.frame import Observation, plan_frame
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.objects import write_atomically
-from consilium.bench.utility import Bench
+from consilium.bench.utility import RECIPE, Bench
 from server.joint import RESIDUAL, SPREAD, TEMPERATURE, Start, codes_of, refine
-from server.tangent import coordinates, tangent_kernel
+from server.tangent import coordinates
 
 FROM_SCRATCH = TrainingConfig(steps=200, learning_rate=1e-2)
 """What a teacher needs that does not begin from the public start."""
@@ -61,7 +61,7 @@ def student(bench: Bench, name: str) -> float:
     variant, setting = VARIANTS[name], bench.setting
     if setting.recipe != "joint":
         raise InvalidInput("recipe of an ablation", value=setting.recipe, limit="joint")
-    path = bench.file(f"variant-{name}", [repr(setting), repr(variant), bench.seed], ".json")
+    path = bench.file(f"variant-{name}", [repr(setting), repr(variant), bench.seed, RECIPE], ".json")
     if not path.exists():
         dice = _single(bench) if not variant.joint else _joint(bench, variant)
         write_atomically(path, json.dumps(dice).encode())
@@ -118,7 +118,7 @@ def _kernel(bench: Bench, variant: Variant, start: Start, powers: Float[np.ndarr
             return np.kron(likeness(bench.images), np.diag(powers[:size]))
         case "none":
             return np.kron(np.eye(volumes), np.diag(powers[:size]))
-    kernel = tangent_kernel(start.model, bench.images, bench.codec, temperature=variant.temperature)
+    kernel = bench.kernel(start, temperature=variant.temperature)
     if variant.leading is None:
         return kernel
     kept = (np.arange(volumes)[:, None] * size + np.arange(min(variant.leading, size))).ravel()

@@ -42,11 +42,13 @@ from server.decode import decode_answer, mean_noise_std
 from server.joint import RESIDUAL, SPREAD, TEMPERATURE, Start, codes_of, joint_frame, labels_of, public_start, refine
 from server.joint import control as control_of
 from server.student import score
-from server.tangent import MAX_ROWS, MAX_WEIGHTS
+from server.tangent import MAX_ROWS, MAX_WEIGHTS, tangent_kernel
 
 SHARED = "shuffled_offsets"
 ARMS = ("student", *CONTROLS, SHARED, "non_private")
 CENTRAL = "central_dp_sgd"
+RECIPE = (MAX_COORDINATES, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
+"""The joint recipe's constants: what is kept is named by them too."""
 BOUNDS = ("mean_teacher", "ensemble", "mean_teacher_m1", "ensemble_m1", "all_data", CENTRAL)
 
 
@@ -132,13 +134,18 @@ class Bench:
     def frame(self, codec: PcaCodec, start: Start) -> Frame:
         """The frame of the one query, planned once a seed."""
         noise_std = self.mechanism(1)[1]
-        recipe = (MAX_COORDINATES, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
-        parts: list[object] = [sha256_bytes(codec.to_bytes()), _weights_hash(start.model), noise_std.hex(), recipe]
+        parts: list[object] = [sha256_bytes(codec.to_bytes()), _weights_hash(start.model), noise_std.hex(), RECIPE]
         path = self.file("frame", parts, "")
         if not path.exists():
             frame = joint_frame(start, self.images, codec, noise_std=noise_std, radius=self.study.codec.radius)
             write_atomically(path, frame.to_bytes())
         return Frame.from_bytes(path.read_bytes())
+
+    def kernel(self, start: Start, *, temperature: float) -> Float[np.ndarray, "k k"]:
+        """The tangent kernel of a start, kept: several variants of an ablation share one."""
+        parts = [sha256_bytes(self.codec.to_bytes()), _weights_hash(start.model), temperature, MAX_ROWS, MAX_WEIGHTS]
+        make = partial(tangent_kernel, start.model, self.images, self.codec, temperature=temperature)
+        return _kept(self.file("kernel", list(parts), ".npy"), make)
 
     def start_file(self, codec: PcaCodec) -> Path:
         """Where :meth:`start` keeps its weights."""
