@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Pack what a machine without internet needs into dist/offline/: images, compose files, documents, checksums and the lists
-# of what the images contain. Variables: DOCKER, TAG (local), BUNDLE (dist/offline).
+# of what the images contain; for machines without containers the package, with the versions of what it needs. Variables: DOCKER, TAG (local), BUNDLE (dist/offline).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,7 +16,9 @@ done
 # server and site share their layers, so one archive holds them once
 "$docker" save "consilium-gateway:$tag" "consilium-server:$tag" "consilium-dashboard:$tag" | gzip -1 >"$out/images-server.tar.gz"
 "$docker" save "consilium-site:$tag" | gzip -1 >"$out/images-site.tar.gz"
-cp docker/server.yml docker/site.yml docs/deployment.md LICENSE "$out/"
-cp -r docker/systemd "$out/systemd"
+"$docker" run --rm --network none --entrypoint sh "consilium-site:$tag" -c 'cd /opt/consilium/package && tar -c -- *.whl' |
+  tar -x --no-same-owner -C "$out"
+cp constraints.txt docker/server.yml docker/site.yml README.md LICENSE "$out/"
+cp -r docker/systemd docs "$out/"
 (cd "$out" && find . -type f ! -name SHA256SUMS -print0 | sort -z | xargs -0 sha256sum >SHA256SUMS)
 echo "$out: $(du -sh "$out" | cut -f1); check it with \`sha256sum -c SHA256SUMS\`"

@@ -26,7 +26,8 @@ from tests.faults.deployment.parts import ip, namespaces_work
 pytestmark = pytest.mark.docker
 
 CONSORTIUM, HOSPITAL = "10.78.0.1", "10.78.0.2"
-OWNER = 10001
+OWNERS = {"server": 20001, "site": 20002}
+"""The administrators' numbers: not the image's own, and unknown to it, as on any machine."""
 QUERIES = 4
 PLAN = f"--labels background,anterior,posterior --spacing 1.4,1.4,1.4 --grid 32,32,32 --queries {QUERIES} --quorum 1"
 CONNECTED_S = 600.0
@@ -42,6 +43,10 @@ class Host:
     folder: Path
     environment: dict[str, str]
     engine: subprocess.Popen[bytes] | None = None
+
+    @property
+    def owner(self) -> int:
+        return OWNERS[self.name]
 
     @property
     def state(self) -> Path:
@@ -114,7 +119,8 @@ def hosts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         folder = scratch / name
         folder.mkdir()
         shutil.copytree(bundle, folder / "bundle", copy_function=os.symlink)
-        owner = {"CONSILIUM_UID": str(OWNER), "CONSILIUM_GID": str(OWNER), "COMPOSE_PROJECT_NAME": name}
+        number = str(OWNERS[name])
+        owner = {"CONSILIUM_UID": number, "CONSILIUM_GID": number, "COMPOSE_PROJECT_NAME": name}
         made.append(Host(name, f"cp{os.getpid() % 100000}{name[:2]}", folder, owner))
     try:
         for host in made:
@@ -136,15 +142,18 @@ def hosts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         shutil.rmtree(scratch)
 
 
-def folder_of_owner(path: Path) -> Path:
-    path.mkdir()
-    os.chown(path, OWNER, OWNER)
+def folder_of(host: Host, *parts: str) -> Path:
+    """A folder that the machine's administrator made."""
+    path = host.folder.joinpath(*parts)
+    path.mkdir(mode=0o700)
+    os.chown(path, host.owner, host.owner)
     return path
 
 
 def consortium_opens(host: Host) -> None:
     """A study with synthetic volumes, provisioned, its daemons up."""
-    study = folder_of_owner(host.folder / "study")
+    study = folder_of(host, "study")
+    folder_of(host, "study", "dashboard")
     host.environment |= {"STUDY_DIR": str(study)}
     host.types("docker", "load", "--input", "images-server.tar.gz")
 
@@ -180,12 +189,13 @@ def small(sections: str) -> str:
 def test_two_parties_with_the_bundle_alone_connect_in_ten_minutes_and_answer_a_study(hosts: tuple[Host, Host]) -> None:
     server, site = hosts
     consortium_opens(server)
-    data = folder_of_owner(site.folder / "data")
-    folder_of_owner(site.folder / "site")
+    data = folder_of(site, "data")
+    folder_of(site, "site")
     shutil.copytree(server.folder / "study" / "kits" / "north", site.folder / "bundle" / "kit")
     site.environment |= {"SITE_DIR": str(site.folder / "site"), "DATA_DIR": str(data / "north")}
     patients = server.folder / "study" / "split" / "sites"
     shutil.copytree(next(patients.iterdir()), data / "north")
+    subprocess.run(["chown", "-R", f"{site.owner}:{site.owner}", str(data)], check=True)
     kit = ("--volume", f"{site.folder}/bundle/kit:/kit:ro")
 
     started = time.monotonic()  # the hospital's administrator begins, with bundle and kit
@@ -197,7 +207,8 @@ def test_two_parties_with_the_bundle_alone_connect_in_ten_minutes_and_answer_a_s
     doctor = site.compose(*run, "worker", "site", "doctor", "--site-dir", "/site", check=False)
     assert [line.split()[1] for line in doctor.splitlines() if line.startswith("FAIL")] == ["admission:"]
     # The request goes by mail; the consortium is told the fingerprint over the telephone.
-    shutil.copy(site.folder / "site" / "request.json", server.folder / "study" / "request.json")
+    request = shutil.copy(site.folder / "site" / "request.json", server.folder / "study" / "request.json")
+    os.chown(request, server.owner, server.owner)
     approve = ("provision", "approve", "/study", "/study/request.json", "--fingerprint", fingerprint)
     server.compose("exec", "-T", "server", "consilium", *approve)
     site.compose(*run, "worker", "site", "train", "--site-dir", "/site")
@@ -219,7 +230,7 @@ def test_two_parties_with_the_bundle_alone_connect_in_ten_minutes_and_answer_a_s
         for service in services:
             container = host.compose("ps", "-q", service).strip()
             users = host.types("docker", "top", container, "-eo", "pid,uid,comm").stdout.splitlines()[1:]
-            assert {line.split()[1] for line in users} == {str(OWNER)}, (service, users)
+            assert {line.split()[1] for line in users} == {str(host.owner)}, (service, users)
 
     server.compose("exec", "-T", *ONE_THREAD, "server", "consilium", "study", "run", "/study")
     status = json.loads(server.compose("exec", "-T", "server", "consilium", "study", "status", "/study", "--json"))
