@@ -19,7 +19,7 @@ OCTAVES = (0.088, 0.067, 0.102, 0.128, 0.108, 0.091, 0.080, 0.077, 0.076, 0.072)
 """Shares of the variance in directions 1, 2, 3–4, 5–8 … 257–512; the rest lies beyond and is never sent."""
 
 DICE_OF_ALL = 0.072
-"""Dice over the best control if all of it were recovered: hippocampus, 120 patients, 30 public images, five rotations."""
+"""Dice over the best control if all of it were recovered: hippocampus, 120 patients, 30 public images."""
 
 FIRST_PARTS = 0.75
 """The gain grows with this power of the share: what is recovered first is worth most.
