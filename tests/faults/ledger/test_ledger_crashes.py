@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.ledger_speed import BATCHED_CPU, SINGLE_CPU, measure
+from benchmarks.ledger_speed import measure
 from common.ledger.keys import create_signing_key
 from common.ledger.store import Candidate, Ledger
 from common.ledger.verify import verify
@@ -187,15 +187,15 @@ def test_durable_releases_cost_little_processor_time(tmp_path: Path) -> None:
     """Twice what the promise below needs: machines that run other things at the same time are slower."""
     pace = measure(tmp_path, rounds=40)
     print(pace)
-    assert pace.batched_cpu < 2 * BATCHED_CPU
+    assert pace.batched_cpu < 2
 
 
 @pytest.mark.slow
 def test_durable_releases_keep_pace_with_bare_sqlite(tmp_path: Path) -> None:
     """0.9 of bare sqlite3 one by one and 20 times it in batches, where bare makes fewer than 500 commits a second.
 
-    On a faster disk the processor is what is left to measure, against a bare commit's in the same run: the same
-    promise, were the disk that slow. Other jobs only ever slow a run down, so the best of five counts.
+    On a faster disk the processor is what is left to measure: the same promise, were the disk that slow, with more
+    allowed where a bare commit in the same run takes more. Other jobs only slow a run down: the best of five counts.
     """
     paces = []
     for number in range(5):
@@ -206,10 +206,7 @@ def test_durable_releases_keep_pace_with_bare_sqlite(tmp_path: Path) -> None:
         if pace.bare < 500:
             kept = pace.single >= 0.9 * pace.bare and pace.batched >= 20 * pace.bare
         else:
-            kept = (
-                min(each.single_cpu for each in paces) <= SINGLE_CPU
-                and min(each.batched_cpu for each in paces) <= BATCHED_CPU
-            )
+            kept = min(each.single_cpu for each in paces) <= 1 and min(each.batched_cpu for each in paces) <= 1
         if kept:
             return
     raise AssertionError(paces)
