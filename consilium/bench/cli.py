@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from enum import StrEnum
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from consilium.bench.papers import papers
-
-if TYPE_CHECKING:
-    from consilium.bench.utility import Setting
 
 app = typer.Typer(help="Measure what a recipe is worth.")
 app.command("papers")(papers)
@@ -32,18 +23,6 @@ class Recipe(StrEnum):
 
     JOINT = "joint"
     PCA = "pca"
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One seed of one setting, as a worker process gets it."""
-
-    setting: Setting
-    data: Path
-    test: Path | None
-    cache: Path
-    seed: int
-    ablate: bool = False
 
 
 @app.callback()
@@ -73,7 +52,9 @@ def utility(
     ablate: Annotated[
         bool, typer.Option("--ablate", help="Instead: the student without each idea of the recipe.")
     ] = False,
-    jobs: Annotated[int, typer.Option(help="Seeds run side by side, one thread each.", min=1)] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes side by side, one thread each; without it one a core.", min=1)
+    ] = None,
     cache: Annotated[Path, typer.Option(help="Trained networks and finished cells; keep it to resume.")] = Path(
         "bench-cache"
     ),
@@ -84,12 +65,14 @@ def utility(
 
     Example: consilium bench utility --data Task04_Hippocampus --hospitals 8 --epsilon 8 --delta 1e-3 --seeds 5
     """
+    from client.training.side_by_side import default_jobs
     from common.config import TrainingConfig
     from common.data.msd import read_dataset
     from common.privacy.gain import recommend
+    from consilium.bench.jobs import ABLATION, Job, run_jobs
     from consilium.bench.roles import patients_a_site
     from consilium.bench.table import ablation_summary, render, render_ablation, summary
-    from consilium.bench.utility import Setting
+    from consilium.bench.utility import PARTS, Setting
 
     if voters is None:
         patients = patients_a_site(len(read_dataset(data).labelled), hospitals=hospitals, held_out=test is None)
@@ -113,8 +96,12 @@ def utility(
         central=central,
     )
     cache.mkdir(parents=True, exist_ok=True)
-    work = [Job(setting=setting, data=data, test=test, cache=cache, seed=seed, ablate=ablate) for seed in range(seeds)]
-    rows = _run(work, jobs=jobs)
+    parts = (ABLATION,) if ablate else PARTS
+    work = [
+        [Job(setting=setting, data=data, test=test, cache=cache, seed=seed, part=part) for part in parts]
+        for seed in range(seeds)
+    ]
+    rows = run_jobs(work, jobs=jobs or default_jobs(seeds * len(parts)))
     document = ablation_summary(setting, rows) if ablate else summary(setting, rows)
     text = json.dumps(document, indent=1)
     if out is not None:
@@ -124,53 +111,3 @@ def utility(
     else:
         console = Console(file=sys.stdout, highlight=False)
         (render_ablation if ablate else render)(document, console)
-
-
-def _run(work: list[Job], *, jobs: int) -> list[dict[str, float]]:
-    """Every seed's Dice by arm; one bar, a seed at a time or ``jobs`` of them in one-thread processes."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    results: dict[int, dict[str, float]] = {}
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("seeds", total=len(work))
-        if jobs == 1:
-            for job in work:
-                results[job.seed] = run_job(
-                    job, report=lambda stage, seed=job.seed: progress.update(bar, description=f"seed {seed}: {stage}")
-                )
-                progress.advance(bar)
-        else:
-            with ProcessPoolExecutor(max_workers=jobs, mp_context=get_context("spawn")) as pool:
-                futures = {pool.submit(run_job, job): job.seed for job in work}
-                for future in as_completed(futures):
-                    results[futures[future]] = future.result()
-                    progress.advance(bar)
-    return [results[job.seed] for job in work]
-
-
-def run_job(job: Job, *, report: object = None) -> dict[str, float]:
-    """One seed, in this process, on one thread."""
-    import torch
-
-    from common.config import DataConfig
-    from common.data.msd import read_dataset
-    from consilium.bench.ablation import ablate
-    from consilium.bench.roles import deal_roles, load_cases
-    from consilium.bench.utility import Bench
-
-    torch.set_num_threads(1)
-    data = DataConfig(labels=read_dataset(job.data).labels, spacing_mm=(1.0, 1.0, 1.0), grid=(32, 48, 32))
-    test = None if job.test is None else load_cases(job.test, data)
-    roles = deal_roles(load_cases(job.data, data), hospitals=job.setting.hospitals, seed=job.seed, test=test)
-    smallest = min(len(site) for site in roles.private)
-    if smallest < job.setting.voters:
-        raise InvalidInput("voters a site", value=job.setting.voters, limit=f"at most the {smallest} cases of a site")
-    bench = Bench(job.setting, roles, data, seed=job.seed, cache=job.cache)
-    tell = report if callable(report) else lambda _stage: None
-    return ablate(bench, tell) if job.ablate else bench.run(tell)

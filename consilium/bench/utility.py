@@ -7,6 +7,7 @@ a run that was stopped goes on where it was. All arms of a seed share roles, tea
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -50,6 +51,13 @@ CENTRAL = "central_dp_sgd"
 RECIPE = (MAX_COORDINATES, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
 """The joint recipe's constants: what is kept is named by them too."""
 BOUNDS = ("mean_teacher", "ensemble", "mean_teacher_m1", "ensemble_m1", "all_data", CENTRAL)
+PARTS = ("student", "controls", "bounds")
+"""A seed's work, in pieces that may run side by side once the first is done: it trains what the others read."""
+_ARMS_OF = {
+    "student": ("student", "zero_code", "public_only"),
+    "controls": ("shuffled_codes", SHARED, "non_private"),
+    "bounds": (),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +203,20 @@ class Bench:
 
     def run(self, report: Callable[[str], None]) -> dict[str, float]:
         """Dice of every arm and bound on the held-out cases, and of the decoded labels on the public volumes."""
+        done: dict[str, float] = {}
+        for part in PARTS:
+            done |= self.run_part(part, report)
+        return done
+
+    def run_part(self, part: str, report: Callable[[str], None]) -> dict[str, float]:
+        """One of :data:`PARTS` of :meth:`run`. What is done is kept arm by arm, so a part that was stopped goes on."""
         codec = self.codec
         joint = self.setting.recipe == "joint"
         start = self.start(codec) if joint else None
         report("frame")
         frame = None if start is None else self.frame(codec, start)
         asked = sha256_bytes((codec if frame is None else frame).to_bytes())
-        path = self.file("cell", [repr(self.setting), self.seed, asked], ".json")
+        path = self.file("cell", [repr(self.setting), self.seed, asked, part], ".json")
         done: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
         report("teachers")
         teachers = self.teachers(start)
@@ -210,27 +225,40 @@ class Bench:
             done.update(values)
             write_atomically(path, (json.dumps(done, indent=1) + "\n").encode())
 
-        if "ensemble" not in done:
-            keep(self._bounds(teachers))
-        if self.setting.voters > 1 and "ensemble_m1" not in done:
-            report("one teacher a site")
-            one = self.at(replace(self.setting, voters=1))
-            keep({f"{name}_m1": dice for name, dice in one._bounds(one.teachers(start)).items()})
-        if "all_data" not in done:
-            report("all_data")
-            keep({"all_data": self._all_data()})
-        if self.setting.central and CENTRAL not in done:
-            report(CENTRAL)
-            keep({CENTRAL: self._central(start)})
+        if part == "bounds":
+            self._bound(teachers, start, done, keep, report)
+            return done
         codes = self.codes(teachers, codec)
-        for arm in ARMS if joint else [arm for arm in ARMS if arm != SHARED]:
-            if arm not in done:
+        for arm in _ARMS_OF[part]:
+            if arm not in done and (joint or arm != SHARED):
                 report(arm)
                 if start is None or frame is None:
                     keep(self.single(arm, codec, codes))
                 else:
                     keep(self._joint(arm, codec, start, frame, codes))
         return done
+
+    def _bound(
+        self,
+        teachers: list[torch.nn.Module],
+        start: Start | None,
+        done: dict[str, float],
+        keep: Callable[[dict[str, float]], None],
+        report: Callable[[str], None],
+    ) -> None:
+        """What the student is compared with besides its controls: teachers, and networks on everybody's patients."""
+        if "ensemble" not in done:
+            keep(self._of_teachers(teachers))
+        if self.setting.voters > 1 and "ensemble_m1" not in done:
+            report("one teacher a site")
+            one = self.at(replace(self.setting, voters=1))
+            keep({f"{name}_m1": dice for name, dice in one._of_teachers(one.teachers(start)).items()})
+        if "all_data" not in done:
+            report("all_data")
+            keep({"all_data": self._all_data()})
+        if self.setting.central and CENTRAL not in done:
+            report(CENTRAL)
+            keep({CENTRAL: self._central(start)})
 
     def _joint(
         self, arm: str, codec: PcaCodec, start: Start, frame: Frame, codes: Float[np.ndarray, "k n l"]
@@ -313,7 +341,7 @@ class Bench:
         fit(model, self.images, labels, self.setting.student, seed=self.seed)
         return model
 
-    def _bounds(self, teachers: list[torch.nn.Module]) -> dict[str, float]:
+    def _of_teachers(self, teachers: list[torch.nn.Module]) -> dict[str, float]:
         total = np.zeros((len(self.roles.held_out), self.study_classes, *self.study.data.grid), dtype=np.float32)
         each = []
         for model in teachers:
@@ -369,7 +397,9 @@ class Bench:
 
 def _kept(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
     if not path.exists():
-        np.save(path, make())
+        content = io.BytesIO()
+        np.save(content, make())
+        write_atomically(path, content.getvalue())
     array: np.ndarray = np.load(path)
     return array
 

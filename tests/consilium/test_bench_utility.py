@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
+import shlex
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +17,7 @@ from scipy import stats
 
 import consilium.bench.utility as utility
 from common.config import DataConfig, TrainingConfig
+from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
 from common.privacy.gain import OCTAVES, Recommendation, predicted_gain, recommend, recovered_share
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
@@ -71,6 +77,26 @@ def test_a_bench_has_every_arm_and_a_second_run_trains_nothing(bench: Bench, mon
     monkeypatch.setattr(utility, "refine", never)
     monkeypatch.setattr(utility, "public_start", never)
     assert bench.run(stages.append) == first
+
+
+@pytest.mark.slow
+def test_the_command_scores_on_a_second_dataset_and_finds_its_cells_again_with_other_processes(tmp_path: Path) -> None:
+    """Trained by two processes; one process then trains nothing and prints the same."""
+    write_phantoms(tmp_path / "data", cases=44, seed=1)
+    write_phantoms(tmp_path / "test", cases=2, seed=2)
+    program = (sys.executable, "-P", "-c", "from consilium.cli import main; main()")
+    words = shlex.split(
+        "bench utility --data data --test test --recipe pca --queries 2 --hospitals 2 --voters 1"
+        " --teacher-steps 1 --student-steps 8 --seeds 2 --json --jobs"
+    )
+    texts, kept = [], []
+    for jobs in "21":
+        done = subprocess.run([*program, *words, jobs], cwd=tmp_path, capture_output=True, text=True, check=True)
+        texts.append(done.stdout)
+        kept.append({path.name: path.stat().st_mtime_ns for path in (tmp_path / "bench-cache").iterdir()})
+    assert texts[0] == texts[1]
+    assert kept[0] == kept[1]
+    assert json.loads(texts[0])["dice"].keys() >= {"student", "labels", *CONTROLS, "non_private", "ensemble"}
 
 
 @pytest.mark.slow
