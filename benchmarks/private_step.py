@@ -22,7 +22,7 @@ import torch
 
 from client.training.private.gradients import plain_weights, segmentation_loss
 from client.training.private.sums import integer_sum, one_part
-from client.training.private.volumes import Blocks, mac_gradients, mac_parts, per_patient
+from client.training.private.volumes import Blocks, block_parts, mac_gradients, per_patient
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
 
@@ -57,7 +57,7 @@ def private(patients: int, chunk: int, *, method: str = "vmap", mac: bool = Fals
     net, (x, y) = network(), data(patients)
     weights = plain_weights(net)
     blocks = Blocks.of(net)
-    parts = mac_parts(blocks, 0.1) if mac else one_part(tuple(weights), 0.1)
+    parts = block_parts(blocks, 0.1) if mac else one_part(tuple(weights), 0.1)
     gradients = (
         mac_gradients(net, blocks, eta=0.02) if mac else per_patient(segmentation_loss(net, soft_dice_ce), method)
     )

@@ -17,7 +17,7 @@ from scipy.stats import t as student_t
 
 from common.privacy.gain import predicted_gain
 from consilium.bench.ablation import VARIANTS
-from consilium.bench.utility import ARMS, BOUNDS, CENTRAL, SHARED, Setting, mean_noise, settings_json
+from consilium.bench.utility import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise, settings_json
 from server.controls import CONTROLS
 
 CONFIDENCE = 0.95
@@ -113,6 +113,7 @@ def render(document: dict[str, Any], console: Console) -> None:
         "ensemble_m1": "ensemble, one teacher a site",
         "all_data": "one network on all patients",
         CENTRAL: "DP-SGD on all patients, unit patient",
+        CENTRAL_PAPER: "the same, every layer clipped to 4",
     }
     for key, name in names.items():
         if key not in document["dice"]:

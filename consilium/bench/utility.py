@@ -48,9 +48,12 @@ from server.tangent import MAX_ROWS, MAX_WEIGHTS, tangent_kernel
 SHARED = "shuffled_offsets"
 ARMS = ("student", *CONTROLS, SHARED, "non_private")
 CENTRAL = "central_dp_sgd"
+CENTRAL_PAPER = "central_dp_sgd_clip_4"
+PAPER_CLIP = 4.0
+"""Of every layer of its own: Fay et al. 2021, "Baseline"."""
 RECIPE = (MAX_COORDINATES, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
 """The joint recipe's constants: what is kept is named by them too."""
-BOUNDS = ("mean_teacher", "ensemble", "mean_teacher_m1", "ensemble_m1", "all_data", CENTRAL)
+BOUNDS = ("mean_teacher", "ensemble", "mean_teacher_m1", "ensemble_m1", "all_data", CENTRAL, CENTRAL_PAPER)
 PARTS = ("student", "controls", "bounds")
 """A seed's work, in pieces that may run side by side once the first is done: it trains what the others read."""
 _ARMS_OF = {
@@ -256,9 +259,10 @@ class Bench:
         if "all_data" not in done:
             report("all_data")
             keep({"all_data": self._all_data()})
-        if self.setting.central and CENTRAL not in done:
-            report(CENTRAL)
-            keep({CENTRAL: self._central(start)})
+        for name, clip in ((CENTRAL, None), (CENTRAL_PAPER, PAPER_CLIP)):
+            if self.setting.central and name not in done:
+                report(name)
+                keep({name: self._central(start, layer_clip=clip)})
 
     def _joint(
         self, arm: str, codec: PcaCodec, start: Start, frame: Frame, codes: Float[np.ndarray, "k n l"]
@@ -364,10 +368,11 @@ class Bench:
             save_weights(path, model)
         return self.dice(model, self.roles.held_out)
 
-    def _central(self, start: Start | None) -> float:
+    def _central(self, start: Start | None, *, layer_clip: float | None) -> float:
         """DP-SGD on everybody's patients in one place, replace-one, from the same public start: its default recipe.
 
-        Its unit is the patient also where the study's is the hospital, which it could not hide at all.
+        ``layer_clip``: every layer is clipped to it, in place of the recipe's one clip of all. The unit is the patient
+        also where the study's is the hospital, which it could not hide at all.
         """
         settings = defaults("dp-sgd", epsilon=self.setting.epsilon, delta=self.setting.delta, begun=start is not None)
         settings = replace(settings, neighbours=Neighbours.REPLACE_ONE)
@@ -375,7 +380,9 @@ class Bench:
         part = Part(pooled.images, pooled.labels, self.study_classes)
         journal = Journal(settings.plan(patients=len(pooled)))
         begun = None if start is None else self.start_file(self.codec)
-        trained = train_privately(part, self.setting.teacher, settings, journal, seed=self.seed, start=begun)
+        trained = train_privately(
+            part, self.setting.teacher, settings, journal, seed=self.seed, start=begun, layer_clip=layer_clip
+        )
         return self.dice(trained.model, self.roles.held_out)
 
     def _pooled(self) -> Cases:

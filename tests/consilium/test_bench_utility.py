@@ -24,7 +24,7 @@ from common.privacy.mechanism import AccountantName, Budget, Protection, Relatio
 from consilium.bench.ablation import VARIANTS, ablate, likeness, student
 from consilium.bench.roles import PUBLIC_IMAGES, PUBLIC_MAPS, Cases, deal_roles
 from consilium.bench.table import ablation_summary, interval, render, render_ablation, summary
-from consilium.bench.utility import ARMS, BOUNDS, CENTRAL, SHARED, Bench, Setting, mean_noise
+from consilium.bench.utility import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Bench, Setting, mean_noise
 from server.controls import CONTROLS
 
 DATA = DataConfig(labels=("background", "core"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16))
@@ -67,7 +67,7 @@ def test_nobody_plays_two_parts_and_validation_rotates() -> None:
 def test_a_bench_has_every_arm_and_a_second_run_trains_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     stages: list[str] = []
     first = bench.run(stages.append)
-    assert first.keys() == {*ARMS, *BOUNDS, "labels"} - {CENTRAL}
+    assert first.keys() == {*ARMS, *BOUNDS, "labels"} - {CENTRAL, CENTRAL_PAPER}
     assert all(0 <= dice <= 1 for dice in first.values())
 
     def never(*_: object, **__: object) -> None:
@@ -108,16 +108,16 @@ def test_one_query_a_volume_has_its_own_controls_and_no_offsets_to_deal(bench: B
 
 @pytest.mark.slow
 def test_dp_sgd_on_pooled_patients_is_run_only_when_asked_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {}
+    seen = []
 
-    def trained(part, recipe, settings, journal, **_):  # type: ignore[no-untyped-def]
-        seen.update(patients=len(part.images), relation=settings.neighbours, epsilon=settings.epsilon)
+    def trained(part, recipe, settings, journal, *, layer_clip, **_):  # type: ignore[no-untyped-def]
+        seen.append((len(part.images), settings.neighbours, settings.epsilon, layer_clip))
         return type("Trained", (), {"model": bench._empty(SMALL)})
 
     monkeypatch.setattr(utility, "train_privately", trained)
     row = bench.at(replace(SETTING, voters=1, central=True)).run(lambda _stage: None)
-    assert CENTRAL in row
-    assert seen == {"patients": 8, "relation": "replace-one", "epsilon": 8.0}
+    assert {CENTRAL, CENTRAL_PAPER} <= row.keys()
+    assert seen == [(8, "replace-one", 8.0, None), (8, "replace-one", 8.0, 4.0)]
 
 
 @pytest.mark.slow

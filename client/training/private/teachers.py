@@ -20,7 +20,7 @@ from client.training.private.engine import run
 from client.training.private.gradients import load_weights_into, plain_weights
 from client.training.private.journal import Journal
 from client.training.private.settings import PrivateSettings
-from client.training.private.volumes import Blocks, Patients, VolumeBbb, VolumeSgd, mac_gradients, mac_parts
+from client.training.private.volumes import Blocks, Patients, VolumeBbb, VolumeSgd, block_parts, mac_gradients
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import OnStep
@@ -50,6 +50,7 @@ def train_privately(
     *,
     seed: int,
     start: Path | None = None,
+    layer_clip: float | None = None,
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> PrivatelyTrained:
@@ -57,6 +58,8 @@ def train_privately(
 
     ``start``: a file of public weights to begin from instead. Every guarantee holds for any first weights that were
     made without these patients, whoever made them, so a start costs nothing; one made with them is another training.
+    ``layer_clip``: dp-sgd bounds every layer by it, instead of all together by ``settings.clip``; the noise is scaled
+    to all bounds together.
 
     No loss is reported to ``on_step`` (nan): a loss on private patients is not part of what was paid for.
     """
@@ -74,7 +77,9 @@ def train_privately(
     )
     if journal.plan.patients < len(set(part.slots)):
         raise InvalidInput("patients of a private training", value=len(set(part.slots)), limit="those of the plan")
-    setup = Setup(model, patients, settings, journal.plan.patients, seed, begun=start is not None)
+    if layer_clip is not None and settings.strategy != "dp-sgd":
+        raise InvalidInput("clip of every layer", value=settings.strategy, limit="dp-sgd")
+    setup = Setup(model, patients, settings, journal.plan.patients, seed, start is not None, layer_clip)
     strategy = _STRATEGIES[settings.strategy](setup)
     spent = run(
         strategy,
@@ -117,12 +122,19 @@ class Setup:
     slots: int
     seed: int
     begun: bool
+    layer_clip: float | None = None
 
 
 def _sgd(setup: Setup) -> VolumeSgd | VolumeBbb:
-    s = setup.settings
+    s, layers = setup.settings, setup.layer_clip
     return VolumeSgd(
-        setup.model, setup.patients, rate=cosine(s.learning_rate), clip=s.clip, chunk=s.chunk, method=s.method
+        setup.model,
+        setup.patients,
+        rate=cosine(s.learning_rate),
+        clip=s.clip,
+        chunk=s.chunk,
+        method=s.method,
+        parts=None if layers is None else block_parts(Blocks.of(setup.model), layers),
     )
 
 
@@ -134,7 +146,7 @@ def _mac(setup: Setup) -> VolumeSgd | VolumeBbb:
         rate=cosine(s.learning_rate),
         chunk=s.chunk,
         gradients=mac_gradients(setup.model, blocks, eta=s.eta, method=s.method),
-        parts=mac_parts(blocks, s.clip),
+        parts=block_parts(blocks, s.clip),
     )
 
 

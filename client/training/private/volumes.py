@@ -307,8 +307,8 @@ class _Taps:
         return hook
 
 
-def mac_parts(blocks: Blocks, clip: float) -> Parts:
-    """One part and one clip a block, first order (M = 1): r = √K."""
+def block_parts(blocks: Blocks, clip: float) -> Parts:
+    """One part and one clip a block: r = √K, so the whole vector is bounded by √K clips (DP-MAC of order M = 1)."""
     return Parts(blocks.parameters, (clip,) * len(blocks.names))
 
 

@@ -1,7 +1,8 @@
-"""A private trainer's patients: read when their turn comes, cut to patches, the same from memory as from disk."""
+"""A private trainer's patients (read in turn, cut to patches, from memory as from disk) and its layers' clips."""
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from unittest.mock import patch
 
@@ -9,11 +10,18 @@ import numpy as np
 import pytest
 import torch
 
+from client.training.base import Part
 from client.training.private import volumes
-from client.training.private.volumes import Patients
+from client.training.private.journal import Journal
+from client.training.private.settings import PrivateSettings
+from client.training.private.sums import RADIUS_INT, integer_sum
+from client.training.private.teachers import train_privately
+from client.training.private.volumes import Blocks, Patients, block_parts
+from common.config import TrainingConfig
 from common.data.stored import StoredVolumes, VolumeCache
 from common.errors import InvalidInput
 from common.models.fit import one_hot
+from common.models.unet import build_unet
 
 CLASSES, GRID = 3, (12, 10, 8)
 
@@ -102,3 +110,28 @@ def test_a_patch_larger_than_the_grid_is_refused() -> None:
     images, labels = scans()
     with pytest.raises(InvalidInput, match="training patch"):
         Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, patch=(4, 4, 9))
+
+
+def test_every_layer_is_clipped_on_its_own() -> None:
+    """Long gradients: each layer's sum is as long as the clip allows, however long its neighbours are."""
+    model = build_unet((4, 8), in_channels=1, out_channels=2)
+    parts = block_parts(Blocks.of(model), 4.0)
+    generator = torch.Generator().manual_seed(0)
+    sizes = {name: 10.0 ** (index % 4) for index, names in enumerate(parts.names) for name in names}
+    vectors = {
+        name: 100 * sizes[name] * torch.randn((1, *w.shape), generator=generator)
+        for name, w in model.named_parameters()
+    }
+    total = integer_sum(vectors, parts)
+    for index, names in enumerate(parts.names):
+        layer = torch.cat([total[name].double().flatten() for name in names]) * parts.scale(index) / RADIUS_INT
+        assert float(layer.norm()) == pytest.approx(4.0, rel=1e-4)
+
+
+def test_a_clip_of_every_layer_is_for_dp_sgd_alone(tmp_path: Path) -> None:
+    part = Part(np.zeros((2, 1, 8, 8, 8), np.float32), np.zeros((2, 8, 8, 8), np.uint8), 2)
+    settings = PrivateSettings("dp-mac", 8.0, 1e-3, rate=Fraction(1, 2), steps=1)
+    with pytest.raises(InvalidInput, match="every layer"):
+        train_privately(
+            part, TrainingConfig((4, 8)), settings, Journal(settings.plan(patients=2)), seed=0, layer_clip=4.0
+        )
