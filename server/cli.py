@@ -18,7 +18,7 @@ from common.ledger.store import Ledger
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from server import describe, setup, studies
 from server.pipeline import locked_events
-from server.progress import StudyProgress, stage_bars
+from server.progress import StudyProgress, bar_a_stage, stage_bars
 from server.workspace import Workspace
 
 study_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Define, publish, run and follow a study.")
@@ -199,7 +199,10 @@ def fit(
     files = sorted(path for path in label_maps.iterdir() if path.name.endswith((".nii", ".nii.gz")))
     private = private_label_hashes(split) if split else frozenset()
     typer.echo(f"fitting on {len(files)} label maps and their deformed copies; ball-ae takes a minute", err=True)
-    record = setup.fit_study_codec(Workspace(directory), files, sites=sites, private_hashes=private)
+    with bar_a_stage(Console(stderr=True)) as on_stage:
+        record = setup.fit_study_codec(
+            Workspace(directory), files, sites=sites, private_hashes=private, on_stage=on_stage
+        )
     typer.echo(
         f"codec {record.sha256[:16]}… with {record.dimension} dimensions, fitted on {len(files)} public label maps"
     )

@@ -25,7 +25,6 @@ from common.errors import InvalidInput
 from common.models.fit import OnStep, fit, predict
 from common.models.unet import build_unet
 from server.dealing import DERANGEMENT_SEED, derangement
-from server.tangent import tangent_kernel
 
 PUBLIC_PASSES = 3
 """Rounds of self-training that make the public start."""
@@ -79,17 +78,11 @@ def public_start(
 
 
 def joint_frame(
-    start: Start,
-    images: Float[np.ndarray, "n c x y z"],
-    codec: PcaCodec,
-    *,
-    noise_std: float,
-    radius: float,
-    on_volume: OnStep | None = None,
+    start: Start, codec: PcaCodec, *, kernel: Float[np.ndarray, "k k"], noise_std: float, radius: float
 ) -> Frame:
-    """The frame of the one query about these volumes: centred on the public start, along its tangent kernel."""
+    """The frame of the one query about these volumes: centred on the public start, along its tangent ``kernel``."""
     return plan_frame(
-        kernel=tangent_kernel(start.model, images, codec, temperature=TEMPERATURE, on_volume=on_volume),
+        kernel=kernel,
         centre=start.codes,
         variances=codec.powers,
         residual=RESIDUAL,

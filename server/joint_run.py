@@ -22,23 +22,40 @@ from common.privacy.calibration import study_mechanism
 from common.privacy.mechanism import GRID_BITS
 from server.decode import mean_noise_std
 from server.finish import STUDENT_SEED, FitFiles, Fitted, fit_once, public_images
+from server.joint import TEMPERATURE, joint_frame, labels_of, public_start, refine
 from server.joint import control as control_of
-from server.joint import joint_frame, labels_of, public_start, refine
+from server.progress import OnStage
+from server.tangent import tangent_kernel
 from server.workspace import CodecRecord, Workspace
 
 
-def prepare(workspace: Workspace, *, sites: int, on_step: OnStep | None = None) -> CodecRecord:
+def prepare(workspace: Workspace, *, sites: int, on_stage: OnStage | None = None) -> CodecRecord:
     """Train the public start, keep it as a public object, and keep the frame of the query for ``sites`` sites."""
     study, codec = workspace.study(), _codec(workspace)
     images = public_images(workspace, workspace.volumes())
-    start = public_start(images, codec, codec.powers, study.student, seed=STUDENT_SEED, on_step=on_step)
+    tell = on_stage or (lambda _name, _done, _total: None)
+    start = public_start(
+        images,
+        codec,
+        codec.powers,
+        study.student,
+        seed=STUDENT_SEED,
+        on_step=lambda step, _loss: tell("public start", step, study.student.steps),
+    )
     save_weights(workspace.start_file, start.model)
     workspace.objects.put(workspace.start_file.read_bytes())
+    kernel = tangent_kernel(
+        start.model,
+        images,
+        codec,
+        temperature=TEMPERATURE,
+        on_volume=lambda done: tell("tangent kernel", done, len(images)),
+    )
     voters = sites * study.privacy.voters_per_site
     frame = joint_frame(
         start,
-        images,
         codec,
+        kernel=kernel,
         noise_std=mean_noise_std(study_mechanism(study, dimension=1).noise_std, voters=voters),
         radius=study.codec.radius,
     )

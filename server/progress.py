@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.progress import (
@@ -14,6 +16,9 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+OnStage: TypeAlias = Callable[[str, int, int], None]
+"""Called as work goes on: the name of what it is at, how much of that is done, of how much."""
 
 
 def stage_bars(console: Console) -> Progress:
@@ -27,6 +32,20 @@ def stage_bars(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
     )
+
+
+@contextmanager
+def bar_a_stage(console: Console) -> Iterator[OnStage]:
+    """A live bar for every stage that is named."""
+    with stage_bars(console) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def on_stage(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=total)
+            bars.update(tasks[name], completed=done, total=total)
+
+        yield on_stage
 
 
 class StudyProgress:

@@ -25,6 +25,7 @@ from common.ledger.store import Ledger, PoolDeclaration
 from common.objects import write_atomically
 from common.privacy.calibration import study_mechanism
 from common.privacy.mechanism import GRID_BITS
+from server.progress import OnStage
 from server.workspace import CodecRecord, Site, Workspace
 
 
@@ -81,7 +82,12 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, 
 
 
 def fit_study_codec(
-    workspace: Workspace, label_maps: Sequence[Path], *, sites: int, private_hashes: Collection[str] = ()
+    workspace: Workspace,
+    label_maps: Sequence[Path],
+    *,
+    sites: int,
+    private_hashes: Collection[str] = (),
+    on_stage: OnStage | None = None,
 ) -> CodecRecord:
     """Fit the study's codec on public label maps for the planned noise on the mean code of ``sites`` sites.
 
@@ -109,7 +115,7 @@ def fit_study_codec(
     if study.codec.joint:
         from server.joint_run import prepare  # torch, where a student is trained anyway
 
-        prepare(workspace, sites=sites)
+        prepare(workspace, sites=sites, on_stage=on_stage)
     return record
 
 

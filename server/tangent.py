@@ -10,6 +10,7 @@ the whole network cannot be differentiated at once.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from jaxtyping import Float
 from common.codecs import shapes
 from common.codecs.pca import PcaCodec
 from common.errors import InvalidInput
-from common.models.fit import WHOLE_VOXELS, OnStep
+from common.models.fit import WHOLE_VOXELS
 
 MAX_ROWS = 4096
 """A kernel's rows at most: of so many volumes that their codes together are longer, the leading coordinates count. Each
@@ -36,7 +37,7 @@ def tangent_kernel(
     codec: PcaCodec,
     *,
     temperature: float,
-    on_volume: OnStep | None = None,
+    on_volume: Callable[[int], None] | None = None,
 ) -> Float[np.ndarray, "k k"]:
     """The kernel [n·m, n·m] over the first m = :func:`coordinates` of the volumes' codes in turn.
 
@@ -63,7 +64,7 @@ def tangent_kernel(
             jacobian[row] = torch.cat([gradient.flatten() for gradient in gradients])[picks].cpu().numpy()
             row += 1
         if on_volume is not None:
-            on_volume(done, 0.0)
+            on_volume(done)
     step = np.sqrt(np.square(jacobian).mean(axis=0))
     jacobian /= np.sqrt(np.where(step > 0, step, 1))
     kernel: np.ndarray = (jacobian @ jacobian.T).astype(np.float64)

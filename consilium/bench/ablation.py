@@ -79,18 +79,17 @@ def ablate(bench: Bench, report: Callable[[str], None]) -> dict[str, float]:
 
 def _single(bench: Bench) -> float:
     other = bench.at(replace(bench.setting, recipe="pca", teacher=FROM_SCRATCH))
-    codec = other.codec
-    return other.single("student", codec, other.codes(other.teachers(None), codec))["student"]
+    return other.single("student", other.codes(other.teachers(None)))["student"]
 
 
 def _joint(bench: Bench, variant: Variant) -> float:
     codec = bench.codec
-    start = bench.start(codec, spread=variant.spread)
+    start = bench.start(spread=variant.spread)
     if variant.begun:
         teachers = bench.teachers(start)
     else:
         teachers = bench.at(replace(bench.setting, teacher=FROM_SCRATCH)).teachers(None)
-    codes = bench.codes(teachers, codec, temperature=variant.temperature)
+    codes = bench.codes(teachers, temperature=variant.temperature)
     centre = codes_of(start.model, bench.images, codec, temperature=variant.temperature)
     noise_std = bench.mechanism(1)[1]
     frame = plan_frame(

@@ -23,7 +23,7 @@ from client.training.private.journal import Journal
 from client.training.private.settings import defaults
 from client.training.private.teachers import train_privately
 from common.canonical import digest, sha256_bytes
-from common.codecs import Codec, fit_codec
+from common.codecs import fit_codec
 from common.codecs.frame import MAX_COORDINATES, Frame, Observation
 from common.codecs.pca import PcaCodec
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
@@ -128,13 +128,18 @@ class Bench:
         assert isinstance(codec, PcaCodec)
         return codec
 
+    @cached_property
+    def codec_hash(self) -> str:
+        return sha256_bytes(self.codec.to_bytes())
+
     def at(self, setting: Setting) -> Bench:
         """The same roles, seed and cache at another setting."""
         return Bench(setting, self.roles, self.study.data, seed=self.seed, cache=self._cache)
 
-    def start(self, codec: PcaCodec, *, spread: float = SPREAD) -> Start:
+    def start(self, *, spread: float = SPREAD) -> Start:
         """The public start, trained once a seed."""
-        path = self.start_file(codec) if spread == SPREAD else self.start_file(codec).with_suffix(f".{spread:g}.pt")
+        codec = self.codec
+        path = self.start_file() if spread == SPREAD else self.start_file().with_suffix(f".{spread:g}.pt")
         if not path.exists():
             start = public_start(self.images, codec, codec.powers, self.setting.student, seed=self.seed, spread=spread)
             save_weights(path, start.model)
@@ -142,25 +147,27 @@ class Bench:
         load_weights(path, model)
         return Start(model=model, codes=codes_of(model, self.images, codec, temperature=TEMPERATURE))
 
-    def frame(self, codec: PcaCodec, start: Start) -> Frame:
+    def frame(self, start: Start) -> Frame:
         """The frame of the one query, planned once a seed."""
         noise_std = self.mechanism(1)[1]
-        parts: list[object] = [sha256_bytes(codec.to_bytes()), _weights_hash(start.model), noise_std.hex(), RECIPE]
+        parts: list[object] = [self.codec_hash, _weights_hash(start.model), noise_std.hex(), RECIPE]
         path = self.file("frame", parts, "")
         if not path.exists():
-            frame = joint_frame(start, self.images, codec, noise_std=noise_std, radius=self.study.codec.radius)
+            kernel = self.kernel(start, temperature=TEMPERATURE)
+            radius = self.study.codec.radius
+            frame = joint_frame(start, self.codec, kernel=kernel, noise_std=noise_std, radius=radius)
             write_atomically(path, frame.to_bytes())
         return Frame.from_bytes(path.read_bytes())
 
     def kernel(self, start: Start, *, temperature: float) -> Float[np.ndarray, "k k"]:
-        """The tangent kernel of a start, kept: several variants of an ablation share one."""
-        parts = [sha256_bytes(self.codec.to_bytes()), _weights_hash(start.model), temperature, MAX_ROWS, MAX_WEIGHTS]
+        """The tangent kernel of a start, kept: settings and variants of an ablation share one."""
+        parts = [self.codec_hash, _weights_hash(start.model), temperature, MAX_ROWS, MAX_WEIGHTS]
         make = partial(tangent_kernel, start.model, self.images, self.codec, temperature=temperature)
         return _kept(self.file("kernel", list(parts), ".npy"), make)
 
-    def start_file(self, codec: PcaCodec) -> Path:
+    def start_file(self) -> Path:
         """Where :meth:`start` keeps its weights."""
-        return self.file("start", [sha256_bytes(codec.to_bytes()), repr(self.setting.student), self.seed], ".pt")
+        return self.file("start", [self.codec_hash, repr(self.setting.student), self.seed], ".pt")
 
     def teachers(self, start: Start | None) -> list[torch.nn.Module]:
         """One teacher a voter; with ``start`` trained on from its weights, which are public."""
@@ -188,17 +195,14 @@ class Bench:
     def study_classes(self) -> int:
         return len(self.study.data.labels)
 
-    def codes(
-        self, teachers: list[torch.nn.Module], codec: PcaCodec, *, temperature: float | None = None
-    ) -> Float[np.ndarray, "k n l"]:
+    def codes(self, teachers: list[torch.nn.Module], *, temperature: float | None = None) -> Float[np.ndarray, "k n l"]:
         """Every teacher's codes of the public volumes. # sensitive: in a benchmark of stand-in data only"""
-        name = sha256_bytes(codec.to_bytes())
         if temperature is None:
             temperature = TEMPERATURE if self.study.codec.joint else 1.0
         result = []
         for model in teachers:
-            path = self.file("codes", [name, _weights_hash(model), len(self.images), temperature], ".npy")
-            make = partial(codes_of, model, self.images, codec, temperature=temperature)
+            path = self.file("codes", [self.codec_hash, _weights_hash(model), len(self.images), temperature], ".npy")
+            make = partial(codes_of, model, self.images, self.codec, temperature=temperature)
             result.append(_kept(path, make))
         return np.stack(result)
 
@@ -213,12 +217,11 @@ class Bench:
 
     def run_part(self, part: str, report: Callable[[str], None]) -> dict[str, float]:
         """One of :data:`PARTS` of :meth:`run`. What is done is kept arm by arm, so a part that was stopped goes on."""
-        codec = self.codec
         joint = self.setting.recipe == "joint"
-        start = self.start(codec) if joint else None
+        start = self.start() if joint else None
         report("frame")
-        frame = None if start is None else self.frame(codec, start)
-        asked = sha256_bytes((codec if frame is None else frame).to_bytes())
+        frame = None if start is None else self.frame(start)
+        asked = self.codec_hash if frame is None else sha256_bytes(frame.to_bytes())
         path = self.file("cell", [repr(self.setting), self.seed, asked, part], ".json")
         done: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
         report("teachers")
@@ -231,14 +234,14 @@ class Bench:
         if part == "bounds":
             self._bound(teachers, start, done, keep, report)
             return done
-        codes = self.codes(teachers, codec)
+        codes = self.codes(teachers)
         for arm in _ARMS_OF[part]:
             if arm not in done and (joint or arm != SHARED):
                 report(arm)
                 if start is None or frame is None:
-                    keep(self.single(arm, codec, codes))
+                    keep(self.single(arm, codes))
                 else:
-                    keep(self._joint(arm, codec, start, frame, codes))
+                    keep(self._joint(arm, start, frame, codes))
         return done
 
     def _bound(
@@ -264,32 +267,31 @@ class Bench:
                 report(name)
                 keep({name: self._central(start, layer_clip=clip)})
 
-    def _joint(
-        self, arm: str, codec: PcaCodec, start: Start, frame: Frame, codes: Float[np.ndarray, "k n l"]
-    ) -> dict[str, float]:
+    def _joint(self, arm: str, start: Start, frame: Frame, codes: Float[np.ndarray, "k n l"]) -> dict[str, float]:
         if arm == "non_private":  # the teachers' mean codes as they are: no frame, no clip, no noise
             final = codes.mean(axis=0)
         else:
             seen = self.observed("joint", frame, codes)
             read, told = (frame, seen) if arm == "student" else control_of(arm, frame, seen)
             final = read.estimate(told)
-        values = {arm: self._taught(codec, start, final)}
+        values = {arm: self._taught(start, final)}
         if arm == "student":
             values["labels"] = score(
-                _hard(labels_of(codec, final)), self.roles.public.labels[: len(self.images)], self.study_classes
+                _hard(labels_of(self.codec, final)), self.roles.public.labels[: len(self.images)], self.study_classes
             ).mean
         return values
 
-    def _taught(self, codec: PcaCodec, start: Start, codes: Float[np.ndarray, "n l"]) -> float:
+    def _taught(self, start: Start, codes: Float[np.ndarray, "n l"]) -> float:
         """Dice of the student of these codes, trained once: controls that come to the same labels are the same."""
-        parts = [sha256_bytes(codec.to_bytes()), _weights_hash(start.model), repr(self.setting.student), self.seed]
+        parts = [self.codec_hash, _weights_hash(start.model), repr(self.setting.student), self.seed]
         path = self.file("taught", [*parts, sha256_bytes(np.ascontiguousarray(codes).tobytes())], ".json")
         if not path.exists():
-            model = refine(start.model, self.images, codec, codes, self.setting.student, seed=self.seed + 100)
+            model = refine(start.model, self.images, self.codec, codes, self.setting.student, seed=self.seed + 100)
             write_atomically(path, json.dumps(self.dice(model, self.roles.held_out)).encode())
         return float(json.loads(path.read_text()))
 
-    def single(self, arm: str, codec: Codec, codes: Float[np.ndarray, "k n l"]) -> dict[str, float]:
+    def single(self, arm: str, codes: Float[np.ndarray, "k n l"]) -> dict[str, float]:
+        codec = self.codec
         mechanism, noise_std = self.mechanism(codec.dimension)
         voters = len(codes)
         silence = codec.decode(np.zeros(codec.dimension), noise_std=noise_std)
@@ -379,7 +381,7 @@ class Bench:
         pooled = self._pooled()
         part = Part(pooled.images, pooled.labels, self.study_classes)
         journal = Journal(settings.plan(patients=len(pooled)))
-        begun = None if start is None else self.start_file(self.codec)
+        begun = None if start is None else self.start_file()
         trained = train_privately(
             part, self.setting.teacher, settings, journal, seed=self.seed, start=begun, layer_clip=layer_clip
         )

@@ -131,11 +131,11 @@ def _trained(cell: VolumeCell, roles: Roles, cache: Path) -> tuple[Answer, dict[
     study = Setting("joint", 2, 1, EPSILON, DELTAS[0], Unit("patient"), 1, NETWORK, START)
     bench = Bench(study, roles, DATA, seed=cell.seed, cache=cache)
     codec = bench.codec
-    begun = bench.start(codec) if cell.begun else None
+    begun = bench.start() if cell.begun else None
     if cell.method == "public-start":
         assert begun is not None
         return lambda image: predict(begun.model, image), {}
-    start = bench.start_file(codec) if cell.begun else None
+    start = bench.start_file() if cell.begun else None
     part = Part(site.images, site.labels, classes)
     settings = cell.settings()
     if settings is None:

@@ -116,6 +116,14 @@ class Watch:
     event: OnEvent
     say: Callable[[str], None]
 
+    def stages(self, name: str, done: int, total: int) -> None:
+        """A stage that tells of itself as it goes on."""
+        if done == 1:
+            self.start(name, total)
+        self.advance(name, done, total)
+        if done == total:
+            self.finish(name)
+
 
 def run_demo(
     out: Path, options: DemoOptions, *, watch: Watch, processes: int | None = None, show_dashboard: bool = True
@@ -130,7 +138,7 @@ def run_demo(
     with seconds.stage("data"):
         source = _data(places, options)
     with seconds.stage("study"):
-        study = _study(places, options, source)
+        study = _study(places, options, source, watch)
     names = sorted(path.name for path in (places.split / "sites").iterdir() if path.is_dir())
     sites = write_sites(places.workspace, places.sites, names=names, data=places.split / "sites")
     private = options.private()
@@ -205,7 +213,7 @@ def _data(places: Places, options: DemoOptions) -> Path:
     return source
 
 
-def _study(places: Places, options: DemoOptions, source: Path) -> Study:
+def _study(places: Places, options: DemoOptions, source: Path, watch: Watch) -> Study:
     workspace = places.workspace
     maps = sorted((places.split / "public" / "label-maps").glob("*.nii.gz"))
     if not workspace.study_file.exists():
@@ -238,7 +246,7 @@ def _study(places: Places, options: DemoOptions, source: Path) -> Study:
         setup.publish_volumes(workspace, sorted((places.split / "public" / "images").glob("*.nii.gz")))
     if not (workspace.root / "codec.json").exists():
         private = private_label_hashes(places.split / "split.json")
-        setup.fit_study_codec(workspace, maps, sites=options.hospitals, private_hashes=private)
+        setup.fit_study_codec(workspace, maps, sites=options.hospitals, private_hashes=private, on_stage=watch.stages)
     if not (workspace.root / "endpoint.json").exists():
         write_server(workspace)
     return workspace.study()

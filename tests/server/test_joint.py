@@ -78,7 +78,8 @@ def test_spread_is_restored_and_never_taken_away() -> None:
 
 @pytest.fixture(scope="module")
 def frame(codec: PcaCodec, images: np.ndarray, start: Start) -> Frame:
-    return joint_frame(start, images, codec, noise_std=0.01, radius=codec.radius)
+    kernel = tangent.tangent_kernel(start.model, images, codec, temperature=TEMPERATURE)
+    return joint_frame(start, codec, kernel=kernel, noise_std=0.01, radius=codec.radius)
 
 
 def test_the_kernel_is_how_the_codes_move_when_a_weight_does(codec: PcaCodec, images: np.ndarray, start: Start) -> None:
