@@ -123,8 +123,10 @@ def test_a_kernel_leaves_the_start_as_it_was_and_refuses_grids_it_cannot_hold(
 def test_of_many_volumes_only_leading_coordinates_enter_the_kernel(
     codec: PcaCodec, images: np.ndarray, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = tangent.tangent_kernel(start.model, images, codec, temperature=TEMPERATURE)
+    told: list[int] = []
+    whole = tangent.tangent_kernel(start.model, images, codec, temperature=TEMPERATURE, on_volume=told.append)
     assert len(whole) == len(images) * codec.dimension
+    assert told == list(range(1, len(images) + 1))
     monkeypatch.setattr(tangent, "MAX_ROWS", 2 * len(images) + 1)
     leading = tangent.tangent_kernel(start.model, images, codec, temperature=TEMPERATURE)
     assert len(leading) == 2 * len(images)

@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from server.progress import StudyProgress, stage_bars
+from server.progress import StudyProgress, bar_a_stage, stage_bars
 
 RUN = [
     {"event": "run-started", "run": "1", "pid": 1, "resumed": False},
@@ -29,3 +29,15 @@ def test_a_run_shows_its_stages_and_says_which_site_did_not_answer():
     text = out.getvalue()
     for line in ("site south declined: paused", "site north did not answer", "resumes from the ledger"):
         assert line in text
+
+
+def test_work_that_tells_of_its_stages_has_a_bar_for_each() -> None:
+    out = io.StringIO()
+    with bar_a_stage(Console(file=out, width=100, force_terminal=True)) as on_stage:
+        for name in ("public start", "tangent kernel"):
+            for done in (1, 2, 3):
+                on_stage(name, done, 3)
+    last = out.getvalue()[-400:]
+    assert "public start" in last
+    assert "tangent kern" in last
+    assert last.count("100%") == 2
