@@ -20,6 +20,9 @@ from common.privacy.mechanism import MAX_VOTERS_PER_SITE, AccountantName, Budget
 
 STUDY_SCHEMA = 1
 MAX_GRID_VOXELS = 1 << 24
+JOINT_ROUNDS = 4
+"""Rounds of a joint query by default: twice as many bring a tenth of what the first three more do."""
+MAX_JOINT_ROUNDS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,8 @@ class PrivacyConfig(StatedBudget):
 class CodecConfig:
     """Which codec, and how it is fitted on public label maps; ``max_dimension`` bounds l, ``radius`` is C.
 
-    ``joint``: one query asks about all public volumes at once (``common.codecs.frame``), and l is a volume's share.
+    ``joint``: every query asks about all public volumes at once (``common.codecs.frame``), and l is a volume's share;
+    then ``privacy.planned_queries`` are rounds.
     """
 
     name: str = "pca"
@@ -225,11 +229,12 @@ class Study:
             or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in self.name)
         ):
             raise InvalidInput("study name", value=self.name, limit="1 to 64 letters, digits, '-', '_', '.'")
-        if self.codec.joint and self.privacy.planned_queries != 1:
+        if self.codec.joint and self.privacy.planned_queries > MAX_JOINT_ROUNDS:
             raise InvalidInput(
                 "privacy.planned_queries",
                 value=self.privacy.planned_queries,
-                limit="1 where codec.joint is true: one release is about all public volumes",
+                limit=f"at most {MAX_JOINT_ROUNDS} where codec.joint is true: each is a round about all public volumes",
+                remedy=f"{JOINT_ROUNDS} rounds are what the recipe takes",
             )
 
     @property

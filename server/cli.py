@@ -37,7 +37,7 @@ def init(
     name: Annotated[str, typer.Option(help="The study's name.")],
     labels: Annotated[str, typer.Option(help="Label names by value, separated by commas, background first.")],
     grid: Annotated[str, typer.Option(help="Grid in voxels, e.g. 32,48,32 (multiples of 8).")],
-    queries: Annotated[int, typer.Option(help="Planned queries N: public volumes to be labelled.")],
+    queries: Annotated[int, typer.Option(help="Planned queries N: public volumes to be labelled, or rounds.")],
     quorum: Annotated[int, typer.Option(help="Fewest sites in a release.")],
     spacing: Annotated[str, typer.Option(help="Voxel spacing in mm.")] = "1,1,1",
     epsilon: Annotated[float, typer.Option(help="Privacy budget ε.")] = 8.0,
@@ -48,7 +48,10 @@ def init(
     voters: Annotated[int, typer.Option(help="Voters m a site, on disjoint patients.")] = 1,
     codec: Annotated[str, typer.Option(help="Codec: pca, ball-ae or paper-pca.")] = "pca",
     joint: Annotated[
-        bool, typer.Option("--joint", help="One release about all public volumes together (--queries 1), codec pca.")
+        bool,
+        typer.Option(
+            "--joint", help="Ask about all public volumes together, in --queries rounds (4 do well); codec pca."
+        ),
     ] = False,
 ) -> None:
     """Create a study's directory: study.toml, keys and an empty ledger.

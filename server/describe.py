@@ -105,7 +105,8 @@ def for_consortium(study: Study) -> str:
 
 
 def _plan_of(study: Study) -> str:
-    return "one joint query" if study.codec.joint else f"{study.privacy.planned_queries} queries"
+    planned = study.privacy.planned_queries
+    return f"a joint query in {planned} round(s)" if study.codec.joint else f"{planned} queries"
 
 
 def for_site(study: Study) -> str:
@@ -118,7 +119,9 @@ def for_site(study: Study) -> str:
         f"ε = {privacy.epsilon:g} ({privacy.accountant} accountant), δ = {privacy.delta:g}, unit {privacy.unit}, "
         f"relation {privacy.relation}"
     )
-    which, each = ("the", "all of them together") if study.codec.joint else (f"up to {privacy.planned_queries}", "each")
+    planned = privacy.planned_queries
+    times = "" if planned == 1 else f", up to {planned} times"
+    which, each = ("the", f"all of them together{times},") if study.codec.joint else (f"up to {planned}", "each")
     asked = fill(
         f"Your teachers, {privacy.voters_per_site} a site, trained at your site on your own patients, segment {which} "
         f"public volumes: {', '.join(study.data.labels[1:])}. For {each} your site sends the sum of their codes. Each "

@@ -38,6 +38,7 @@ from server.bundle import PrivacyFacts, export_bundle
 from server.decisions import rejected_labels
 from server.decode import decode_answer
 from server.objects_app import statement_file
+from server.rounds import answered_rounds
 from server.student import train_student
 from server.workspace import Workspace
 
@@ -75,27 +76,39 @@ class Fitted:
 
 def decode_labels(workspace: Workspace, *, events: EventLog) -> None:
     """Decode every stored answer of the study into ``labels/<volume>.npz``: float16 probabilities [c, x, y, z]."""
-    study = workspace.study()
+    decoded = _joint_labels(workspace) if workspace.study().codec.joint else _single_labels(workspace)
+    for volume, query, probabilities in decoded:
+        stream = io.BytesIO()
+        np.savez_compressed(stream, probabilities=probabilities.astype(np.float16))
+        write_atomically(workspace.labels_dir / f"{volume}.npz", stream.getvalue())
+        events.emit("label-decoded", volume=volume, query=query)
+
+
+def _single_labels(workspace: Workspace) -> Iterator[tuple[str, str, Float[np.ndarray, "c x y z"]]]:
+    """(volume, query id, probabilities) of every stored answer."""
     codecs = {}
     with Ledger.open(workspace.ledger_file) as ledger:
-        answers = ledger.answers(study.id)
+        answers = ledger.answers(workspace.study().id)
     for answer in answers:
-        name = answer.query.codec
+        name, noise_std_int = answer.query.codec, answer.query.mechanism.noise_std
         if name not in codecs:
             codecs[name] = load_codec(workspace.objects.get(name), expected_hash=name)
-        if study.codec.joint:
-            from server.joint_run import decode_joint
+        (volume,) = answer.query.volumes
+        yield (
+            volume,
+            answer.query.id,
+            decode_answer(codecs[name], answer.noisy_sum, voters=answer.voters, noise_std_int=noise_std_int),
+        )
 
-            labels = decode_joint(workspace, answer)
-        else:
-            noise_std_int = answer.query.mechanism.noise_std
-            decoded = decode_answer(codecs[name], answer.noisy_sum, voters=answer.voters, noise_std_int=noise_std_int)
-            labels = dict.fromkeys(answer.query.volumes, decoded)
-        for volume, probabilities in labels.items():
-            stream = io.BytesIO()
-            np.savez_compressed(stream, probabilities=probabilities.astype(np.float16))
-            write_atomically(workspace.labels_dir / f"{volume}.npz", stream.getvalue())
-            events.emit("label-decoded", volume=volume, query=answer.query.id)
+
+def _joint_labels(workspace: Workspace) -> Iterator[tuple[str, str, Float[np.ndarray, "c x y z"]]]:
+    """(volume, last query's id, probabilities) after all rounds that were answered."""
+    from server.joint_run import decode_joint
+
+    with Ledger.open(workspace.ledger_file) as ledger:
+        answers = answered_rounds(workspace, ledger)
+    for volume, probabilities in (decode_joint(workspace, answers) if answers else {}).items():
+        yield volume, answers[-1].query.id, probabilities
 
 
 class StoredLabels(Mapping[str, Float[np.ndarray, "c x y z"]]):

@@ -1,4 +1,4 @@
-"""The student of a joint query: a public start, then trained on from labels around one release.
+"""The student of a joint query: a public start, then trained on from labels around its releases.
 
 Everything here is post-processing: public images and label maps, the codec, and observations read from stored answers.
 The label of a volume is always the public mean shape plus a code, never the network's own prediction beyond the codec:
@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from common.canonical import sha256_bytes
 from common.codecs.base import Codec
-from common.codecs.frame import Frame, Observation, plan_frame, sharpen
+from common.codecs.frame import Frame, plan_frame, sharpen
 from common.codecs.pca import PcaCodec
 from common.config import TrainingConfig
 from common.errors import InvalidInput
@@ -80,7 +80,7 @@ def public_start(
 def joint_frame(
     start: Start, codec: PcaCodec, *, kernel: Float[np.ndarray, "k k"], noise_std: float, radius: float
 ) -> Frame:
-    """The frame of the one query about these volumes: centred on the public start, along its tangent ``kernel``."""
+    """The frame of the first round about these volumes: centred on the public start, along its tangent ``kernel``."""
     return plan_frame(
         kernel=kernel,
         centre=start.codes,
@@ -116,24 +116,23 @@ def refine(
     return model
 
 
-def control(name: str, frame: Frame, seen: Observation) -> tuple[Frame, Observation | None]:
-    """What a control is refined with in place of the release, with the same noise variances.
+def control(name: str, start: Float[np.ndarray, "n l"], believed: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n l"]:
+    """The codes a control is refined with, of the public start's and of what is ``believed`` after all releases.
 
-    ``zero_code``: the code zero. ``shuffled_codes``: every volume gets another volume's code, centre and offset: the
-    link from volume to code is broken. ``shuffled_offsets``: every volume keeps its own centre and gets another's
-    offset from it; what all volumes share stays as it is, so this is no control of the release as a whole but tells how
-    much of it that is. ``public_only``: nothing.
+    ``zero_code``: every release the code zero, so nothing moves. ``shuffled_codes``: every volume gets another volume's
+    code: the link from volume to code is broken. ``shuffled_offsets``: every volume keeps its own start and gets
+    another's offset from it; what all volumes share stays as it is, so this is no control of the release as a whole but
+    tells how much of it that is. ``public_only``: nothing was asked.
     """
     match name:
-        case "zero_code":
-            return frame, replace(seen, value=np.zeros_like(seen.value))
+        case "zero_code" | "public_only":
+            return start
         case "shuffled_codes" | "shuffled_offsets":
-            if frame.volumes < 2:
-                return frame, None
-            order = list(derangement(frame.volumes, seed=DERANGEMENT_SEED))
-            return frame.dealt(order, centre=name == "shuffled_codes"), seen
-        case "public_only":
-            return frame, None
+            if len(start) < 2:
+                return start
+            order = list(derangement(len(start), seed=DERANGEMENT_SEED))
+            dealt: np.ndarray = believed[order] if name == "shuffled_codes" else start + (believed - start)[order]
+            return dealt
         case _:
             raise InvalidInput("control", value=name, limit="zero_code, shuffled_codes, shuffled_offsets, public_only")
 

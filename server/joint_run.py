@@ -1,8 +1,7 @@
-"""A joint query in a study's directory: the public start and the frame before it is asked, the student after.
+"""A joint query in a study's directory: the public start and the first frame before it is asked, the student after.
 
-The frame is part of the query's id, so it is made once and kept by hash before anything is asked: a run that resumes
-asks the same question, and another frame would be another charge. Everything before the query is public, everything
-after it is post-processing of the stored answer. Refuses a study without a public start.
+Everything before the query is public, everything after it is post-processing of the stored answers; between its rounds
+:mod:`server.rounds`. Refuses a study without a public start.
 """
 
 from __future__ import annotations
@@ -12,25 +11,24 @@ from jaxtyping import Float
 
 from common.canonical import digest, sha256_bytes
 from common.codecs import load_codec
-from common.codecs.frame import Frame, Observation
 from common.codecs.pca import PcaCodec
 from common.errors import InvalidInput
 from common.ledger.store import Ledger, StoredAnswer
 from common.models.fit import OnStep
 from common.models.unet import build_unet, save_weights, weights_from_bytes
 from common.privacy.calibration import study_mechanism
-from common.privacy.mechanism import GRID_BITS
 from server.decode import mean_noise_std
 from server.finish import STUDENT_SEED, FitFiles, Fitted, fit_once, public_images
 from server.joint import TEMPERATURE, joint_frame, labels_of, public_start, refine
 from server.joint import control as control_of
 from server.progress import OnStage
+from server.rounds import answered_rounds, believed
 from server.tangent import tangent_kernel
 from server.workspace import CodecRecord, Workspace
 
 
 def prepare(workspace: Workspace, *, sites: int, on_stage: OnStage | None = None) -> CodecRecord:
-    """Train the public start, keep it as a public object, and keep the frame of the query for ``sites`` sites."""
+    """Train the public start, keep it as a public object, and keep the first round's frame for ``sites`` sites."""
     study, codec = workspace.study(), _codec(workspace)
     images = public_images(workspace, workspace.volumes())
     tell = on_stage or (lambda _name, _done, _total: None)
@@ -60,26 +58,23 @@ def prepare(workspace: Workspace, *, sites: int, on_stage: OnStage | None = None
         radius=study.codec.radius,
     )
     record = CodecRecord(sha256=workspace.objects.put(frame.to_bytes()), dimension=frame.dimension)
-    workspace.save_frame(record)
+    workspace.save_frames((record,))
     return record
 
 
-def decode_joint(workspace: Workspace, answer: StoredAnswer) -> dict[str, Float[np.ndarray, "k x y z"]]:
-    """What a stored answer says of each volume, before any student has learnt from it."""
-    codec, frame = _codec(workspace), _frame(workspace, answer)
-    codes = frame.estimate(_observation(answer, frame))
-    return dict(zip(answer.query.volumes, labels_of(codec, codes), strict=True))
+def decode_joint(workspace: Workspace, answers: tuple[StoredAnswer, ...]) -> dict[str, Float[np.ndarray, "k x y z"]]:
+    """What the stored answers of all rounds say of each volume, before any student has learnt from it."""
+    _, codes = believed(workspace, answers)
+    return dict(zip(answers[-1].query.volumes, labels_of(_codec(workspace), codes), strict=True))
 
 
 def fit_joint(workspace: Workspace, *, files: FitFiles, on_step: OnStep, control: str | None = None) -> Fitted | None:
-    """Refine the public start with the stored answer, or with what ``control`` reads in its place."""
+    """Refine the public start with the stored answers, or with what ``control`` reads in their place."""
     study = workspace.study()
     with Ledger.open(workspace.ledger_file) as ledger:
-        answers = ledger.answers(study.id)
+        answers = answered_rounds(workspace, ledger)
     if not answers:
         raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
-    answer = answers[0]
-    codec, frame = _codec(workspace), _frame(workspace, answer)
     start = workspace.start_file.read_bytes()
     inputs = digest(
         "joint-student-inputs",
@@ -87,25 +82,23 @@ def fit_joint(workspace: Workspace, *, files: FitFiles, on_step: OnStep, control
             control or "student",
             study.id,
             repr(study.student),
-            answer.query.id,
-            sha256_bytes(answer.noisy_sum.tobytes()),
+            [[answer.query.id, sha256_bytes(answer.noisy_sum.tobytes())] for answer in answers],
             sha256_bytes(start),
         ],
     )
 
     def train() -> object:
-        images = public_images(workspace, answer.query.volumes)
+        images = public_images(workspace, answers[-1].query.volumes)
         model = build_unet(
             study.student.channels, in_channels=len(study.data.channels), out_channels=len(study.data.labels)
         )
         weights_from_bytes(start, model)
-        seen = _observation(answer, frame)
-        read, observation = (frame, seen) if control is None else control_of(control, frame, seen)
+        begun, codes = believed(workspace, answers)
         return refine(
             model,
             images,
-            codec,
-            read.estimate(observation),
+            _codec(workspace),
+            codes if control is None else control_of(control, begun, codes),
             study.student,
             seed=STUDENT_SEED,
             checkpoint=files.checkpoint,
@@ -113,15 +106,6 @@ def fit_joint(workspace: Workspace, *, files: FitFiles, on_step: OnStep, control
         )
 
     return fit_once(train, files=files, inputs=inputs)
-
-
-def _observation(answer: StoredAnswer, frame: Frame) -> Observation:
-    noise_std = mean_noise_std(answer.query.mechanism.noise_std, voters=answer.voters)
-    return frame.read(answer.noisy_sum / (answer.voters * 2.0**GRID_BITS), noise_std=noise_std)
-
-
-def _frame(workspace: Workspace, answer: StoredAnswer) -> Frame:
-    return Frame.from_bytes(workspace.objects.get(answer.query.centre))
 
 
 def _codec(workspace: Workspace) -> PcaCodec:

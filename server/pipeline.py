@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from common.errors import ConsiliumError
 from common.events import EventLog, read_events
 from common.ledger.keys import load_signing_key
 from common.ledger.store import Ledger
+from common.privacy.mechanism import QuerySpec
 from common.sealing_rotation import load_sealing_keys
 from server.query import Aggregator, Transport, plan_queries
+from server.rounds import ask_rounds
 from server.workspace import Workspace
 
 
@@ -44,15 +46,11 @@ def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
 
 
 def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> None:
-    """Answer the study's open queries through the core."""
+    """Answer the study's open queries through the core; a joint study's round by round, each after the one before."""
     study = workspace.study()
-    frame = workspace.frame() if study.codec.joint else None
-    queries = plan_queries(study, codec=workspace.codec(), volumes=workspace.volumes(), frame=frame)
     signing_key = load_signing_key(workspace.signing_key_file)
-    with (
-        Ledger.open(workspace.ledger_file, signing_key=signing_key) as ledger,
-        stage(events, "collect", total=len(queries)),
-    ):
+
+    def ask(queries: Sequence[QuerySpec], *, before: int = 0) -> None:
         core = Aggregator(
             study=study,
             queries=queries,
@@ -60,8 +58,23 @@ def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> 
             ledger=ledger,
             sealing_key=load_sealing_keys(workspace.sealing_key_file),
             events=events,
+            before=before,
         )
         core.run(transport, should_stop=workspace.stop_file.exists)
+
+    with (
+        Ledger.open(workspace.ledger_file, signing_key=signing_key) as ledger,
+        stage(events, "collect", total=study.privacy.planned_queries),
+    ):
+        if not study.codec.joint:
+            ask(plan_queries(study, codec=workspace.codec(), volumes=workspace.volumes()))
+            return
+        ask_rounds(
+            workspace,
+            ledger,
+            lambda query, before: ask((query,), before=before),
+            should_stop=workspace.stop_file.exists,
+        )
 
 
 def finish(workspace: Workspace, *, events: EventLog) -> None:

@@ -74,9 +74,12 @@ class Transport(Protocol):
 
 
 def plan_queries(
-    study: Study, *, codec: CodecRecord, volumes: Sequence[str], frame: CodecRecord | None = None
+    study: Study, *, codec: CodecRecord, volumes: Sequence[str], frame: CodecRecord | None = None, number: int = 1
 ) -> tuple[QuerySpec, ...]:
-    """One query a public volume, in order, for the first ``planned_queries`` of them; with ``frame`` one about all."""
+    """One query a public volume, in order, for the first ``planned_queries`` of them.
+
+    With ``frame`` one about all of them: round ``number`` of a joint query.
+    """
     asked: list[tuple[str, ...]] = [(volume,) for volume in volumes[: study.privacy.planned_queries]]
     mechanism = study_mechanism(study, dimension=(frame or codec).dimension)
     return tuple(
@@ -84,7 +87,7 @@ def plan_queries(
             edition=study.privacy.edition,
             codec=codec.sha256,
             volumes=group,
-            round=1,
+            round=number,
             centre=frame.sha256 if frame else "zero",
             weights="codec",
             mechanism=mechanism,
@@ -114,6 +117,7 @@ class Aggregator:
     """The core of one study. Holds no state a crash could lose: what counts is in the ledger.
 
     ``sites`` tells who is registered now; it is asked before every batch, so a site may join in the middle of a run.
+    ``before`` queries of the study's plan were answered before these, which a later query may depend on.
     """
 
     def __init__(
@@ -128,6 +132,7 @@ class Aggregator:
         sampler: Sampler = rounded_gaussian,
         clock: Callable[[], float] = time.monotonic,
         retry_pause_s: float = 5.0,
+        before: int = 0,
     ) -> None:
         if (registered := len(sites())) < study.privacy.quorum:
             raise QuorumNotReached(
@@ -137,7 +142,7 @@ class Aggregator:
         self._study, self._queries, self._sites = study, tuple(queries), sites
         self._ledger, self._sealing_key, self._events = ledger, sealing_key, events
         self._sampler, self._clock = sampler, clock
-        self._retry_pause_s = retry_pause_s
+        self._retry_pause_s, self._before = retry_pause_s, before
         self._held: dict[str, int] = {}
         self._contradicted: dict[str, int] = {}
         self._away: frozenset[int] = frozenset()
@@ -176,8 +181,9 @@ class Aggregator:
         self._send_receipts(self._sites(), transport)
 
     def _progress(self, left: int) -> None:
-        total = len(self._queries)
-        self._events.emit("stage-progress", stage="collect", done=total - left, total=total)
+        total = self._study.privacy.planned_queries if self._study.codec.joint else len(self._queries)
+        done = self._before + len(self._queries) - left
+        self._events.emit("stage-progress", stage="collect", done=done, total=total)
 
     def _plan(
         self, queries: Sequence[QuerySpec], *, before: _Batch | None = None, roster: Sequence[Site] = ()

@@ -70,11 +70,12 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, 
         volumes.append(workspace.objects.put(data))
     if len(set(volumes)) != len(volumes):
         raise InvalidInput("public volumes", limit="no volume twice", remedy="remove the duplicate")
-    if len(volumes) < study.privacy.planned_queries:
+    needed = 1 if study.codec.joint else study.privacy.planned_queries
+    if len(volumes) < needed:
         raise InvalidInput(
             "public volumes",
             value=len(volumes),
-            limit=f"at least planned_queries = {study.privacy.planned_queries}",
+            limit=f"at least planned_queries = {needed}",
             remedy="publish more volumes or plan fewer queries",
         )
     workspace.save_volumes(tuple(volumes))

@@ -187,13 +187,15 @@ class Workspace:
     def save_codec(self, codec: CodecRecord) -> None:
         self._write("codec.json", {"sha256": codec.sha256, "dimension": codec.dimension})
 
-    def frame(self) -> CodecRecord:
-        """Hash and dimension of the frame a joint query is asked with."""
-        record = self._read("frame.json", remedy="make it with `consilium codec fit`")
-        return CodecRecord(**checked_fields(record, {"sha256": str, "dimension": int}))
+    def frames(self) -> tuple[CodecRecord, ...]:
+        """Hash and dimension of the frame of every round of a joint query so far, the first one's from before it."""
+        records = self._read("frames.json", remedy="make the first with `consilium codec fit`")
+        fields = {"sha256": str, "dimension": int}
+        return tuple(CodecRecord(**checked_fields(record, fields)) for record in records)
 
-    def save_frame(self, frame: CodecRecord) -> None:
-        self._write("frame.json", {"sha256": frame.sha256, "dimension": frame.dimension})
+    def save_frames(self, frames: tuple[CodecRecord, ...]) -> None:
+        records = [{"sha256": frame.sha256, "dimension": frame.dimension} for frame in frames]
+        self._write("frames.json", records)
 
     def endpoint(self) -> Endpoint:
         record = self._read("endpoint.json", remedy="set it with `consilium provision server`")

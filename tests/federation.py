@@ -5,7 +5,7 @@ The transport hands bytes straight to the workers' ``handle``, so every message 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +27,7 @@ from common.ledger.store import Ledger, PoolDeclaration
 from common.messages import Part, Several, decode
 from common.objects import ObjectStore
 from common.privacy.gaussian import Sampler, rounded_gaussian
+from common.privacy.mechanism import QuerySpec
 from server.query import Aggregator, Reply, plan_queries
 from server.workspace import CodecRecord, Site
 
@@ -183,12 +184,14 @@ class Federation:
             fetch=self.objects.get,
         )
 
-    def core(self) -> Aggregator:
-        """A new core, as after a restart: it knows only what is on disk."""
+    def core(self, queries: Sequence[QuerySpec] | None = None, *, before: int = 0) -> Aggregator:
+        """A new core, as after a restart: it knows only what is on disk. By default it asks all that is planned."""
         record = CodecRecord(sha256=self.codec_hash, dimension=self.codec.dimension)
+        planned = plan_queries(self.study, codec=record, volumes=self.volumes, frame=self.frame)
         return Aggregator(
             study=self.study,
-            queries=plan_queries(self.study, codec=record, volumes=self.volumes, frame=self.frame),
+            queries=planned if queries is None else queries,
+            before=before,
             sites=lambda: self.sites,
             ledger=self.ledger,
             sealing_key=self.sealing_key,

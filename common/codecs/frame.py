@@ -1,19 +1,21 @@
 """The frame of a joint query: how the codes of a whole batch of volumes become one code, and how that is read back.
 
-One release about N volumes instead of N releases: the sites' codes of all volumes are taken relative to a public
-centre, projected on a public orthonormal basis of the volumes' codes together, weighted, and clipped as one vector. A
-frame is public (made from public images, a public network and the codec), travels by content hash as
+A few releases about N volumes instead of N releases: the sites' codes of all volumes are taken relative to a public
+centre, projected on a public orthonormal basis of the volumes' codes together, weighted, and clipped as one vector. The
+next round asks relative to what the releases so far say, so its radius is spread over what is still open. A frame is
+public (made from public images, a public network, the codec and released answers), travels by content hash as
 ``QuerySpec.centre``, and shapes no guarantee: whatever it holds, the one vector is clipped to C afterwards. Refuses
 shapes that do not fit, numbers that are not finite, bases that are not orthonormal and bytes it would not have written.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.linalg import eigh
 
 from common.canonical import check_hash, checked_fields
@@ -21,12 +23,12 @@ from common.codecs.base import CODEC_SCHEMA, check_code, check_noise_std, check_
 from common.codecs.pca import water_fill
 from common.errors import InvalidInput
 
-FRAME = "tangent-frame"
+FRAME = "round-frame"
 FILL = 1.0
 """Share of the radius that a code of the expected size fills."""
 
 MAX_COORDINATES = 512
-"""Coordinates sent at most: a frame's size is that many times the volumes' codes."""
+"""Directions at most: a frame's size is that many times the volumes' codes."""
 
 SMALLEST_SHARE = 1e-9
 """Directions of less than this share of the largest variance hold only rounding."""
@@ -37,13 +39,14 @@ ORTHONORMAL = 1e-4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """``basis`` [d, n, m], orthonormal over the first m coordinates of the n volumes' codes together; ``variances`` [d]
-    expected squares of the offsets along it and ``weights`` [d], both above 0; ``centre`` [n, l], the codes the volumes
-    are taken relative to; ``temperature`` in (0, 1] that predictions are sharpened by; ``codec`` its codec's hash."""
+    """``basis`` [k, n, m], orthonormal over the first m coordinates of the n volumes' codes together; ``variances`` [k]
+    expected squares of the offsets along it, above 0; ``weights`` [k], 0 for the directions that this round leaves out;
+    d of them are not. ``centre`` [n, l], the codes the volumes are taken relative to; ``temperature`` in (0, 1] that
+    predictions are sharpened by; ``codec`` its codec's hash."""
 
-    basis: Float[np.ndarray, "d n m"]
-    variances: Float[np.ndarray, "d"]
-    weights: Float[np.ndarray, "d"]
+    basis: Float[np.ndarray, "k n m"]
+    variances: Float[np.ndarray, "k"]
+    weights: Float[np.ndarray, "k"]
     centre: Float[np.ndarray, "n l"]
     temperature: float
     codec: str
@@ -63,14 +66,14 @@ class Frame:
             and len(self.basis) >= 1
         )
         if not fits:
-            raise InvalidInput("frame", value=self.basis.shape, limit="basis [d, n, m], d weights, centre [n, l ≥ m]")
+            raise InvalidInput("frame", value=self.basis.shape, limit="basis [k, n, m], k weights, centre [n, l ≥ m]")
         if not all(np.isfinite(getattr(self, name)).all() for name in _DTYPES):
             raise InvalidInput("frame", limit="finite numbers")
-        flat = self._flat()
+        flat = self._flat(slice(None))
         if abs(flat @ flat.T - np.eye(len(flat))).max() > ORTHONORMAL:
             raise InvalidInput("frame's basis", limit="orthonormal rows")
-        if min(self.weights.min(), self.variances.min()) <= 0:
-            raise InvalidInput("frame's weights and variances", limit="numbers above 0")
+        if self.variances.min() <= 0 or self.weights.min() < 0 or not self.weights.any():
+            raise InvalidInput("frame's weights and variances", limit="numbers above 0, weights also 0 but not all")
         if not 0 < self.temperature <= 1:
             raise InvalidInput("frame's temperature", value=self.temperature, limit="above 0, at most 1")
 
@@ -80,8 +83,12 @@ class Frame:
 
     @property
     def dimension(self) -> int:
-        """Length of the joint code."""
-        return len(self.weights)
+        """Length d of the joint code."""
+        return int(np.count_nonzero(self.weights))
+
+    @property
+    def _asked(self) -> Bool[np.ndarray, "k"]:
+        return self.weights > 0
 
     def encode(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
         """The joint code of one voter's codes of all volumes, in their order: weights · basis · (codes - centre).
@@ -94,42 +101,49 @@ class Frame:
                 value=getattr(codes, "shape", None),
                 limit=f"finite, of shape {self.centre.shape}",
             )
-        code: np.ndarray = self.along(codes) * self.weights
+        code: np.ndarray = self.along(codes) * self.weights[self._asked]
         return code
 
     def along(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
-        """The codes' offsets from the centre along the basis."""
-        result: np.ndarray = self._flat() @ (codes - self.centre)[:, : self.basis.shape[2]].ravel()
+        """The codes' offsets from the centre along the directions of this round."""
+        result: np.ndarray = self._flat(self._asked) @ (codes - self.centre)[:, : self.basis.shape[2]].ravel()
         return result
 
     def across(self, offsets: Float[np.ndarray, "d"]) -> Float[np.ndarray, "n l"]:
         """Offsets of the volumes' codes that lie so far along the basis: the way back from :meth:`along`."""
         result = np.zeros(self.centre.shape)
-        result[:, : self.basis.shape[2]] = (offsets @ self._flat()).reshape(self.basis.shape[1:])
+        result[:, : self.basis.shape[2]] = (offsets @ self._flat(self._asked)).reshape(self.basis.shape[1:])
         return result
 
     def read(self, mean_code: Float[np.ndarray, "d"], *, noise_std: float) -> Observation:
         """What a released mean code, with noise of ``noise_std`` on every coordinate, says about the offsets."""
         code, noise = check_code(mean_code, dimension=self.dimension), check_noise_std(noise_std)
-        return Observation(value=code / self.weights, variance=(noise / self.weights) ** 2)
+        weights = self.weights[self._asked]
+        return Observation(value=code / weights, variance=(noise / weights) ** 2)
 
     def estimate(self, seen: Observation | None) -> Float[np.ndarray, "n l"]:
         """The volumes' codes: posterior mean under what was ``seen`` and a Gaussian prior around the centre.
 
-        Beyond the basis, and where nothing was seen, the codes are the centre; without noise they are what was
-        observed; in between Wiener's weight decides.
+        Beyond the directions of this round, and where nothing was seen, the codes are the centre; without noise they
+        are what was observed; in between Wiener's weight decides.
         """
         if seen is None:
             return np.array(self.centre)
-        result: np.ndarray = self.centre + self.across(seen.value * self.variances / (self.variances + seen.variance))
+        variances = self.variances[self._asked]
+        result: np.ndarray = self.centre + self.across(seen.value * variances / (variances + seen.variance))
         return result
 
-    def dealt(self, order: list[int], *, centre: bool = True) -> Frame:
-        """This frame with volume i in the place of volume ``order``[i]: an observation then speaks of wrong volumes.
+    def after(self, seen: Observation, *, noise_std: float, radius: float) -> Frame:
+        """The frame of the next round: centred on what is believed now, the radius spread over what is still open.
 
-        With ``centre`` false every volume keeps its own centre, and only the offsets from it go astray.
+        Feedback makes every round worth more than a share of one: what is known already fills no radius (Schalkwijk &
+        Kailath 1966). ``noise_std`` on the next mean code. Made of released numbers: post-processing.
         """
-        return replace(self, basis=self.basis[:, order], centre=self.centre[order] if centre else self.centre)
+        variances = np.array(self.variances)
+        asked = variances[self._asked]
+        variances[self._asked] = asked * seen.variance / (asked + seen.variance)
+        weights = _spread(variances, noise_std=noise_std, radius=radius)
+        return replace(self, variances=variances, weights=weights, centre=self.estimate(seen))
 
     def sharpen(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "c x y z"]:
         """Probabilities to the power 1 / temperature, summing to 1: a code should hold shape, not hesitation.
@@ -158,8 +172,8 @@ class Frame:
             raise InvalidInput("frame of a joint query", limit="exactly the bytes a frame writes")
         return frame
 
-    def _flat(self) -> Float[np.ndarray, "d k"]:
-        result: np.ndarray = self.basis.reshape(len(self.basis), -1).astype(np.float64)
+    def _flat(self, rows: slice | Bool[np.ndarray, "k"]) -> Float[np.ndarray, "r nm"]:
+        result: np.ndarray = self.basis[rows].reshape(-1, math.prod(self.basis.shape[1:])).astype(np.float64)
         return result
 
 
@@ -204,18 +218,25 @@ def plan_frame(
     values, vectors = eigh(kernel, subset_by_index=(len(kernel) - most, len(kernel) - 1))
     found = values[::-1] * (total / trace)
     kept = int((found > SMALLEST_SHARE * found[0]).sum())
-    powers = water_fill(found[:kept], noise_std=noise_std, power=(FILL * radius) ** 2)
-    sent = powers > 0
-    basis = vectors.T[::-1][:kept][sent]
+    basis = vectors.T[::-1][:kept]
     basis = basis * np.sign(basis[np.arange(len(basis)), abs(basis).argmax(axis=1)])[:, None]
     return Frame(
         basis=basis.reshape(len(basis), volumes, -1),
-        variances=found[:kept][sent],
-        weights=np.sqrt(powers[sent] / found[:kept][sent]),
+        variances=found[:kept],
+        weights=_spread(found[:kept], noise_std=noise_std, radius=radius),
         centre=centre,
         temperature=temperature,
         codec=codec,
     )
+
+
+def _spread(variances: Float[np.ndarray, "k"], *, noise_std: float, radius: float) -> Float[np.ndarray, "k"]:
+    """Weights that make offsets of these variances fill the radius with the least error left; 0 where none pays."""
+    order = np.argsort(-variances, kind="stable")
+    powers = np.empty_like(variances)
+    powers[order] = water_fill(variances[order], noise_std=noise_std, power=(FILL * radius) ** 2)
+    result: np.ndarray = np.sqrt(np.maximum(powers, 0) / variances)
+    return result
 
 
 def sharpen(probabilities: Float[np.ndarray, "c x y z"], *, temperature: float) -> Float[np.ndarray, "c x y z"]:

@@ -1,15 +1,17 @@
 """What a joint query can be expected to give the student, from public numbers alone.
 
-A release at noise σ a coordinate of the mean code, relative to the clipping norm C, recovers the share
-Σ v_i p_i / (p_i + σ²) of what the teachers know beyond the public start, with v the variance along the directions of
-the public start's tangent kernel and p the radius spread over them by water-filling. The spectrum is so much alike over
-data splits that its octaves are constants here; what a share is worth in Dice was measured once, on one task.
+A round at noise σ a coordinate of the mean code, relative to the clipping norm C, leaves v_i σ² / (p_i + σ²) of the
+variance v of what the teachers know beyond the public start along the directions of its tangent kernel, with p the
+radius spread over them by water-filling; the next round spreads it anew over what is left. The spectrum is so much
+alike over data splits that its octaves are constants here; what a share is worth in Dice was measured once, on one
+task.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from common.config import JOINT_ROUNDS
 from common.errors import InvalidInput
 from common.privacy.calibration import calibrate
 from common.privacy.mechanism import AccountantName, Budget, Protection, Unit, radius_int
@@ -30,7 +32,7 @@ WORTH_ASKING = 0.02
 """A predicted gain below this is within what seeds and tasks differ by."""
 
 
-ENOUGH = 0.72
+ENOUGH = 0.8
 """More voters are not worth weaker teachers once this share is recovered."""
 
 PATIENTS_A_TEACHER = 3
@@ -45,7 +47,7 @@ MOST_VOTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """How to ask, before anything is spent: ``voters`` a site, one joint query, and what is expected of it.
+    """How to ask, before anything is spent: ``voters`` a site, a joint query, and what is expected of it.
 
     ``noise`` on every coordinate of the mean code, in clipping norms; ``gain`` in Dice over the best control.
     """
@@ -64,9 +66,9 @@ class Recommendation:
         """One sentence, with its numbers and what they stand on."""
         teachers = "one teacher a site" if self.voters == 1 else f"{self.voters} teachers a site on disjoint patients"
         what = (
-            f"one joint query (codec.joint = true), {teachers}: noise of {self.noise:.3g} C on the mean code, about "
-            f"{self.recovered:.0%} of what teachers know beyond public data comes through, Dice {self.gain:+.3f} over "
-            "the best control, as on the hippocampus task"
+            f"a joint query in {JOINT_ROUNDS} rounds (codec.joint = true), {teachers}: noise of {self.noise:.3g} C on "
+            f"the mean code if one spent all, about {self.recovered:.0%} of what teachers know beyond public data "
+            f"comes through, Dice {self.gain:+.3f} over the best control, as on the hippocampus task"
         )
         return what if self.worth_asking else f"{what}: nothing to be gained; do not spend this budget"
 
@@ -118,18 +120,23 @@ def joint_noise(
     return float(noise_std) / bound / (hospitals * voters)
 
 
-def recovered_share(noise: float) -> float:
-    """The share of what teachers know beyond public data that one joint release can carry, in (0, 1).
+def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:
+    """The share of what teachers know beyond public data that a joint query can carry, in (0, 1).
 
-    ``noise``: standard deviation on every coordinate of the mean code, in units of the clipping norm. Falls with noise.
+    ``noise``: standard deviation on every coordinate of the mean code if one release spent the budget, in units of the
+    clipping norm; each of ``rounds`` has √rounds times that. Falls with noise, grows with rounds.
     """
     if not 0 < noise < 1e6:
         raise InvalidInput("noise on the mean code", value=noise, limit="above 0, below a million clipping norms")
+    _check_count("rounds", rounds)
     spectrum = [OCTAVES[0]]
     for octave, share in enumerate(OCTAVES[1:]):
         spectrum += [share / 2**octave] * 2**octave
-    powers = water_fill(spectrum, noise**2, 1.0)
-    return sum(v * p / (p + noise**2) for v, p in zip(spectrum, powers, strict=True))
+    variance, left = rounds * noise**2, sorted(spectrum, reverse=True)
+    for _ in range(rounds):
+        powers = water_fill(left, variance, 1.0)
+        left = sorted((v * variance / (p + variance) for v, p in zip(left, powers, strict=True)), reverse=True)
+    return sum(spectrum) - sum(left)
 
 
 def predicted_gain(noise: float) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from common.canonical import sha256_bytes
-from common.codecs.frame import Observation, plan_frame
+from common.codecs.frame import plan_frame
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.objects import write_atomically
@@ -40,11 +40,13 @@ class Variant:
     shrunk: bool = True
     begun: bool = True
     joint: bool = True
+    rounds: int | None = None
 
 
 VARIANTS = {
     "recipe": Variant("the recipe"),
     "one-query-a-volume": Variant("one release a volume, a student from nothing", joint=False, begun=False),
+    "one-round": Variant("all in one round", rounds=1),
     "teachers-from-nothing": Variant("teachers do not begin from the public start", begun=False),
     "image-rows": Variant("volumes rotated by their images' likeness, no tangent kernel", kernel="images"),
     "independent": Variant("every volume and coordinate for itself, no kernel", kernel="none"),
@@ -59,6 +61,8 @@ VARIANTS = {
 def student(bench: Bench, name: str) -> float:
     """Dice of the student of one variant on the held-out cases."""
     variant, setting = VARIANTS[name], bench.setting
+    if variant.rounds is not None:
+        bench = bench.at(setting := replace(setting, rounds=variant.rounds))
     if setting.recipe != "joint":
         raise InvalidInput("recipe of an ablation", value=setting.recipe, limit="joint")
     path = bench.file(f"variant-{name}", [repr(setting), repr(variant), bench.seed, RECIPE], ".json")
@@ -102,10 +106,8 @@ def _joint(bench: Bench, variant: Variant) -> float:
         radius=bench.study.codec.radius,
         codec=sha256_bytes(codec.to_bytes()),
     )
-    seen = bench.observed(f"joint-{variant.what}", frame, codes)
-    if not variant.shrunk:
-        seen = Observation(value=seen.value, variance=np.zeros_like(seen.variance))
-    model = refine(start.model, bench.images, codec, frame.estimate(seen), bench.setting.student, seed=bench.seed + 100)
+    final = bench.believed(frame, codes, kind=f"joint-{variant.what}", shrunk=variant.shrunk)
+    model = refine(start.model, bench.images, codec, final, bench.setting.student, seed=bench.seed + 100)
     return bench.dice(model, bench.roles.held_out)
 
 

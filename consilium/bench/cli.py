@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from common.config import JOINT_ROUNDS, MAX_JOINT_ROUNDS
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from consilium.bench.papers import papers
 
@@ -45,6 +46,9 @@ def utility(
     delta: Annotated[float, typer.Option(help="Budget δ.")] = 1e-3,
     unit: Annotated[Unit, typer.Option(help="Whose presence is hidden.")] = Unit.HOSPITAL,
     queries: Annotated[int, typer.Option(help="Volumes asked about, one release each (recipe pca).", min=1)] = 16,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds of a release about all volumes (recipe joint).", min=1, max=MAX_JOINT_ROUNDS)
+    ] = JOINT_ROUNDS,
     teacher_steps: Annotated[int, typer.Option(help="Training steps of a teacher.", min=1)] = 150,
     student_steps: Annotated[int, typer.Option(help="Training steps of the student.", min=8)] = 600,
     seeds: Annotated[int, typer.Option(help="Repetitions; without --test each rotates the validation fifth.")] = 5,
@@ -94,6 +98,7 @@ def utility(
         teacher=TrainingConfig(steps=teacher_steps, learning_rate=5e-3 if recipe is Recipe.JOINT else 1e-2),
         student=TrainingConfig(steps=student_steps, learning_rate=2e-3),
         central=central,
+        rounds=rounds,
     )
     cache.mkdir(parents=True, exist_ok=True)
     parts = (ABLATION,) if ablate else PARTS

@@ -24,9 +24,9 @@ from client.training.private.settings import defaults
 from client.training.private.teachers import train_privately
 from common.canonical import digest, sha256_bytes
 from common.codecs import fit_codec
-from common.codecs.frame import MAX_COORDINATES, Frame, Observation
+from common.codecs.frame import FRAME, MAX_COORDINATES, Frame, Observation
 from common.codecs.pca import PcaCodec
-from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.config import JOINT_ROUNDS, CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.models.fit import fit, one_hot, predict
 from common.models.unet import build_unet, load_weights, save_weights, weights_to_bytes
 from common.objects import write_atomically
@@ -51,7 +51,7 @@ CENTRAL = "central_dp_sgd"
 CENTRAL_PAPER = "central_dp_sgd_clip_4"
 PAPER_CLIP = 4.0
 """Of every layer of its own: Fay et al. 2021, "Baseline"."""
-RECIPE = (MAX_COORDINATES, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
+RECIPE = (FRAME, MAX_COORDINATES, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
 """The joint recipe's constants: what is kept is named by them too."""
 BOUNDS = ("mean_teacher", "ensemble", "mean_teacher_m1", "ensemble_m1", "all_data", CENTRAL, CENTRAL_PAPER)
 PARTS = ("student", "controls", "bounds")
@@ -67,7 +67,8 @@ _ARMS_OF = {
 class Setting:
     """One row of the table: a recipe under a guarantee. ``recipe``: ``joint`` or ``pca``.
 
-    ``central``: also train on all patients in one place with DP-SGD, at the same (ε, δ) for one patient.
+    ``rounds`` of a joint query, ``queries`` of the other. ``central``: also train on all patients in one place with
+    DP-SGD, at the same (ε, δ) for one patient.
     """
 
     recipe: str
@@ -80,6 +81,7 @@ class Setting:
     teacher: TrainingConfig
     student: TrainingConfig
     central: bool = False
+    rounds: int = JOINT_ROUNDS
 
     @property
     def name(self) -> str:
@@ -87,7 +89,7 @@ class Setting:
 
 
 def study_of(setting: Setting, data: DataConfig) -> Study:
-    """The study this setting stands for. A joint query is one release about all volumes."""
+    """The study this setting stands for. Every round of a joint query is one release about all volumes."""
     joint = setting.recipe == "joint"
     return Study(
         name="bench-utility",
@@ -95,7 +97,7 @@ def study_of(setting: Setting, data: DataConfig) -> Study:
         privacy=PrivacyConfig(
             epsilon=setting.epsilon,
             delta=setting.delta,
-            planned_queries=1 if joint else setting.queries,
+            planned_queries=setting.rounds if joint else setting.queries,
             quorum=setting.hospitals,
             unit=setting.unit,
             voters_per_site=setting.voters,
@@ -148,7 +150,7 @@ class Bench:
         return Start(model=model, codes=codes_of(model, self.images, codec, temperature=TEMPERATURE))
 
     def frame(self, start: Start) -> Frame:
-        """The frame of the one query, planned once a seed."""
+        """The frame of the first round, planned once a seed."""
         noise_std = self.mechanism(1)[1]
         parts: list[object] = [self.codec_hash, _weights_hash(start.model), noise_std.hex(), RECIPE]
         path = self.file("frame", parts, "")
@@ -271,9 +273,8 @@ class Bench:
         if arm == "non_private":  # the teachers' mean codes as they are: no frame, no clip, no noise
             final = codes.mean(axis=0)
         else:
-            seen = self.observed("joint", frame, codes)
-            read, told = (frame, seen) if arm == "student" else control_of(arm, frame, seen)
-            final = read.estimate(told)
+            final = self.believed(frame, codes)
+            final = final if arm == "student" else control_of(arm, start.codes, final)
         values = {arm: self._taught(start, final)}
         if arm == "student":
             values["labels"] = score(
@@ -321,8 +322,20 @@ class Bench:
         mechanism = study_mechanism(self.study, dimension=dimension)
         return mechanism, mean_noise_std(mechanism.noise_std, voters=self.setting.hospitals * self.setting.voters)
 
+    def believed(
+        self, frame: Frame, codes: Float[np.ndarray, "k n l"], *, kind: str = "joint", shrunk: bool = True
+    ) -> Float[np.ndarray, "n l"]:
+        """The volumes' codes after all rounds; not ``shrunk``: observations are taken as they are."""
+        noise_std, radius = self.mechanism(1)[1], self.study.codec.radius
+        for number in range(1, self.setting.rounds + 1):
+            seen = self.observed(f"{kind}-{number}", frame, codes)
+            taken = seen if shrunk else replace(seen, variance=np.zeros_like(seen.variance))
+            final = frame.estimate(taken)
+            frame = replace(frame.after(seen, noise_std=noise_std, radius=radius), centre=final)
+        return final
+
     def observed(self, kind: str, frame: Frame, codes: Float[np.ndarray, "k n l"]) -> Observation:
-        """What the one release of the voters' codes of all volumes says."""
+        """What one release of the voters' codes of all volumes says."""
         mechanism, noise_std = self.mechanism(frame.dimension)
         answer = self.released(kind, [[frame.encode(each)] for each in codes], mechanism)[0]
         return frame.read(answer / (len(codes) * 2.0**GRID_BITS), noise_std=noise_std)
@@ -414,7 +427,7 @@ def _kept(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def mean_noise(setting: Setting) -> float:
-    """The noise on every coordinate of a joint release's mean code, in units of the clipping norm."""
+    """The noise on every coordinate of the mean code if one release spent the budget, in units of the clipping norm."""
     return joint_noise(
         budget=Budget(setting.epsilon, setting.delta),
         accountant=AccountantName.EXACT,

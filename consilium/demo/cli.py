@@ -36,7 +36,10 @@ def demo(
     voters: Annotated[int, typer.Option(help="Voters m a site, on disjoint patients.")] = 1,
     codec: Annotated[str, typer.Option(help="Codec: pca, ball-ae or paper-pca.")] = "pca",
     joint: Annotated[
-        bool, typer.Option("--joint", help="One release about all public volumes together instead of one each.")
+        bool,
+        typer.Option(
+            "--joint", help="Ask about all public volumes together, in four rounds, instead of one release each."
+        ),
     ] = False,
     strategy: Annotated[
         str, typer.Option(help="How teachers are trained: standard, or with a guarantee dp-sgd, dp-mac, dp-bbb.")

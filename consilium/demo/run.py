@@ -20,7 +20,7 @@ from typing import Any
 from client.training.private.settings import PrivateSettings, defaults
 from client.training.side_by_side import default_jobs
 from common.codecs.paper import codec_terms
-from common.config import STUDENT_RECIPE, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.config import JOINT_ROUNDS, STUDENT_RECIPE, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import read_dataset
 from common.data.split import SplitCounts, plan_split, private_label_hashes, write_split
 from common.data.synthetic import study_data, write_phantoms
@@ -230,7 +230,7 @@ def _study(places: Places, options: DemoOptions, source: Path, watch: Watch) -> 
             privacy=PrivacyConfig(
                 epsilon=options.epsilon,
                 delta=options.delta,
-                planned_queries=1 if options.joint else options.queries,
+                planned_queries=JOINT_ROUNDS if options.joint else options.queries,
                 quorum=max(1, options.hospitals // 2 + 1),
                 accountant=options.accountant,  # type: ignore[arg-type]  # PrivacyConfig parses it
                 relation=options.relation,  # type: ignore[arg-type]

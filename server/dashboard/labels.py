@@ -113,7 +113,8 @@ def labels_page(service: Service, files: LabelFiles) -> LabelsPage:
     follower = service.follower
     study, workspace = follower.study, follower.workspace
     decided = standing(service.decisions.decisions(), study.id)
-    answered, student = len(follower.ledger.points), files.student()
+    points, student = len(follower.ledger.points), files.student()
+    answered = points if not study.codec.joint or points == 0 else len(published(workspace, study))
     found = []
     stale = False
     for number, volume in enumerate(published(workspace, study), start=1):

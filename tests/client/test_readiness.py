@@ -24,8 +24,6 @@ from server import provision, setup
 from server.workspace import Endpoint, Workspace
 from tests.federation import make_study
 
-NOW = datetime.now(UTC)
-
 
 @dataclass
 class World:
@@ -36,9 +34,9 @@ class World:
     context: ssl.SSLContext
     status: int = 404
     word: str = "no such object"
-    date: datetime = NOW
+    ahead: timedelta = timedelta()
 
-    def finding(self, name: str, *, now: datetime = NOW) -> Finding:
+    def finding(self, name: str, *, now: datetime | None = None) -> Finding:
         (found,) = [finding for finding in check_site(self.site, now=now) if finding.name == name]
         return found
 
@@ -56,7 +54,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response_only(world.status)
-            self.send_header("date", format_datetime(world.date))
+            self.send_header("date", format_datetime(datetime.now(UTC) + world.ahead))
             self.end_headers()
             self.wfile.write(f"{world.word}\n".encode())
 
@@ -67,7 +65,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that do not trust us hang up
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     endpoint = Endpoint(host="localhost", port=server.server_port, internal_port=8000)
-    provision.set_up_server(workspace, endpoint, now=NOW - timedelta(days=60))
+    provision.set_up_server(workspace, endpoint, now=datetime.now(UTC) - timedelta(days=60))
     context.load_cert_chain(workspace.gateway_dir / "server.crt", workspace.gateway_dir / "server.key")
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever)
@@ -104,17 +102,17 @@ def test_a_site_that_is_not_admitted_is_told_what_to_do(world: World, status: in
 
 @pytest.mark.parametrize(("minutes", "said"), [(-10, "ahead of"), (10, "behind")])
 def test_a_clock_that_is_off_is_measured(world: World, minutes: int, said: str) -> None:
-    world.date, world.status, world.word = NOW + timedelta(minutes=minutes), 401, "clock"
+    world.ahead, world.status, world.word = timedelta(minutes=minutes), 401, "clock"
     finding = world.finding("clock")
     assert not finding.ok
     assert said in finding.found
     assert "NTP" in finding.remedy
-    assert [f.name for f in check_site(world.site, now=NOW) if not f.ok] == ["clock"]  # one fault, one line
+    assert [f.name for f in check_site(world.site) if not f.ok] == ["clock"]  # one fault, one line
 
 
 def test_an_expired_a_foreign_and_a_misnamed_certificate_are_told_apart(world: World, tmp_path: Path) -> None:
     folder = world.workspace.gateway_dir
-    provision.renew(world.workspace, valid_days=1, now=NOW - timedelta(days=3))
+    provision.renew(world.workspace, valid_days=1, now=datetime.now(UTC) - timedelta(days=3))
     world.present(folder / "server.crt", folder / "server.key")
     assert "expired" in world.finding("certificate").found
     assert "provision renew" in world.finding("certificate").remedy

@@ -11,7 +11,7 @@ import torch
 from scipy.special import softmax
 
 from common.codecs import fit_codec
-from common.codecs.frame import Frame, Observation
+from common.codecs.frame import Frame
 from common.codecs.pca import PcaCodec
 from common.config import TrainingConfig
 from common.errors import InvalidInput
@@ -136,16 +136,15 @@ def test_of_many_volumes_only_leading_coordinates_enter_the_kernel(
 def test_every_arm_takes_the_same_steps_from_the_same_public_start(
     codec: PcaCodec, images: np.ndarray, start: Start, frame: Frame
 ) -> None:
-    seen = Observation(value=np.zeros(frame.dimension), variance=np.full(frame.dimension, 0.1))
+    believed = frame.centre + 0.1
     before = [tensor.clone() for tensor in start.model.state_dict().values()]
     for name in ("student", *CONTROLS, "shuffled_offsets"):
         steps: list[int] = []
-        read, told = (frame, seen) if name == "student" else control(name, frame, seen)
         refine(
             start.model,
             images,
             codec,
-            read.estimate(told),
+            believed if name == "student" else control(name, frame.centre, believed),
             RECIPE,
             seed=0,
             on_step=lambda step, _loss, steps=steps: steps.append(step),  # type: ignore[misc]
@@ -155,22 +154,20 @@ def test_every_arm_takes_the_same_steps_from_the_same_public_start(
         assert torch.equal(then, now)  # the start is shared by all arms and left as it was
 
 
-def test_controls_are_told_less_than_the_student(frame: Frame) -> None:
-    seen = frame.read(np.random.default_rng(2).normal(size=frame.dimension), noise_std=0.01)
-    own = frame.estimate(seen)
-    silent, zero = control("zero_code", frame, seen)
-    np.testing.assert_allclose(silent.estimate(zero), frame.centre, atol=1e-12)
-    wrong, told = control("shuffled_codes", frame, seen)
-    shuffled = wrong.estimate(told)
+def test_controls_are_told_less_than_the_student() -> None:
+    draws = np.random.default_rng(2)
+    start, own = draws.normal(size=(5, 3)), draws.normal(size=(5, 3))
+    np.testing.assert_array_equal(control("zero_code", start, own), start)
+    np.testing.assert_array_equal(control("public_only", start, own), start)  # one control under two names
+    shuffled = control("shuffled_codes", start, own)
     assert not np.isclose(shuffled, own).all(axis=1).any()
-    np.testing.assert_allclose(np.sort(shuffled, axis=0), np.sort(own, axis=0), atol=1e-9)
-    apart, offsets = control("shuffled_offsets", frame, seen)
-    np.testing.assert_allclose(apart.estimate(offsets).mean(axis=0), own.mean(axis=0), atol=1e-9)
-    blind, nothing = control("public_only", frame, seen)
-    assert nothing is None
-    np.testing.assert_array_equal(blind.estimate(nothing), silent.estimate(zero))  # one control under two names
+    np.testing.assert_allclose(np.sort(shuffled, axis=0), np.sort(own, axis=0))
+    apart = control("shuffled_offsets", start, own)
+    assert not np.isclose(apart, own).all(axis=1).any()
+    np.testing.assert_allclose(np.sort(apart - start, axis=0), np.sort(own - start, axis=0))
+    np.testing.assert_array_equal(control("shuffled_codes", start[:1], own[:1]), start[:1])
     with pytest.raises(InvalidInput, match="control"):
-        control("anything", frame, seen)
+        control("anything", start, own)
 
 
 def test_too_few_steps_for_the_public_passes_are_refused(codec: PcaCodec, images: np.ndarray) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,15 @@ import pytest
 
 from client.policy import Consent, review
 from common.codecs.frame import Frame, plan_frame
-from common.config import CodecConfig
-from common.errors import InvalidInput
+from common.config import MAX_JOINT_ROUNDS, CodecConfig, render_study
+from common.errors import InvalidInput, QuorumNotReached
+from common.ledger.store import StoredAnswer
 from common.messages import Offer
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
 from server.query import plan_queries
-from server.workspace import CodecRecord
+from server.rounds import answered_rounds, ask_rounds, believed, query_after
+from server.workspace import CodecRecord, Workspace
 from tests.federation import Federation, StubVoters, make_study
 
 VOLUMES = 5
@@ -29,14 +32,19 @@ def no_noise(count: int, noise_std: object) -> np.ndarray:
 
 @pytest.fixture
 def fed(tmp_path: Path) -> Iterator[Federation]:
-    terms = make_study(planned_queries=1, voters_per_site=2)
+    made = joint_federation(tmp_path, rounds=1)
+    yield made
+    made.close()
+
+
+def joint_federation(root: Path, *, rounds: int) -> Federation:
+    terms = make_study(planned_queries=rounds, voters_per_site=2)
     study = replace(terms, codec=replace(terms.codec, joint=True))
-    made = Federation(tmp_path, study=study, volumes=VOLUMES, sampler=no_noise)
+    made = Federation(root, study=study, volumes=VOLUMES, sampler=no_noise)
     for voters in made.voters.values():
         voters.voters = 2
     made.frame = keep(made, frame_of(made))
-    yield made
-    made.close()
+    return made
 
 
 def frame_of(fed: Federation, *, volumes: int = VOLUMES, codec: str = "") -> Frame:
@@ -73,6 +81,7 @@ def expected(fed: Federation, silent: dict[str, int] | None = None) -> np.ndarra
         offsets = np.tile(fed.codec.encode(squares / squares.sum(axis=0)), (VOLUMES, 1)) - frame.centre
         kept = frame.basis.shape[2]
         vector = np.einsum("dnm,nm->d", frame.basis.astype(np.float64), offsets[:, :kept]) * frame.weights
+        vector = vector[frame.weights > 0]
         one = quantise(vector, radius_int=query.mechanism.radius_int)
         total += (2 - (silent or {}).get(name, 0)) * one
     return total
@@ -154,9 +163,117 @@ def test_a_site_declines_a_joint_query_its_study_does_not_describe(fed: Federati
         assert review(offer, Consent.of(study)) == reason
 
 
-def test_a_joint_study_plans_one_release() -> None:
-    terms = make_study(planned_queries=2)
+def test_a_joint_study_plans_few_rounds() -> None:
+    terms = make_study(planned_queries=MAX_JOINT_ROUNDS + 1)
     with pytest.raises(InvalidInput, match="planned_queries"):
         replace(terms, codec=replace(terms.codec, joint=True))
     with pytest.raises(InvalidInput, match="joint"):
         CodecConfig(name="ball-ae", joint=True)
+
+
+# --- rounds
+
+
+@dataclass
+class Study:
+    """A joint study of three rounds in its directory, and what it asks its sites."""
+
+    fed: Federation
+    workspace: Workspace
+    asked: list[QuerySpec] = field(default_factory=list)
+
+    def run(self, *, stop_after: int = 99) -> tuple[StoredAnswer, ...]:
+        """A new run, which asks at most ``stop_after`` rounds."""
+        asked_before = len(self.asked)
+
+        def ask(query: QuerySpec, before: int) -> None:
+            self.asked.append(query)
+            core = self.fed.core(queries=(query,), before=before)
+            core.run(self.fed.transport)
+
+        stop = lambda: len(self.asked) - asked_before >= stop_after  # noqa: E731
+        ask_rounds(self.workspace, self.fed.ledger, ask, should_stop=stop)
+        return answered_rounds(self.workspace, self.fed.ledger)
+
+    def frame(self, answer: StoredAnswer) -> Frame:
+        return Frame.from_bytes(self.fed.objects.get(answer.query.centre))
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Iterator[Study]:
+    fed = joint_federation(tmp_path, rounds=3)
+    workspace = Workspace(tmp_path)
+    workspace.study_file.write_text(render_study(fed.study))
+    workspace.save_volumes(fed.volumes)
+    workspace.save_codec(CodecRecord(sha256=fed.codec_hash, dimension=fed.codec.dimension))
+    assert fed.frame is not None
+    workspace.save_frames((fed.frame,))
+    yield Study(fed, workspace)
+    fed.close()
+
+
+def test_every_round_is_one_charge_and_is_asked_relative_to_what_those_before_it_said(study: Study) -> None:
+    answers = study.run()
+    assert [answer.query.round for answer in answers] == [1, 2, 3]
+    assert len(study.fed.events("released")) == 3
+    for earlier, later in itertools.pairwise(answers):
+        frame = study.frame(earlier)
+        noise = float(earlier.query.mechanism.noise_std) / 2**16 / earlier.voters
+        seen = frame.read(earlier.noisy_sum / earlier.voters / 2**16, noise_std=noise)
+        np.testing.assert_allclose(study.frame(later).centre, frame.estimate(seen))
+        assert (study.frame(later).variances <= frame.variances).all()
+    done = [event["done"] for event in study.fed.events("stage-progress")]
+    assert (done[0], done[-1]) == (0, 3)
+    assert done == sorted(done)
+    spent = next(iter(study.fed.ledger.study_guarantees(study.fed.study.id).values())).epsilon
+    assert spent <= study.fed.study.privacy.epsilon
+
+
+def test_rounds_come_nearer_to_what_the_voters_say(study: Study) -> None:
+    """No noise is drawn here, but the estimate does not know: it is shrunk less with every round."""
+    answers = study.run()
+    first = study.frame(answers[0])
+    means = []
+    for voters in study.fed.voters.values():
+        squares = probabilities(voters).astype(np.float64) ** 2
+        means.append(np.tile(study.fed.codec.encode(squares / squares.sum(axis=0)), (VOLUMES, 1)))
+    told = first.centre + first.across(first.along(np.mean(means, axis=0)))
+    errors = [np.linalg.norm(told - believed(study.workspace, answers[:count])[1]) for count in (1, 2, 3)]
+    start, _ = believed(study.workspace, answers)
+    np.testing.assert_array_equal(start, first.centre)
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] < np.linalg.norm(told - start)
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_next_round_and_pays_for_none_again(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(study.run(stop_after=1)) == 1
+    rows = study.fed.ledger.row_count
+    second = query_after(study.workspace, answered_rounds(study.workspace, study.fed.ledger))
+    with monkeypatch.context() as patched:  # the frame that was made is kept: it is never worked out again
+
+        def other(*_: object, **__: object) -> Frame:
+            raise AssertionError("made again")
+
+        patched.setattr(Frame, "after", other)
+        assert len(study.run(stop_after=1)) == 2
+    assert study.asked[1] == second
+    assert study.fed.ledger.row_count > rows
+    assert len(study.run()) == 3
+    rows = study.fed.ledger.row_count
+    assert len(study.run()) == 3  # all answered: a run for the receipts alone
+    assert study.fed.ledger.row_count == rows
+    assert [query.round for query in study.asked] == [1, 2, 3, 3]
+
+
+def test_where_a_round_finds_nobody_the_rounds_that_were_answered_count(study: Study) -> None:
+    answers = study.run(stop_after=1)
+    study.fed.transport.intercept = lambda _node, _body, _reply: None  # nobody answers any more
+    with pytest.raises(QuorumNotReached):
+        study.run()
+    again = answered_rounds(study.workspace, study.fed.ledger)
+    assert [answer.query.id for answer in again] == [answer.query.id for answer in answers]
+    assert len(study.workspace.frames()) == 2
+    _, codes = believed(study.workspace, again)
+    assert np.isfinite(codes).all()

@@ -1,0 +1,88 @@
+"""A joint study from its first round to the bundle, stopped between two of them, in its directory."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from common.events import read_events
+from common.ledger.store import Ledger
+from common.privacy.mechanism import AccountantName
+from server import pipeline
+from server.controls import CONTROLS, load_control
+from server.finish import load_labels, load_student
+from server.rounds import answered_rounds
+from server.student import score
+from tests.dashboard_study import Recorded, make_study_directory
+
+ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    torch.set_num_threads(1)
+    return make_study_directory(tmp_path_factory.mktemp("joint"), steps=8, rounds=ROUNDS)
+
+
+def test_a_study_stopped_after_a_round_ends_with_all_of_them_and_a_student(recorded: Recorded) -> None:
+    workspace = recorded.workspace
+
+    def released() -> int:
+        return sum(event["event"] == "released" for event in read_events(workspace.events_file))
+
+    with pytest.MonkeyPatch.context() as patched:
+        ask = pipeline.Aggregator.run
+
+        def once(*args: object, **named: object) -> None:
+            ask(*args, **named)  # type: ignore[arg-type]
+            workspace.stop_file.touch()
+
+        patched.setattr(pipeline.Aggregator, "run", once)
+        recorded.run("1")
+    assert released() == 1
+    assert not (workspace.student_dir / "weights.pt").exists()
+
+    recorded.run("2")
+    assert released() == ROUNDS
+    with Ledger.open(workspace.ledger_file) as ledger:
+        answers = answered_rounds(workspace, ledger)
+        spent = ledger.study_guarantees(workspace.study().id)[AccountantName.EXACT].epsilon
+    assert [answer.query.round for answer in answers] == [1, 2, 3]
+    assert spent == pytest.approx(workspace.study().privacy.epsilon, abs=0.01)
+
+    labels = load_labels(workspace)
+    assert tuple(labels) == workspace.volumes()
+    assert sorted(path.stem for path in (workspace.student_dir / "controls").glob("*.pt")) == sorted(CONTROLS)
+    student, zero = (model.state_dict() for model in (load_student(workspace), load_control(workspace, "zero_code")))
+    assert any(not torch.equal(student[name], zero[name]) for name in student)
+    facts = json.loads((workspace.bundle_dir / "configs" / "privacy.json").read_text())
+    assert facts["queries"] == ROUNDS
+
+    before = {path: path.stat().st_mtime_ns for path in workspace.student_dir.rglob("*.pt")}
+    recorded.run("3")
+    assert released() == ROUNDS
+    assert {path: path.stat().st_mtime_ns for path in workspace.student_dir.rglob("*.pt")} == before
+
+
+def test_labels_after_all_rounds_are_nearer_to_the_teachers_than_the_public_start(recorded: Recorded) -> None:
+    """Its teachers know the truth up to a shift; at ε = 8 and four sites they move the labels towards it."""
+    workspace = recorded.workspace
+    if not (workspace.student_dir / "weights.pt").exists():
+        recorded.run()
+    truths = list(next(iter(recorded.teachers.values())).truths.values())
+    classes = len(workspace.study().data.labels)
+
+    def dice(maps: object) -> float:
+        return score((np.asarray(each).argmax(axis=0).astype(np.uint8) for each in maps), truths, classes).mean  # type: ignore[attr-defined]
+
+    from server.joint import labels_of
+    from server.joint_run import _codec
+    from server.rounds import believed
+
+    with Ledger.open(workspace.ledger_file) as ledger:
+        start, after = believed(workspace, answered_rounds(workspace, ledger))
+    assert dice(load_labels(workspace).values()) > dice(labels_of(_codec(workspace), start)) + 0.02
+    assert not np.allclose(start, after)
