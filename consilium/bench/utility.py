@@ -132,7 +132,10 @@ class Bench:
 
     @cached_property
     def codec_hash(self) -> str:
-        return sha256_bytes(self.codec.to_bytes())
+        """Of what the codec does, not of the noise it was planned for: settings that share it share what is kept."""
+        codec = self.codec
+        arrays = (codec.basis, codec.centre, codec.metric, codec.variances, codec.powers)
+        return digest("bench-codec", [sha256_bytes(np.ascontiguousarray(array).tobytes()) for array in arrays])
 
     def at(self, setting: Setting) -> Bench:
         """The same roles, seed and cache at another setting."""
