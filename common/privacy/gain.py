@@ -26,7 +26,7 @@ DICE_OF_ALL = 0.072
 FIRST_PARTS = 0.75
 """The gain grows with this power of the share: what is recovered first is worth most.
 
-Both numbers from two settings of five rotations: .041 where 44 % is recovered, .058 where 75 % is."""
+Both numbers from two settings of five rotations in one round: .041 where 44 % is recovered, .058 where 75 % is."""
 
 WORTH_ASKING = 0.02
 """A predicted gain below this is within what seeds and tasks differ by."""

@@ -53,6 +53,9 @@ def utility(
     student_steps: Annotated[int, typer.Option(help="Training steps of the student.", min=8)] = 600,
     seeds: Annotated[int, typer.Option(help="Repetitions; without --test each rotates the validation fifth.")] = 5,
     central: Annotated[bool, typer.Option("--central", help="Also DP-SGD on all patients in one place.")] = False,
+    offsets: Annotated[
+        bool, typer.Option("--offsets", help="Also the release with every volume's offset dealt to another.")
+    ] = False,
     ablate: Annotated[
         bool, typer.Option("--ablate", help="Instead: the student without each idea of the recipe.")
     ] = False,
@@ -76,7 +79,7 @@ def utility(
     from consilium.bench.jobs import ABLATION, Job, run_jobs
     from consilium.bench.roles import patients_a_site
     from consilium.bench.table import ablation_summary, render, render_ablation, summary
-    from consilium.bench.utility import PARTS, Setting
+    from consilium.bench.utility import OFFSETS, PARTS, Setting
 
     if voters is None:
         patients = patients_a_site(len(read_dataset(data).labelled), hospitals=hospitals, held_out=test is None)
@@ -101,7 +104,7 @@ def utility(
         rounds=rounds,
     )
     cache.mkdir(parents=True, exist_ok=True)
-    parts = (ABLATION,) if ablate else PARTS
+    parts = (ABLATION,) if ablate else (*PARTS, OFFSETS) if offsets and recipe is Recipe.JOINT else PARTS
     work = [
         [Job(setting=setting, data=data, test=test, cache=cache, seed=seed, part=part) for part in parts]
         for seed in range(seeds)

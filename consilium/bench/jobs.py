@@ -32,7 +32,7 @@ REFRESH_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One of :data:`~consilium.bench.utility.PARTS` of one seed, or its whole :data:`ABLATION`."""
+    """One of :data:`~consilium.bench.utility.PARTS` of one seed, its offsets, or its whole :data:`ABLATION`."""
 
     setting: Setting
     data: Path

@@ -34,7 +34,7 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 def summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     """The table as plain JSON: the setting, every seed's Dice, means, deviations, and paired gains over controls."""
-    columns = {name: [row[name] for row in rows] for name in (*ARMS, "labels", *BOUNDS) if name in rows[0]}
+    columns = {name: [row[name] for row in rows] for name in (*ARMS, SHARED, "labels", *BOUNDS) if name in rows[0]}
     gains = {name: _paired(columns["student"], columns[name]) for name in (*CONTROLS, SHARED) if name in columns}
     best = max(CONTROLS, key=lambda name: float(np.mean(columns[name])))
     each = [max(row[control] for control in CONTROLS) for row in rows]

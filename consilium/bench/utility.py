@@ -46,7 +46,7 @@ from server.student import score
 from server.tangent import MAX_ROWS, MAX_WEIGHTS, tangent_kernel
 
 SHARED = "shuffled_offsets"
-ARMS = ("student", *CONTROLS, SHARED, "non_private")
+ARMS = ("student", *CONTROLS, "non_private")
 CENTRAL = "central_dp_sgd"
 CENTRAL_PAPER = "central_dp_sgd_clip_4"
 PAPER_CLIP = 4.0
@@ -56,10 +56,13 @@ RECIPE = (FRAME, MAX_COORDINATES, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
 BOUNDS = ("mean_teacher", "ensemble", "mean_teacher_m1", "ensemble_m1", "all_data", CENTRAL, CENTRAL_PAPER)
 PARTS = ("student", "controls", "bounds")
 """A seed's work, in pieces that may run side by side once the first is done: it trains what the others read."""
-_ARMS_OF = {
+OFFSETS = "offsets"
+"""One piece more, when it is asked for: :data:`SHARED`."""
+_ARMS_OF: dict[str, tuple[str, ...]] = {
     "student": ("student", "zero_code", "public_only"),
-    "controls": ("shuffled_codes", SHARED, "non_private"),
+    "controls": ("shuffled_codes", "non_private"),
     "bounds": (),
+    OFFSETS: (SHARED,),
 }
 
 
@@ -221,7 +224,7 @@ class Bench:
         return done
 
     def run_part(self, part: str, report: Callable[[str], None]) -> dict[str, float]:
-        """One of :data:`PARTS` of :meth:`run`. What is done is kept arm by arm, so a part that was stopped goes on."""
+        """One of :data:`PARTS`, or :data:`OFFSETS`. Done arms are kept, so a part that was stopped goes on."""
         joint = self.setting.recipe == "joint"
         start = self.start() if joint else None
         report("frame")
@@ -241,7 +244,7 @@ class Bench:
             return done
         codes = self.codes(teachers)
         for arm in _ARMS_OF[part]:
-            if arm not in done and (joint or arm != SHARED):
+            if arm not in done:
                 report(arm)
                 if start is None or frame is None:
                     keep(self.single(arm, codes))

@@ -24,7 +24,7 @@ from common.privacy.mechanism import AccountantName, Budget, Protection, Relatio
 from consilium.bench.ablation import VARIANTS, ablate, likeness, student
 from consilium.bench.roles import PUBLIC_IMAGES, PUBLIC_MAPS, Cases, deal_roles
 from consilium.bench.table import ablation_summary, interval, render, render_ablation, summary
-from consilium.bench.utility import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Bench, Setting, mean_noise
+from consilium.bench.utility import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, OFFSETS, SHARED, Bench, Setting, mean_noise
 from server.controls import CONTROLS
 
 DATA = DataConfig(labels=("background", "core"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16))
@@ -68,6 +68,7 @@ def test_a_bench_has_every_arm_and_a_second_run_trains_nothing(bench: Bench, mon
     stages: list[str] = []
     first = bench.run(stages.append)
     assert first.keys() == {*ARMS, *BOUNDS, "labels"} - {CENTRAL, CENTRAL_PAPER}
+    assert bench.run_part(OFFSETS, stages.append).keys() == {SHARED}
     assert all(0 <= dice <= 1 for dice in first.values())
 
     def never(*_: object, **__: object) -> None:
@@ -144,7 +145,9 @@ def test_likeness_leads_with_the_images_first_direction() -> None:
 
 
 def row(student: float, control: float) -> dict[str, float]:
-    return dict.fromkeys([*ARMS, *BOUNDS, "labels"], 0.5) | dict.fromkeys(CONTROLS, control) | {"student": student}
+    return (
+        dict.fromkeys([*ARMS, SHARED, *BOUNDS, "labels"], 0.5) | dict.fromkeys(CONTROLS, control) | {"student": student}
+    )
 
 
 def test_gains_are_paired_and_the_best_control_is_named() -> None:
