@@ -21,7 +21,7 @@ from common.privacy.mechanism import MAX_VOTERS_PER_SITE, AccountantName, Budget
 STUDY_SCHEMA = 1
 MAX_GRID_VOXELS = 1 << 24
 JOINT_ROUNDS = 4
-"""Rounds of a joint query by default: twice as many bring a tenth of what the first three more do."""
+"""Rounds of a joint query by default; twice as many bring little more (docs/utility.md)."""
 MAX_JOINT_ROUNDS = 16
 
 
