@@ -38,7 +38,6 @@ from server.bundle import PrivacyFacts, export_bundle
 from server.decisions import rejected_labels
 from server.decode import decode_answer
 from server.objects_app import statement_file
-from server.rounds import answered_rounds
 from server.student import train_student
 from server.workspace import Workspace
 
@@ -76,7 +75,9 @@ class Fitted:
 
 def decode_labels(workspace: Workspace, *, events: EventLog) -> None:
     """Decode every stored answer of the study into ``labels/<volume>.npz``: float16 probabilities [c, x, y, z]."""
-    decoded = _joint_labels(workspace) if workspace.study().codec.joint else _single_labels(workspace)
+    from server.joint_run import decode_joint
+
+    decoded = decode_joint(workspace) if workspace.study().codec.joint else _single_labels(workspace)
     for volume, query, probabilities in decoded:
         stream = io.BytesIO()
         np.savez_compressed(stream, probabilities=probabilities.astype(np.float16))
@@ -99,16 +100,6 @@ def _single_labels(workspace: Workspace) -> Iterator[tuple[str, str, Float[np.nd
             answer.query.id,
             decode_answer(codecs[name], answer.noisy_sum, voters=answer.voters, noise_std_int=noise_std_int),
         )
-
-
-def _joint_labels(workspace: Workspace) -> Iterator[tuple[str, str, Float[np.ndarray, "c x y z"]]]:
-    """(volume, last query's id, probabilities) after all rounds that were answered."""
-    from server.joint_run import decode_joint
-
-    with Ledger.open(workspace.ledger_file) as ledger:
-        answers = answered_rounds(workspace, ledger)
-    for volume, probabilities in (decode_joint(workspace, answers) if answers else {}).items():
-        yield volume, answers[-1].query.id, probabilities
 
 
 class StoredLabels(Mapping[str, Float[np.ndarray, "c x y z"]]):

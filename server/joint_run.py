@@ -6,6 +6,8 @@ Everything before the query is public, everything after it is post-processing of
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from jaxtyping import Float
 
@@ -22,7 +24,7 @@ from server.finish import STUDENT_SEED, FitFiles, Fitted, fit_once, public_image
 from server.joint import TEMPERATURE, joint_frame, labels_of, public_start, refine
 from server.joint import control as control_of
 from server.progress import OnStage
-from server.rounds import answered_rounds, believed
+from server.rounds import answered_rounds, believed, keep_frame
 from server.tangent import tangent_kernel
 from server.workspace import CodecRecord, Workspace
 
@@ -57,22 +59,26 @@ def prepare(workspace: Workspace, *, sites: int, on_stage: OnStage | None = None
         noise_std=mean_noise_std(study_mechanism(study, dimension=1).noise_std, voters=voters),
         radius=study.codec.radius,
     )
-    record = CodecRecord(sha256=workspace.objects.put(frame.to_bytes()), dimension=frame.dimension)
-    workspace.save_frames((record,))
+    (record,) = keep_frame(workspace, frame, after=())
     return record
 
 
-def decode_joint(workspace: Workspace, answers: tuple[StoredAnswer, ...]) -> dict[str, Float[np.ndarray, "k x y z"]]:
-    """What the stored answers of all rounds say of each volume, before any student has learnt from it."""
-    _, codes = believed(workspace, answers)
-    return dict(zip(answers[-1].query.volumes, labels_of(_codec(workspace), codes), strict=True))
+def decode_joint(workspace: Workspace) -> Iterator[tuple[str, str, Float[np.ndarray, "k x y z"]]]:
+    """What the stored answers of all rounds say of each volume, before any student has learnt from it.
+
+    (volume, the last round's query id, probabilities), none before the first answer.
+    """
+    if answers := _answers(workspace):
+        _, codes = believed(workspace, answers)
+        query = answers[-1].query
+        for volume, probabilities in zip(query.volumes, labels_of(_codec(workspace), codes), strict=True):
+            yield volume, query.id, probabilities
 
 
 def fit_joint(workspace: Workspace, *, files: FitFiles, on_step: OnStep, control: str | None = None) -> Fitted | None:
     """Refine the public start with the stored answers, or with what ``control`` reads in their place."""
     study = workspace.study()
-    with Ledger.open(workspace.ledger_file) as ledger:
-        answers = answered_rounds(workspace, ledger)
+    answers = _answers(workspace)
     if not answers:
         raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
     start = workspace.start_file.read_bytes()
@@ -106,6 +112,11 @@ def fit_joint(workspace: Workspace, *, files: FitFiles, on_step: OnStep, control
         )
 
     return fit_once(train, files=files, inputs=inputs)
+
+
+def _answers(workspace: Workspace) -> tuple[StoredAnswer, ...]:
+    with Ledger.open(workspace.ledger_file) as ledger:
+        return answered_rounds(workspace, ledger)
 
 
 def _codec(workspace: Workspace) -> PcaCodec:

@@ -181,9 +181,8 @@ class Aggregator:
         self._send_receipts(self._sites(), transport)
 
     def _progress(self, left: int) -> None:
-        total = self._study.privacy.planned_queries if self._study.codec.joint else len(self._queries)
         done = self._before + len(self._queries) - left
-        self._events.emit("stage-progress", stage="collect", done=done, total=total)
+        self._events.emit("stage-progress", stage="collect", done=done, total=self._study.privacy.planned_queries)
 
     def _plan(
         self, queries: Sequence[QuerySpec], *, before: _Batch | None = None, roster: Sequence[Site] = ()

@@ -33,10 +33,12 @@ def ask_rounds(
     if len(answers) == planned:
         ask(answers[-1].query, planned - 1)
     while len(answers) < planned and not should_stop():
-        ask(query_after(workspace, answers), len(answers))
-        known, answers = len(answers), answered_rounds(workspace, ledger)
-        if len(answers) == known:
+        query = query_after(workspace, answers)
+        ask(query, len(answers))
+        answer = ledger.answer(query.id)
+        if answer is None:
             break
+        answers = (*answers, answer)
 
 
 def answered_rounds(workspace: Workspace, ledger: Ledger) -> tuple[StoredAnswer, ...]:
@@ -54,9 +56,16 @@ def query_after(workspace: Workspace, answers: tuple[StoredAnswer, ...]) -> Quer
     """The query of the round after ``answers``; makes and keeps its frame if there is none yet."""
     frames = workspace.frames()
     if len(frames) == len(answers):
-        frames = (*frames, _next(workspace, answers[-1]))
-        workspace.save_frames(frames)
+        frames = keep_frame(workspace, _next(workspace, answers[-1]), after=frames)
     return _query(workspace, frames[len(answers)], len(answers) + 1)
+
+
+def keep_frame(workspace: Workspace, frame: Frame, *, after: tuple[CodecRecord, ...]) -> tuple[CodecRecord, ...]:
+    """Keep a round's frame as a public object, on record ``after`` those of the rounds before it; all their records."""
+    record = CodecRecord(sha256=workspace.objects.put(frame.to_bytes()), dimension=frame.dimension)
+    frames = (*after, record)
+    workspace.save_frames(frames)
+    return frames
 
 
 def believed(
@@ -67,12 +76,11 @@ def believed(
     return np.array(first.centre), last.estimate(_observation(answers[-1], last))
 
 
-def _next(workspace: Workspace, answer: StoredAnswer) -> CodecRecord:
+def _next(workspace: Workspace, answer: StoredAnswer) -> Frame:
     """As many voters as the last round had are expected in the next."""
     study, frame = workspace.study(), _frame(workspace, answer)
     noise_std = mean_noise_std(study_mechanism(study, dimension=1).noise_std, voters=answer.voters)
-    after = frame.after(_observation(answer, frame), noise_std=noise_std, radius=study.codec.radius)
-    return CodecRecord(sha256=workspace.objects.put(after.to_bytes()), dimension=after.dimension)
+    return frame.after(_observation(answer, frame), noise_std=noise_std, radius=study.codec.radius)
 
 
 def _query(workspace: Workspace, frame: CodecRecord, number: int) -> QuerySpec:

@@ -75,7 +75,7 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, 
         raise InvalidInput(
             "public volumes",
             value=len(volumes),
-            limit=f"at least planned_queries = {needed}",
+            limit=f"at least {needed}",
             remedy="publish more volumes or plan fewer queries",
         )
     workspace.save_volumes(tuple(volumes))

@@ -26,7 +26,7 @@ from common.errors import InvalidInput
 if TYPE_CHECKING:
     from client.training.site import Crash, OnProgress, RunVoters, VoterOutcome, VoterTask
 
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 STOP_S = 5.0
 """How long a process has to end after SIGTERM before it is killed."""
 
@@ -142,7 +142,7 @@ def _obituary(process: SpawnProcess) -> str:
 def _work(connection: Connection, cache_bytes: int) -> None:
     """A training process: tasks in, progress and outcomes out, until the parent closes the line or ends it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no half-written file is left
-    for name in _THREADS:
+    for name in THREAD_SETTINGS:
         os.environ[name] = "1"
     import torch
 

@@ -121,14 +121,12 @@ class Frame:
         weights = self.weights[self._asked]
         return Observation(value=code / weights, variance=(noise / weights) ** 2)
 
-    def estimate(self, seen: Observation | None) -> Float[np.ndarray, "n l"]:
+    def estimate(self, seen: Observation) -> Float[np.ndarray, "n l"]:
         """The volumes' codes: posterior mean under what was ``seen`` and a Gaussian prior around the centre.
 
-        Beyond the directions of this round, and where nothing was seen, the codes are the centre; without noise they
+        Beyond the directions of this round, and where only noise was seen, the codes are the centre; without noise they
         are what was observed; in between Wiener's weight decides.
         """
-        if seen is None:
-            return np.array(self.centre)
         variances = self.variances[self._asked]
         result: np.ndarray = self.centre + self.across(seen.value * variances / (variances + seen.variance))
         return result

@@ -132,16 +132,16 @@ def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:
     spectrum = [OCTAVES[0]]
     for octave, share in enumerate(OCTAVES[1:]):
         spectrum += [share / 2**octave] * 2**octave
-    variance, left = rounds * noise**2, sorted(spectrum, reverse=True)
+    variance, left = rounds * noise**2, spectrum
     for _ in range(rounds):
         powers = water_fill(left, variance, 1.0)
-        left = sorted((v * variance / (p + variance) for v, p in zip(left, powers, strict=True)), reverse=True)
+        left = [v * variance / (p + variance) for v, p in zip(left, powers, strict=True)]
     return sum(spectrum) - sum(left)
 
 
-def predicted_gain(noise: float) -> float:
+def predicted_gain(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:
     """Dice the student of a joint query should have over its best control; see the module for what it stands on."""
-    return float(DICE_OF_ALL * recovered_share(noise) ** FIRST_PARTS)
+    return float(DICE_OF_ALL * recovered_share(noise, rounds=rounds) ** FIRST_PARTS)
 
 
 def _check_count(what: str, value: int) -> None:

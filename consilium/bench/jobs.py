@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from client.training.side_by_side import THREAD_SETTINGS
 from common.config import DataConfig
 from common.data.msd import read_dataset
 from common.errors import InvalidInput
@@ -26,7 +27,6 @@ from consilium.bench.roles import ROTATIONS, deal_roles, load_cases
 from consilium.bench.utility import Bench, Setting
 
 ABLATION = "ablation"
-THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 REFRESH_S = 0.5
 
 

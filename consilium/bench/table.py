@@ -55,7 +55,9 @@ def summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any
             "best_control": {**gains[best], "name": best},
             "best_control_of_each_seed": _paired(columns["student"], each),
         },
-        "predicted_gain": predicted_gain(mean_noise(setting)) if setting.recipe == "joint" else None,
+        "predicted_gain": predicted_gain(mean_noise(setting), rounds=setting.rounds)
+        if setting.recipe == "joint"
+        else None,
     }
 
 

@@ -61,7 +61,6 @@ OFFSETS = "offsets"
 _ARMS_OF: dict[str, tuple[str, ...]] = {
     "student": ("student", "zero_code", "public_only"),
     "controls": ("shuffled_codes", "non_private"),
-    "bounds": (),
     OFFSETS: (SHARED,),
 }
 
@@ -337,7 +336,8 @@ class Bench:
             seen = self.observed(f"{kind}-{number}", frame, codes)
             taken = seen if shrunk else replace(seen, variance=np.zeros_like(seen.variance))
             final = frame.estimate(taken)
-            frame = replace(frame.after(seen, noise_std=noise_std, radius=radius), centre=final)
+            if number < self.setting.rounds:
+                frame = replace(frame.after(seen, noise_std=noise_std, radius=radius), centre=final)
         return final
 
     def observed(self, kind: str, frame: Frame, codes: Float[np.ndarray, "k n l"]) -> Observation:

@@ -88,6 +88,8 @@ def _watching(console: Console) -> Iterator[Watch]:
             tasks[name] = bars.add_task(name, total=total)
 
         def advance(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                start(name, total)
             bars.update(tasks[name], completed=done, total=total)
 
         def finish(name: str) -> None:

@@ -108,21 +108,13 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """How a demo tells what it does: stages begin, advance and end."""
+    """How a demo tells what it does: stages begin, at the latest when they advance, and end."""
 
     start: Callable[[str, int], None]
     advance: Callable[[str, int, int], None]
     finish: Callable[[str], None]
     event: OnEvent
     say: Callable[[str], None]
-
-    def stages(self, name: str, done: int, total: int) -> None:
-        """A stage that tells of itself as it goes on."""
-        if done == 1:
-            self.start(name, total)
-        self.advance(name, done, total)
-        if done == total:
-            self.finish(name)
 
 
 def run_demo(
@@ -246,7 +238,7 @@ def _study(places: Places, options: DemoOptions, source: Path, watch: Watch) -> 
         setup.publish_volumes(workspace, sorted((places.split / "public" / "images").glob("*.nii.gz")))
     if not (workspace.root / "codec.json").exists():
         private = private_label_hashes(places.split / "split.json")
-        setup.fit_study_codec(workspace, maps, sites=options.hospitals, private_hashes=private, on_stage=watch.stages)
+        setup.fit_study_codec(workspace, maps, sites=options.hospitals, private_hashes=private, on_stage=watch.advance)
     if not (workspace.root / "endpoint.json").exists():
         write_server(workspace)
     return workspace.study()

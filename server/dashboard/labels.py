@@ -114,10 +114,11 @@ def labels_page(service: Service, files: LabelFiles) -> LabelsPage:
     study, workspace = follower.study, follower.workspace
     decided = standing(service.decisions.decisions(), study.id)
     points, student = len(follower.ledger.points), files.student()
-    answered = points if not study.codec.joint or points == 0 else len(published(workspace, study))
+    volumes = published(workspace, study)
+    answered = len(volumes) if study.codec.joint and points else points
     found = []
     stale = False
-    for number, volume in enumerate(published(workspace, study), start=1):
+    for number, volume in enumerate(volumes, start=1):
         label = files.hash(volume)
         known = read_facts(service.pictures_dir, volume)
         facts = known[0] if known is not None and known[0].label == label else None

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from common.codecs import load_codec
 from common.events import read_events
 from common.ledger.store import Ledger
 from common.privacy.mechanism import AccountantName
 from server import pipeline
 from server.controls import CONTROLS, load_control
 from server.finish import load_labels, load_student
-from server.rounds import answered_rounds
+from server.joint import labels_of
+from server.rounds import answered_rounds, believed
 from server.student import score
 from tests.dashboard_study import Recorded, make_study_directory
 
@@ -78,11 +80,8 @@ def test_labels_after_all_rounds_are_nearer_to_the_teachers_than_the_public_star
     def dice(maps: object) -> float:
         return score((np.asarray(each).argmax(axis=0).astype(np.uint8) for each in maps), truths, classes).mean  # type: ignore[attr-defined]
 
-    from server.joint import labels_of
-    from server.joint_run import _codec
-    from server.rounds import believed
-
+    codec = load_codec(workspace.objects.get(workspace.codec().sha256))
     with Ledger.open(workspace.ledger_file) as ledger:
         start, after = believed(workspace, answered_rounds(workspace, ledger))
-    assert dice(load_labels(workspace).values()) > dice(labels_of(_codec(workspace), start)) + 0.02
+    assert dice(load_labels(workspace).values()) > dice(labels_of(codec, start)) + 0.02
     assert not np.allclose(start, after)

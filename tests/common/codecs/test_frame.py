@@ -120,9 +120,9 @@ def test_the_estimate_is_the_gaussian_posterior() -> None:
     np.testing.assert_allclose(found.ravel(), oracle, atol=1e-5)
 
 
-def test_without_an_observation_the_estimate_is_the_centre() -> None:
+def test_where_only_noise_was_seen_the_estimate_is_the_centre() -> None:
     planned = frame()
-    found = planned.estimate(None)
+    found = planned.estimate(Observation(np.ones(planned.dimension), np.full(planned.dimension, np.inf)))
     np.testing.assert_array_equal(found, planned.centre)
     assert found is not planned.centre
 
