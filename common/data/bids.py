@@ -2,9 +2,11 @@
 
 A case is a session (or a subject without sessions), a patient is a subject. A contrast's name is the file's suffix
 (``T1w``, ``T2w``, ``FLAIR``), with ``ce-`` before it where a contrast agent was given. Labels are named by the table
-beside the label maps: ``*_dseg.tsv`` or ``dseg.tsv`` with the columns ``index`` and ``name``. Of several images of one
-contrast, or several label maps, the site's choice says which is meant (:func:`chosen`); where that leaves several, the
-session is a :class:`Problem`, for an image if the study needs its contrast.
+beside the label maps: ``*_dseg.tsv`` or ``dseg.tsv`` with the columns ``index`` and ``name``. One outside all subjects'
+folders is the dataset's; one in a subject's folder speaks for that subject alone. Of several images of one contrast, or
+several label maps, the site's choice says which is meant (:func:`chosen`); where that leaves several, the session is a
+:class:`Problem`, for an image if the study needs its contrast. No subject's files decide anything about another's: what
+contrasts there are, and what a subject's own table says, is told case by case.
 """
 
 from __future__ import annotations
@@ -45,11 +47,8 @@ class BidsLayout:
         drawn, tables = _label_maps(directory)
         if not sessions:
             raise InvalidInput("dataset holds no case", limit=self.says)
-        contrasts = {contrast for images in sessions.values() for contrast in images}
-        unknown = sorted(self.choice.keys() - contrasts - {"dseg"})
-        if unknown:
-            raise InvalidInput("[bids] names a contrast the dataset lacks", value=unknown[0])
-        values, labels = _labels(directory, tables)
+        shared, own_tables = _of_whom(directory, tables)
+        values, labels = _labels(directory, shared)
         cases: list[Case] = []
         problems: list[Problem] = []
         for case in sorted(sessions.keys() | drawn.keys()):
@@ -70,14 +69,19 @@ class BidsLayout:
                 )
             else:
                 own = tuple((contrast, file) for contrast, files in images.items() for file in files)
+                try:
+                    named = _own_names(_tables_of(case, own_tables), dict(zip(values, labels, strict=True)))
+                except InvalidInput as error:
+                    problems.append(Problem(case, str(error)))
+                    continue
                 label = maps[0] if maps else None
-                cases.append(Case(id=case, image=own[0][1], label=label, patient=_subject(case), channel_files=own))
+                cases.append(Case(case, own[0][1], label, patient=_subject(case), channel_files=own, label_names=named))
         listed = tuple(case for case in sorted(sessions.keys() | drawn.keys()) if case in drawn)
         return Dataset(
             name=directory.name,
             labels=labels,
             label_values=values,
-            channels=tuple(sorted(contrasts)),
+            channels=(),
             cases=tuple(cases),
             problems=tuple(problems),
             listed=listed,
@@ -159,8 +163,23 @@ def _label_maps(directory: Path) -> tuple[dict[str, list[Path]], list[Path]]:
     return dict(found), list(dict.fromkeys(tables))
 
 
+def _of_whom(directory: Path, tables: list[Path]) -> tuple[list[Path], dict[str, list[Path]]]:
+    """The dataset's own tables, and by session those in a subject's folder; a subject's holds for all its sessions."""
+    shared: list[Path] = []
+    own: dict[str, list[Path]] = defaultdict(list)
+    for table in tables:
+        folders = table.relative_to(directory).parts[:-1]
+        subject = next((part for part in folders if part.startswith("sub-")), None)
+        if subject is None:
+            shared.append(table)
+            continue
+        session = next((part for part in folders if part.startswith("ses-")), None)
+        own[subject if session is None else f"{subject}_{session}"].append(table)
+    return shared, dict(own)
+
+
 def _labels(directory: Path, tables: list[Path]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Values and names that every table agrees on; background is 0 whether a table says so or not."""
+    """Values and names that the dataset's tables agree on; background is 0 whether a table says so or not."""
     names: dict[int, str] = {}
     for table in tables:
         for value, name in read_label_table(table).items():
@@ -174,6 +193,29 @@ def _labels(directory: Path, tables: list[Path]) -> tuple[tuple[int, ...], tuple
         return (), ()
     names.setdefault(0, "background")
     return tuple(sorted(names)), tuple(names[value] for value in sorted(names))
+
+
+def _tables_of(case: str, tables: Mapping[str, list[Path]]) -> list[Path]:
+    return [*tables.get(_subject(case), []), *(tables.get(case, []) if case != _subject(case) else [])]
+
+
+def _own_names(tables: list[Path], shared: Mapping[int, str]) -> tuple[tuple[int, str], ...]:
+    """(value, name) by a subject's own tables, none if it has none; InvalidInput where they contradict the dataset's or
+    each other."""
+    names: dict[int, str] = {}
+    for table in tables:
+        for value, name in read_label_table(table).items():
+            known = shared.get(value, name) if shared else name
+            if names.setdefault(value, name) != name or known != name:
+                raise InvalidInput(
+                    f"the subject's own table names label {value} otherwise than another does",
+                    value=name,
+                    remedy="let the tables agree, or take the subject's away",
+                )
+    if not names or shared:
+        return ()
+    names.setdefault(0, "background")
+    return tuple(sorted(names.items()))
 
 
 def read_label_table(path: Path) -> dict[int, str]:

@@ -43,7 +43,8 @@ class Case:
     channel has its own; until a study says which channels it needs, one name may have several files. ``patient`` is
     whose scan it is, None where the dataset does not say; ``hospital`` is set only where the dataset says which one a
     case comes from (Consilium's own extra key). ``channel_order`` says which of the file's channels to take, in which
-    order, and ``label_map`` which value of the label file means which of the study (pairs); empty, as they are.
+    order, and ``label_map`` which value of the label file means which of the study (pairs); empty, as they are. ``label_names``: (value, name) by
+    a table that speaks for this case alone; empty, as the dataset says.
     """
 
     id: str
@@ -54,6 +55,7 @@ class Case:
     channel_files: tuple[tuple[str, Path], ...] = ()
     channel_order: tuple[int, ...] = ()
     label_map: tuple[tuple[int, int], ...] = ()
+    label_names: tuple[tuple[int, str], ...] = ()
 
     @property
     def images(self) -> tuple[Path, ...]:
@@ -72,7 +74,7 @@ class Problem:
 @dataclass(frozen=True, slots=True)
 class Dataset:
     """A dataset on disk. ``labels[i]`` names label value i, or ``label_values[i]`` where these are given; no labels:
-    the dataset does not name them. ``cases`` and ``problems`` share no id.
+    the dataset does not name them. No ``channels``: every case names its own. ``cases`` and ``problems`` share no id.
 
     ``listed`` holds every id named for training, good or bad, in the dataset's order: what slots are dealt over.
     ``patients`` says whose scan each id is, good or bad, as far as the dataset knows (:meth:`patient_of`).

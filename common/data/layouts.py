@@ -169,29 +169,22 @@ def match_study(
     ``labels`` maps the site's label names or numbers to the study's names, ``channels`` its channel names. What has the
     study's name already needs no entry; letter case, blanks and the usual other names of a contrast do not matter.
     Raises InvalidInput for a label that is neither mapped nor the study's, and for a channel the study needs and nobody
-    has; a case without one of the channels becomes a Problem.
+    has, as far as the dataset's own index says it. What a case says of itself, the contrasts of its folder or a table
+    of its own labels, can only make that case a Problem.
     """
-    pairs = _label_pairs(dataset, data, labels or {})
-    order = _channel_order(dataset, data, channels or {})
-    wanted = tuple(dataset.channels[i] for i in order)
+    given = _given_labels(data, labels or {})
+    pairs = _label_pairs(dataset, data, labels or {}, given)
+    order = _channel_order(dataset.channels, data, channels or {}) if dataset.channels else None
     cases: list[Case] = []
     problems = list(dataset.problems)
     for case in dataset.cases:
-        if case.channel_files:
-            files = {name: [path for own, path in case.channel_files if own == name] for name in wanted}
-            doubled = [name for name in wanted if len(files[name]) > 1]
-            if not all(files.values()) or doubled:
-                missing = next((name for name in wanted if not files[name]), "")
-                reason = f"the image of channel {missing} is missing; to fix: put it beside the others"
-                if not missing:
-                    reason = several(f"{doubled[0]} images", doubled[0], files[doubled[0]])
-                problems.append(Problem(case.id, reason))
-                continue
-            own = tuple((name, files[name][0]) for name in wanted)
-            case = replace(case, image=own[0][1], channel_files=own if len(own) > 1 else ())
-        elif order != tuple(range(len(dataset.channels))):
-            case = replace(case, channel_order=order)
-        cases.append(replace(case, label_map=pairs))
+        try:
+            own = _own_pairs(case, data, given) if case.label_names else pairs
+            cases.append(replace(_in_order(case, dataset, data, channels or {}, order), label_map=own))
+        except InvalidInput as error:
+            problems.append(Problem(case.id, str(error)))
+        except _Unusable as error:
+            problems.append(Problem(case.id, error.reason))
     return replace(
         dataset,
         labels=data.labels,
@@ -202,14 +195,47 @@ def match_study(
     )
 
 
-def _label_pairs(dataset: Dataset, data: DataConfig, mapping: Mapping[str, str]) -> tuple[tuple[int, int], ...]:
-    """(the site's value, the study's); empty where they are the same numbers."""
+class _Unusable(Exception):
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def _in_order(
+    case: Case, dataset: Dataset, data: DataConfig, mapping: Mapping[str, str], order: tuple[int, ...] | None
+) -> Case:
+    """The case with the study's channels in the study's order; ``order`` None: by the names its own files have."""
+    names = dataset.channels
+    if order is None:
+        names = tuple(dict.fromkeys(name for name, _ in case.channel_files))
+        order = _channel_order(names, data, {name: to for name, to in mapping.items() if name in names})
+    if not case.channel_files:
+        return case if order == tuple(range(len(names))) else replace(case, channel_order=order)
+    wanted = tuple(names[i] for i in order)
+    files = {name: [path for own, path in case.channel_files if own == name] for name in wanted}
+    missing = next((name for name in wanted if not files[name]), None)
+    if missing is not None:
+        raise _Unusable(f"the image of channel {missing} is missing; to fix: put it beside the others")
+    doubled = next((name for name in wanted if len(files[name]) > 1), None)
+    if doubled is not None:
+        raise _Unusable(several(f"{doubled} images", doubled, files[doubled]))
+    own = tuple((name, files[name][0]) for name in wanted)
+    return replace(case, image=own[0][1], channel_files=own if len(own) > 1 else ())
+
+
+def _given_labels(data: DataConfig, mapping: Mapping[str, str]) -> dict[str, int]:
+    """The site's name or number of a label → the study's value, as the site's settings say."""
     study = {_plain(name): value for value, name in enumerate(data.labels)}
-    given: dict[str, int] = {}
-    for name, target in mapping.items():
+    for target in mapping.values():
         if _plain(target) not in study:
             raise InvalidInput("label map", value=target, limit=", ".join(data.labels))
-        given[_plain(name)] = study[_plain(target)]
+    return {_plain(name): study[_plain(target)] for name, target in mapping.items()}
+
+
+def _label_pairs(
+    dataset: Dataset, data: DataConfig, mapping: Mapping[str, str], given: Mapping[str, int]
+) -> tuple[tuple[int, int], ...]:
+    """(the site's value, the study's); empty where they are the same numbers."""
     values = dataset.label_values or tuple(range(len(dataset.labels)))
     table = dict(zip(values, dataset.labels, strict=True))
     if not table:
@@ -223,6 +249,27 @@ def _label_pairs(dataset: Dataset, data: DataConfig, mapping: Mapping[str, str])
         raise InvalidInput(
             "label map names a label the dataset lacks", value=unknown[0], limit=", ".join(sorted(known))
         )
+    pairs = _mapped(table, data, given)
+    lost = [name for value, name in enumerate(data.labels) if value not in {target for _, target in pairs}]
+    if lost:
+        raise InvalidInput(
+            "no label of the dataset stands for the study's",
+            value=lost,
+            remedy="map one to it in [labels] of site.toml, or with --label-map",
+        )
+    return () if all(value == target for value, target in pairs) else pairs
+
+
+def _own_pairs(case: Case, data: DataConfig, given: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
+    """The same by the case's own table, which need not name every label of the study."""
+    pairs = _mapped(dict(case.label_names), data, given)
+    everything = {value for value, _ in pairs} == set(range(len(data.labels)))
+    return () if everything and all(value == target for value, target in pairs) else pairs
+
+
+def _mapped(table: Mapping[int, str], data: DataConfig, given: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
+    """The study's value for each value of a table; InvalidInput for one that is neither mapped nor the study's."""
+    study = {_plain(name): value for value, name in enumerate(data.labels)}
     pairs: list[tuple[int, int]] = []
     unmapped: list[str] = []
     for value, name in table.items():
@@ -238,38 +285,29 @@ def _label_pairs(dataset: Dataset, data: DataConfig, mapping: Mapping[str, str])
             limit=", ".join(data.labels),
             remedy="map each to a label of the study in [labels] of site.toml, or with --label-map",
         )
-    lost = [name for value, name in enumerate(data.labels) if value not in {target for _, target in pairs}]
-    if lost:
-        raise InvalidInput(
-            "no label of the dataset stands for the study's",
-            value=lost,
-            remedy="map one to it in [labels] of site.toml, or with --label-map",
-        )
-    return () if all(value == target for value, target in pairs) else tuple(pairs)
+    return tuple(pairs)
 
 
-def _channel_order(dataset: Dataset, data: DataConfig, mapping: Mapping[str, str]) -> tuple[int, ...]:
+def _channel_order(names: tuple[str, ...], data: DataConfig, mapping: Mapping[str, str]) -> tuple[int, ...]:
     """Which of the dataset's channels is each of the study's."""
     study = {_contrast(name) for name in data.channels}
     for target in mapping.values():
         if _contrast(target) not in study:
             raise InvalidInput("channel map", value=target, limit=", ".join(data.channels))
-    unknown = [name for name in mapping if name not in dataset.channels]
+    unknown = [name for name in mapping if name not in names]
     if unknown:
-        raise InvalidInput(
-            "channel map names a channel the dataset lacks", value=unknown[0], limit=", ".join(dataset.channels)
-        )
-    if len(dataset.channels) == len(data.channels) == 1:
+        raise InvalidInput("channel map names a channel the dataset lacks", value=unknown[0], limit=", ".join(names))
+    if len(names) == len(data.channels) == 1:
         return (0,)  # there is but one way
-    if dataset.channels == ("image",) and not mapping:
+    if names == ("image",) and not mapping:
         return tuple(range(len(data.channels)))  # one file that holds them all, unnamed: in the study's order
-    means = [_contrast(mapping.get(name, name)) for name in dataset.channels]
+    means = [_contrast(mapping.get(name, name)) for name in names]
     doubled = sorted({name for name in means if means.count(name) > 1 and name in study})
     missing = [name for name in data.channels if _contrast(name) not in means]
     if doubled or missing:
         raise InvalidInput(
-            f"channel {doubled[0]} is there twice" if doubled else "a channel of the study is not in the dataset",
-            value=dataset.channels,
+            f"channel {doubled[0]} is there twice" if doubled else "a channel of the study is missing from the data",
+            value=names,
             limit=", ".join(data.channels),
             remedy="map the site's channels to the study's in [channels] of site.toml, or with --label-map",
         )

@@ -202,7 +202,7 @@ def test_channels_of_unknown_names_are_mapped_or_refused(tmp_path: Path) -> None
     index["channel_names"] = {"0": "noNorm", "1": "gad", "2": "T2", "3": "FLAIR"}
     (root / "dataset.json").write_text(json.dumps(index))
     found = open_dataset(root)
-    with pytest.raises(InvalidInput, match=r"not in the dataset.*to fix"):
+    with pytest.raises(InvalidInput, match=r"missing from the data.*to fix"):
         match_study(found, DATA)
     case = match_study(found, DATA, channels={"noNorm": "T1", "gad": "T1c"}).cases[0]
     seen = [int(np.asarray(nib.load(path).dataobj).max()) for path in case.images]
@@ -344,8 +344,8 @@ def test_the_sites_choice_says_which_of_several_label_maps_is_meant(tmp_path: Pa
 
 
 def test_a_choice_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="contrast the dataset lacks"):
-        open_dataset(make_bids(tmp_path / "bids"), choice={"T3w": {"run": "1"}})
+    root = make_bids(tmp_path / "bids")  # whether anybody has a T3w is a matter of data, which refuse nothing
+    assert open_dataset(root, choice={"T3w": {"run": "1"}}) == open_dataset(root)
     with pytest.raises(InvalidInput, match="not BIDS"):
         open_dataset(make_msd(tmp_path / "msd"), choice={"T1w": {"run": "1"}})
     for text in ("bids = 3\n", "[bids]\nT1w = 1\n", "[bids.T1w]\nrun = 1\n"):
@@ -354,16 +354,36 @@ def test_a_choice_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
             load_names(tmp_path / "names.toml")
 
 
-def test_bids_without_sessions_and_with_sidecar_tables_is_read(tmp_path: Path) -> None:
-    save(tmp_path / "sub-x/anat/sub-x_T1w.nii.gz", 3)
-    save(tmp_path / "derivatives/sub-x/anat/sub-x_dseg.nii.gz", 1)
-    (tmp_path / "derivatives/sub-x/anat/sub-x_dseg.tsv").write_text("index\tname\tcolor\n1\tcore\t#fff\n")
-    found = open_dataset(tmp_path)
-    assert [(case.id, case.patient) for case in found.labelled] == [("sub-x", "sub-x")]
-    assert (found.labels, found.label_values) == (("background", "core"), (0, 1))
-    (tmp_path / "derivatives/dseg.tsv").write_text("index\tname\n1\tedema\n")
-    with pytest.raises(InvalidInput, match="two names"):
-        open_dataset(tmp_path)
+def test_a_subjects_own_table_of_labels_speaks_for_that_subject_alone(tmp_path: Path) -> None:
+    own = {"x": "1\tcore\n2\tedema\n", "y": "1\tedema\n2\tcore\n", "z": "1\tedema\n2\tbone\n"}
+    for subject, rows in own.items():
+        for contrast in ("T1w", "T2w"):
+            save(tmp_path / f"sub-{subject}/anat/sub-{subject}_{contrast}.nii.gz", 3)
+        drawn = tmp_path / f"derivatives/sub-{subject}/anat"
+        save(drawn / f"sub-{subject}_dseg.nii.gz", 1)
+        (drawn / f"sub-{subject}_dseg.tsv").write_text(f"index\tname\n{rows}")
+    data = DataConfig(("background", "edema", "core"), (1, 1, 1), (8, 8, 8), channels=("T1", "T2"))
+    found = match_study(open_dataset(tmp_path), data)
+    assert {case.id: case.label_map for case in found.cases} == {"sub-x": ((0, 0), (1, 2), (2, 1)), "sub-y": ()}
+    assert [(problem.case, "2 = bone" in problem.reason) for problem in found.problems] == [("sub-z", True)]
+    (tmp_path / "derivatives/dseg.tsv").write_text("index\tname\n1\tedema\n2\tcore\n")
+    found = match_study(open_dataset(tmp_path), data)
+    assert [case.id for case in found.cases] == ["sub-y"]
+    assert [problem.case for problem in found.problems] == ["sub-x", "sub-z"]
+
+
+def test_one_subjects_files_never_stop_a_dataset(tmp_path: Path) -> None:
+    root = make_bids(tmp_path / "set")
+    before = match_study(open_dataset(root), DATA)
+    save(root / "sub-b/ses-1/anat/sub-b_ses-1_ce-gd_T1w.nii.gz", 5)
+    save(root / "sub-b/ses-1/anat/sub-b_ses-1_T1c.nii.gz", 5)
+    (root / "derivatives/manual/sub-b").mkdir(parents=True, exist_ok=True)
+    (root / "derivatives/manual/sub-b/sub-b_dseg.tsv").write_text("index\tname\n1\tbone\n")
+    after = match_study(open_dataset(root), DATA)
+    assert [case for case in after.cases if case.patient != "sub-b"] == [
+        case for case in before.cases if case.patient != "sub-b"
+    ]
+    assert {problem.case for problem in after.problems} == {case.id for case in before.cases if case.patient == "sub-b"}
 
 
 @pytest.mark.parametrize(
