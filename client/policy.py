@@ -182,16 +182,16 @@ def load_site(directory: Path) -> SiteConfig:
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """The consented study with the least noise it allows; built once, since calibration is the slow part."""
+    """The consented study with the noise it is asked with; built once, since calibration is the slow part."""
 
     study: Study
-    least_noise_std: Fraction
+    noise_std: Fraction
     radius_int: int
 
     @classmethod
     def of(cls, study: Study) -> Consent:
         mechanism = study_mechanism(study, dimension=1)
-        return cls(study=study, least_noise_std=mechanism.noise_std, radius_int=mechanism.radius_int)
+        return cls(study=study, noise_std=mechanism.noise_std, radius_int=mechanism.radius_int)
 
 
 def review(offer: Offer, consent: Consent) -> str:
@@ -221,6 +221,6 @@ def _review_query(query: QuerySpec, consent: Consent) -> str:
     sound = (
         mechanism.radius_int == consent.radius_int
         and mechanism.voters_per_site == study.privacy.voters_per_site
-        and mechanism.noise_std >= consent.least_noise_std
+        and mechanism.noise_std == consent.noise_std  # more would be charged less, and many more codes be had for it
     )
     return "accepted" if sound else "wrong-mechanism"

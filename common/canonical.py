@@ -1,8 +1,8 @@
 """One byte string for one value: the canonical form that is hashed, signed and stored.
 
-Canonical JSON here is UTF-8 with sorted keys and no spaces, and holds only ``None``, booleans, integers, strings,
-lists and string-keyed mappings. Floats are refused, because two machines may print one differently: a rational travels
-as ``"numerator/denominator"``, a measured float as the string ``float.hex`` gives.
+Canonical JSON here is UTF-8 with sorted keys and no spaces, and holds only ``None``, booleans, integers of 64 bits,
+strings, lists and string-keyed mappings. Floats are refused, because two machines may print one differently: a rational
+travels as ``"numerator/denominator"``, a measured float as the string ``float.hex`` gives.
 """
 
 from __future__ import annotations
@@ -16,11 +16,19 @@ from typing import Any
 
 from common.errors import InvalidInput
 
+MAX_INTEGER = 2**63 - 1
+"""Largest integer of canonical JSON, in either sign: what a database column and every other reader can hold."""
+
+MAX_RATIONAL_DIGITS = 4_000
+"""Of a rational's numerator or denominator: below the 4,300 that Python itself reads and writes. Sums of rationals grow
+with every new denominator; what could not be written down is refused before it is charged."""
+
 Json = object  # None | bool | int | str | list | dict with string keys, nested
 
 
 def canonical_bytes(value: Json) -> bytes:
-    """The canonical encoding of ``value``; equal values give equal bytes. Floats, NaN, sets and bytes are refused."""
+    """The canonical encoding of ``value``; equal values give equal bytes. Floats, NaN, sets, bytes and integers beyond
+    :data:`MAX_INTEGER` are refused."""
     return canonical_text(value).encode()
 
 
@@ -60,13 +68,18 @@ def sha256_file(path: Path) -> str:
 
 
 def rational(value: Fraction) -> str:
-    """A fraction as its canonical string ``"numerator/denominator"`` in lowest terms."""
+    """A fraction as its canonical string ``"numerator/denominator"`` in lowest terms; InvalidInput past
+    :data:`MAX_RATIONAL_DIGITS`."""
+    if max(abs(value.numerator), value.denominator).bit_length() > _RATIONAL_BITS:
+        raise InvalidInput("digits of a rational number", limit=f"{MAX_RATIONAL_DIGITS} above and below the line")
     return f"{value.numerator}/{value.denominator}"
 
 
 def parse_rational(text: str) -> Fraction:
     """Read what :func:`rational` wrote; any other spelling of the same number is refused."""
     numerator, _, denominator = text.partition("/")
+    if max(len(numerator), len(denominator)) > MAX_RATIONAL_DIGITS:
+        raise InvalidInput("digits of a rational number", value=len(text), limit=f"{MAX_RATIONAL_DIGITS} on each side")
     try:
         value = Fraction(int(numerator), int(denominator))
     except (ValueError, ZeroDivisionError) as error:
@@ -110,12 +123,21 @@ def _no_float(text: str) -> float:
     raise ValueError(f"a float in canonical JSON: {text}")
 
 
-_DECODER = json.JSONDecoder(parse_float=_no_float, parse_constant=_no_float)
+def _integer(text: str) -> int:
+    if len(text) > 20 or not -MAX_INTEGER <= (value := int(text)) <= MAX_INTEGER:
+        raise ValueError("an integer of more than 64 bits in canonical JSON")
+    return value
+
+
+_RATIONAL_BITS = int((MAX_RATIONAL_DIGITS - 1) * 3.3219)
+_DECODER = json.JSONDecoder(parse_float=_no_float, parse_int=_integer, parse_constant=_no_float)
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _PLAIN = (str, int, bool, type(None))
 
 
 def _check(value: Json) -> None:
+    if isinstance(value, int) and not -MAX_INTEGER <= value <= MAX_INTEGER:
+        raise InvalidInput("integer without a canonical form", value=value.bit_length(), limit="63 bits and a sign")
     if type(value) in _PLAIN:
         return
     if isinstance(value, list | tuple):

@@ -28,7 +28,7 @@ EVENTS: dict[str, frozenset[str]] = {
     "batch-dispatched": frozenset({"batch", "attempt", "sites", "queries"}),
     "reply-received": frozenset({"batch", "attempt", "site", "codes", "seconds"}),
     "reply-missing": frozenset({"batch", "attempt", "site", "reason"}),
-    "code-refused": frozenset({"batch", "site", "query", "reason"}),
+    "code-refused": frozenset({"batch", "site", "query", "reason", "codes"}),
     "released": frozenset(
         {"batch", "queries", "roster", "voters", "epsilon_exact", "epsilon_rdp", "delta", "unit", "relation"}
     ),

@@ -8,6 +8,7 @@ nothing about data. Refuses a roster below quorum before anything is dispatched 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from common.canonical import digest
 from common.config import Study
-from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, Refused
+from common.errors import LedgerCorrupt, QuorumNotReached, Refused
 from common.events import EventLog
 from common.ledger.receipts import Position
 from common.ledger.store import Candidate, Ledger, RosterEntry, StoredAnswer
@@ -46,6 +47,8 @@ from common.privacy.quantise import within
 from common.privacy.release import noisy_sum
 from common.sealing import SealContext, SealingKeys, unseal
 from server.workspace import CodecRecord, Site
+
+log = logging.getLogger(__name__)
 
 RECEIPTS_DEADLINE_S = 90.0
 """What filing receipts may take at most; whatever is late is sent with the next message."""
@@ -111,6 +114,14 @@ class _Batch:
     @property
     def queries(self) -> tuple[QuerySpec, ...]:
         return self.offer.queries
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """One reply's codes by query id, and the ids of those refused with the word why. # sensitive until noised"""
+
+    codes: dict[str, NDArray[np.int64]]
+    refused: dict[str, str]
 
 
 class Aggregator:
@@ -290,23 +301,27 @@ class Aggregator:
     ) -> dict[tuple[str, str], NDArray[np.int64]]:
         """Opened and checked codes by (site, query id), asked for until all are in or patience is over.
 
-        A site that cannot be reached is asked again, so an outage costs time and nothing else. Below quorum at the end,
-        nothing is released or charged: a worker answers even a failure, so silence means an outage. # sensitive
+        A site that cannot be reached is asked again, so an outage costs time and nothing else. A code that came and was
+        refused is final: it counts as the zero code and is not asked for again. Below quorum at the end, nothing is
+        released or charged: a worker answers even a failure, so silence means an outage. # sensitive
         """
         codes: dict[tuple[str, str], NDArray[np.int64]] = {}
+        refused: set[tuple[str, str]] = set()
         until = self._clock() + self._study.collection.patience_s
         for attempt in count(1):
             waiting = {
                 site.node_id: missing
                 for site in roster
-                if (missing := tuple(query.id for query in batch.queries if (site.name, query.id) not in codes))
+                if (missing := tuple(q.id for q in batch.queries if (site.name, q.id) not in codes.keys() | refused))
             }
             if not waiting or self._clock() >= until:
                 break
             reachable = {node: waiting[node] for node in sorted(transport.online() & waiting.keys())}
             if reachable:
-                codes |= self._ask(batch, attempt, reachable, roster, ahead, transport, until=until)
-            if len(codes) < len(roster) * len(batch.queries):
+                received, spoilt = self._ask(batch, attempt, reachable, roster, ahead, transport, until=until)
+                codes |= received
+                refused |= spoilt
+            if len(codes) + len(refused) < len(roster) * len(batch.queries):
                 time.sleep(max(0.0, min(self._retry_pause_s, until - self._clock())))
         answered, quorum = len({site for site, _ in codes}), self._study.privacy.quorum
         if answered < quorum:
@@ -327,10 +342,11 @@ class Aggregator:
         transport: Transport,
         *,
         until: float,
-    ) -> dict[tuple[str, str], NDArray[np.int64]]:
+    ) -> tuple[dict[tuple[str, str], NDArray[np.int64]], set[tuple[str, str]]]:
         """One attempt: ask each node for its missing codes, and every site for its word on the batch ``ahead``.
 
-        Nobody is waited for but the nodes that owe codes. # sensitive until noised
+        The codes that were opened, and those that were refused. Nobody is waited for but the nodes that owe codes.
+        # sensitive until noised
         """
         deadline_s = self._study.collection.deadline_s
         started = self._clock()
@@ -357,6 +373,7 @@ class Aggregator:
             "batch-dispatched", batch=batch.id, attempt=attempt, sites=len(missing), queries=len(batch.queries)
         )
         codes: dict[tuple[str, str], NDArray[np.int64]] = {}
+        refused: set[tuple[str, str]] = set()
         timeout_s, owing = max(1.0, min(deadline_s + REPLY_MARGIN_S, until - started)), set(missing)
         for reply in transport.exchange(bodies, timeout_s=timeout_s):
             site, parts = by_node[reply.node_id], _parts(reply)
@@ -369,45 +386,50 @@ class Aggregator:
                 continue
             answer = next((part for part in parts if isinstance(part, CodesReply)), None)
             problem = reply.problem or "malformed"
-            received = self._open_reply(answer, problem, batch=batch, attempt=attempt, site=site)
-            if received is not None:
-                codes |= {(site.name, query): code for query, code in received.items()}
+            opened = self._open_reply(answer, problem, batch=batch, attempt=attempt, site=site)
+            if opened is not None:
+                codes |= {(site.name, query): code for query, code in opened.codes.items()}
+                refused |= {(site.name, query) for query in opened.refused}
                 self._events.emit(
                     "reply-received",
                     batch=batch.id,
                     attempt=attempt,
                     site=site.name,
-                    codes=len(received),
+                    codes=len(opened.codes),
                     seconds=round(self._clock() - started, 3),
                 )
             owing.discard(reply.node_id)
             if not owing:
                 break
-        return codes
+        return codes, refused
 
     def _open_reply(
         self, message: CodesReply | None, problem: str, *, batch: _Batch, attempt: int, site: Site
-    ) -> dict[str, NDArray[np.int64]] | None:
-        if message is None or message.batch != batch.id or message.attempt != attempt:
+    ) -> _Opened | None:
+        by_id = {query.id: query for query in batch.queries}
+        asked = message is not None and (message.batch, message.attempt) == (batch.id, attempt)
+        if message is None or not asked or any(query_id not in by_id for query_id, _ in message.codes):
             self._events.emit("reply-missing", batch=batch.id, attempt=attempt, site=site.name, reason=problem)
             return None
-        by_id = {query.id: query for query in batch.queries}
-        opened = {}
+        opened = _Opened({}, {})
         for query_id, sealed in message.codes:
-            query = by_id.get(query_id)
+            query = by_id[query_id]
+            context = SealContext(study=self._study.id, query=query_id, site=site.name, attempt=attempt)
+            dimension = query.mechanism.dimension
             try:
-                if query is None:
-                    raise Refused("unknown-query")
-                context = SealContext(study=self._study.id, query=query_id, site=site.name, attempt=attempt)
-                code = unseal(
-                    sealed, private_key=self._sealing_key, context=context, dimension=query.mechanism.dimension
-                )
+                code = unseal(sealed, private_key=self._sealing_key, context=context, dimension=dimension)
                 if not within(code, bound_int=query.mechanism.site_radius_int):
                     raise Refused("code-norm")
             except Refused as error:
-                self._events.emit("code-refused", batch=batch.id, site=site.name, query=query_id, reason=error.reason)
+                opened.refused[query_id] = error.reason
                 continue
-            opened[query_id] = code
+            opened.codes[query_id] = code
+        if opened.refused:
+            query_id, reason = next(iter(opened.refused.items()))
+            count = len(opened.refused)
+            self._events.emit(
+                "code-refused", batch=batch.id, site=site.name, query=query_id, reason=reason, codes=count
+            )
         return opened
 
     # --- releasing
@@ -507,7 +529,9 @@ def _parts(reply: Reply) -> tuple[Part, ...]:
 
 
 def _decoded(reply: Reply) -> AnyMessage | None:
+    """What a site said, None for what cannot be read: whatever is wrong with one site's bytes is that site's matter."""
     try:
         return None if reply.body is None else decode(reply.body)
-    except InvalidInput:
+    except Exception as error:  # noqa: BLE001
+        log.warning("event=unreadable-reply node=%d cause=%s", reply.node_id, type(error).__name__)
         return None

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import IO, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -256,6 +256,8 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
                 raise InvalidInput("codec file", limit="an uncompressed npz")
             for info in archive.infolist():
                 with archive.open(info) as member:
+                    _check_size(member, info.file_size)
+                    member.seek(0)
                     arrays[info.filename.removesuffix(".npy")] = np.lib.format.read_array(member, allow_pickle=False)
         header = parse_canonical(arrays.pop(_HEADER).tobytes())
     except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError, NotImplementedError, MemoryError) as error:
@@ -266,6 +268,15 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raise InvalidInput("codec header", limit="a schema and a name")
     check_schema("codec", header.get("schema"), known=CODEC_SCHEMA)
     return header, arrays
+
+
+def _check_size(member: IO[bytes], size: int) -> None:
+    """That an array's header announces just the bytes that follow: nothing is allocated for what is not there."""
+    if np.lib.format.read_magic(member) != (1, 0):
+        raise ValueError("version of an array")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != size - member.tell():
+        raise ValueError("size of an array")
 
 
 def check_probabilities(

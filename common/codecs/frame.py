@@ -63,10 +63,11 @@ class Frame:
             and self.basis.shape[1] == len(self.centre)
             and 1 <= self.basis.shape[2] <= self.centre.shape[1]
             and self.weights.shape == self.variances.shape == (len(self.basis),)
-            and len(self.basis) >= 1
+            and 1 <= len(self.basis) <= min(MAX_COORDINATES, math.prod(self.basis.shape[1:]))
         )
         if not fits:
-            raise InvalidInput("frame", value=self.basis.shape, limit="basis [k, n, m], k weights, centre [n, l ≥ m]")
+            limit = f"basis [k ≤ n·m and {MAX_COORDINATES}, n, m], k weights, centre [n, l ≥ m]"
+            raise InvalidInput("frame", value=self.basis.shape, limit=limit)
         if not all(np.isfinite(getattr(self, name)).all() for name in _DTYPES):
             raise InvalidInput("frame", limit="finite numbers")
         flat = self._flat(slice(None))

@@ -43,8 +43,8 @@ class Case:
     channel has its own; until a study says which channels it needs, one name may have several files. ``patient`` is
     whose scan it is, None where the dataset does not say; ``hospital`` is set only where the dataset says which one a
     case comes from (Consilium's own extra key). ``channel_order`` says which of the file's channels to take, in which
-    order, and ``label_map`` which value of the label file means which of the study (pairs); empty, as they are. ``label_names``: (value, name) by
-    a table that speaks for this case alone; empty, as the dataset says.
+    order, and ``label_map`` which value of the label file means which of the study (pairs); empty, as they are.
+    ``label_names``: (value, name) by a table that speaks for this case alone; empty, as the dataset says.
     """
 
     id: str

@@ -23,6 +23,10 @@ SAMPLER_DELTA = Fraction(1, 2**40)
 
 MAX_DIMENSION = 1 << 20
 MAX_VOTERS_PER_SITE = 1 << 12
+MAX_NOISE_STD = 1 << 60
+"""Largest σ on the integer sum, in grid steps: noise must fit into int64."""
+MAX_NOISE_BITS = 128
+"""Of σ's numerator and of its denominator, so that sums of μ² stay numbers that can be written down."""
 
 
 class Unit(StrEnum):
@@ -149,6 +153,10 @@ class Mechanism:
         )
         if not isinstance(self.noise_std, Fraction) or self.noise_std <= 0:
             raise InvalidInput("noise standard deviation", value=self.noise_std, limit="a positive rational")
+        if max(self.noise_std.numerator, self.noise_std.denominator).bit_length() > MAX_NOISE_BITS:
+            raise InvalidInput("noise standard deviation", limit=f"{MAX_NOISE_BITS} bits above and below the line")
+        if self.noise_std > MAX_NOISE_STD:
+            raise InvalidInput("noise standard deviation", value=float(self.noise_std), limit=f"{MAX_NOISE_STD:.3g}")
         if self.name != "rounded-gaussian-sum":
             raise InvalidInput("mechanism", value=self.name, limit="rounded-gaussian-sum")
 

@@ -8,7 +8,7 @@ from common.canonical import canonical_bytes, digest, parse_canonical, parse_rat
 from common.errors import InvalidInput
 
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers(-(2**63) + 1, 2**63 - 1) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
     max_leaves=12,
 )
@@ -32,6 +32,24 @@ def test_values_without_one_spelling_are_refused(value):
 def test_other_spellings_of_a_value_are_refused(data):
     with pytest.raises(InvalidInput):
         parse_canonical(data)
+
+
+@pytest.mark.parametrize("digits", ["9223372036854775808", "-9223372036854775808", "1" * 400, "1" * 5001])
+def test_integers_no_column_holds_are_refused_both_ways(digits):
+    with pytest.raises(InvalidInput):
+        canonical_bytes({"row": 10 ** (len(digits) - 1) if len(digits) > 20 else int(digits)})
+    with pytest.raises(InvalidInput):
+        parse_canonical(f'{{"row":{digits}}}')
+
+
+def test_a_rational_that_could_not_be_written_down_again_is_refused_both_ways():
+    with pytest.raises(InvalidInput, match="digits"):
+        rational(Fraction(1, 10**4_000))
+    with pytest.raises(InvalidInput, match="digits"):
+        parse_rational("1/" + "3" * 4_200)
+    with pytest.raises(InvalidInput, match="digits"):
+        parse_rational("3" * 100_000 + "/1")
+    assert parse_rational(rational(Fraction(1, 10**3_990))) == Fraction(1, 10**3_990)
 
 
 def test_a_domain_keeps_kinds_of_hash_apart():

@@ -210,7 +210,41 @@ def test_a_reply_the_server_cannot_trust_counts_as_zero(federation, lie):
     answer = fed.ledger.answers(fed.study.id)[0]
     honest = [fed.site_ledgers[s].code(answer.query.id) for s in ("site-0", "site-2")]
     assert np.array_equal(answer.noisy_sum, sum(honest))
-    assert fed.events("code-refused" if lie != "garbage" else "reply-missing")
+    assert fed.events("reply-missing" if lie in ("garbage", "unknown") else "code-refused")
+
+
+def test_a_refused_code_is_final_and_told_of_once_a_reply(federation):
+    fed = federation(sampler=silent)
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=600.0))
+    asked = []
+
+    def forge(node, body, reply):
+        if node != 101 or not (request := part(body, CodesRequest)):
+            return reply
+        asked.append(request.attempt)
+        codes = tuple((query, b"nothing a key opens") for query in request.queries)
+        return encode(Several((CodesReply(batch=request.batch, attempt=request.attempt, codes=codes),)))
+
+    fed.transport.intercept = forge
+    fed.core().run(fed.transport)
+    assert asked == [1]  # one batch, asked once: nobody waits 600 s for what has come
+    assert [event["codes"] for event in fed.events("code-refused")] == [6]
+    answer = fed.ledger.answers(fed.study.id)[0]
+    honest = [fed.site_ledgers[s].code(answer.query.id) for s in ("site-0", "site-2")]
+    assert np.array_equal(answer.noisy_sum, sum(honest))
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**400])
+def test_a_number_no_column_holds_ends_no_run(federation, number):
+    fed = federation(sampler=silent)
+
+    def forge(node, body, reply):
+        return reply.replace(b'"ledger_row":0', b'"ledger_row":%d' % number) if node == 101 else reply
+
+    fed.transport.intercept = forge
+    fed.core().run(fed.transport)
+    assert {len(answer.roster) for answer in fed.ledger.answers(fed.study.id)} == {2}
+    assert {e["reason"] for e in fed.events("offer-answered") if e["site"] == "site-1"} == {"malformed"}
 
 
 def test_a_code_cannot_be_passed_off_as_another_sites(federation):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from common.codecs.base import pack
 from common.codecs.frame import (
     FILL,
     MAX_COORDINATES,
@@ -240,3 +241,21 @@ def test_kernels_that_fit_no_volumes_are_refused(wrong: np.ndarray) -> None:
 def test_codes_of_other_volumes_and_broken_ones_are_refused(codes: object) -> None:
     with pytest.raises(InvalidInput):
         frame().encode(codes)  # type: ignore[arg-type]
+
+
+def test_a_small_file_of_a_huge_frame_is_refused_before_it_is_worked_on() -> None:
+    few = {"variances": np.ones(100_000), "weights": np.ones(100_000), "centre": np.zeros((1, 1))}
+    arrays = {"basis": np.ones((100_000, 1, 1), dtype=np.float32), **few}
+    header = {"codec": "c" * 64, "name": "round-frame", "schema": 1, "temperature": (1.0).hex()}
+    with pytest.raises(InvalidInput, match="basis"):  # its Gram matrix would take 80 GB
+        Frame.from_bytes(pack(header, arrays))
+
+
+def test_an_array_that_announces_more_than_the_file_holds_is_refused_before_it_is_allocated() -> None:
+    planned = frame().to_bytes()
+    header = planned.index(b"'shape': (")
+    spoilt = bytearray(planned)
+    end = spoilt.index(b")", header)
+    spoilt[header + 10 : end] = b"9" * (end - header - 12) + b", "
+    with pytest.raises(InvalidInput):
+        Frame.from_bytes(bytes(spoilt))

@@ -115,7 +115,7 @@ def test_what_went_wrong_is_an_alarm_with_a_remedy(collected, tmp_path):
     workspace = copy(collected, tmp_path / "study")
     events = EventLog(workspace.events_file, study=workspace.study().id)
     events.emit("quorum-missed", batch="b", accepted=1, needed=3)
-    events.emit("code-refused", batch="b", site="west", query="q", reason="code-norm")
+    events.emit("code-refused", batch="b", site="west", query="q", reason="code-norm", codes=1)
     events.emit("receipts-missing", site="north", reason="no-reply-or-refused")
     events.emit("run-failed", run="1", reason="quorum")
     view = views.overview(followed(workspace), now=now())
