@@ -17,7 +17,7 @@ from math import isfinite, sqrt
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 
 from common.errors import InvalidInput
 from common.privacy.gaussian import Sampler as NoiseSampler
@@ -71,22 +71,27 @@ def one_part(names: tuple[str, ...], clip: float) -> Parts:
     return Parts(names=(names,), clips=(clip,))
 
 
-def integer_sum(vectors: Vectors, parts: Parts) -> dict[str, Int64[torch.Tensor, "..."]]:
+def integer_sum(
+    vectors: Vectors, parts: Parts, *, counted: Bool[torch.Tensor, "b"] | None = None
+) -> dict[str, Int64[torch.Tensor, "..."]]:
     """Σ over patients of the clipped, scaled, truncated contributions, by entry name.
 
     Guarantee: adding or removing one patient moves the concatenated sum by at most :data:`RADIUS_INT` in ℓ2, exactly.
+    ``counted`` says whose vectors count, everybody's by default.
     Edge cases: a patient with a non-finite entry (or a norm beyond the dtype) counts as zero; no patient gives zeros.
     """
     norms = {name: torch.linalg.vector_norm(vectors[name].flatten(1), dim=1).double() for name in parts.order}
-    finite = torch.isfinite(torch.stack(list(norms.values()))).all(dim=0)
+    used = torch.isfinite(torch.stack(list(norms.values()))).all(dim=0)
+    if counted is not None:
+        used = used & counted
     scaled: dict[str, torch.Tensor] = {}
     for index, names in enumerate(parts.names):
         norm = torch.stack([norms[name].square() for name in names]).sum(dim=0).sqrt()
         factor = torch.clamp(parts.clips[index] / norm, max=1.0) * (RADIUS_INT * _SHRINK / parts.scale(index))
-        factor = torch.where(finite & torch.isfinite(factor), factor, torch.zeros_like(factor))
+        factor = torch.where(used & torch.isfinite(factor), factor, torch.zeros_like(factor))
         for name in names:
             entry = vectors[name] * _wide(factor, vectors[name])
-            scaled[name] = entry if bool(finite.all()) else torch.where(_wide(finite, entry), entry, 0.0)
+            scaled[name] = torch.where(_wide(used, entry), entry, 0.0)
     # integers in float64: exact, as are their squares' sums, all below 2^53
     whole = {name: torch.trunc(entry).double() for name, entry in scaled.items()}
     while bool((over := _squares(whole) > RADIUS_INT**2).any()):

@@ -54,7 +54,11 @@ def train_privately(
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> PrivatelyTrained:
-    """Spend what is left of the journal's plan on a new network; ``seed`` sets its first weights, nothing else.
+    """Spend what is left of the journal's plan on a new network.
+
+    ``seed`` sets the first weights and, for dp-bbb, the weight samples. It need be neither secret nor random: the
+    guarantee holds at each. What must be is drawn elsewhere from the operating system: the noise and Poisson's coins
+    anew in every step, the key of a fixed partition and of the patches with the journal.
 
     ``start``: a file of public weights to begin from instead. Every guarantee holds for any first weights that were
     made without these patients, whoever made them, so a start costs nothing; one made with them is another training.
@@ -73,7 +77,7 @@ def train_privately(
         scans=settings.scans,
         classes=part.classes,
         patch=recipe.patch,
-        seed=seed,
+        key=journal.key,
     )
     if journal.plan.patients < len(set(part.slots)):
         raise InvalidInput("patients of a private training", value=len(set(part.slots)), limit="those of the plan")

@@ -1,12 +1,16 @@
 """DP-SGD, DP-MAC and DP-BBB for the 3D teachers, as strategies of the engine: one patient, one example, one clip.
 
 A patient is all patches (or views) of its volume; its loss is their mean. Patients come in chunks through
-``torch.func``; the sum over chunks is an integer, so how the chunks are cut changes no bit of it. A chunk's volumes are
-read when its turn comes, and cut to patches at once, so memory does not grow with the number of patients.
+``torch.func``. The sum over chunks is an integer, so their order changes no bit of it; but a gradient may round
+otherwise (by some steps of the grid) in another place of a chunk or in a chunk of another size. So who has which place
+follows from the sampled slots alone: a slot without a usable scan keeps its place as zeros, whose vector is thrown
+away. One patient's files, present or not, then move that patient's own vector and no bit of another's. A chunk's
+volumes are read when its turn comes, and cut to patches at once, so memory does not grow with the number of patients.
 """
 
 from __future__ import annotations
 
+import hmac
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,10 +43,20 @@ Volumes: TypeAlias = torch.Tensor | np.ndarray | StoredVolumes
 VOXELS_AT_ONCE = 1 << 21
 """Voxels whose gradients are taken together, however many patients a chunk may have: one patch of 128³."""
 
-_PATCH = 3  # keeps these draws apart from those of common.models.fit
-
 Gradients = Callable[[Weights, torch.Tensor, torch.Tensor], tuple[dict[str, torch.Tensor], torch.Tensor]]
 """(weights, patches [b, k, c, x, y, z], targets [b, k, …]) → per-patient gradients [b, *shape] and losses [b]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Patients whose gradients are taken together: ``images`` [b, k, c, …], ``targets`` [b, k, l, …].
+
+    ``filled`` [b] says which of the slots hold a patient; the others are zeros and must not be counted.
+    """
+
+    images: torch.Tensor
+    targets: torch.Tensor
+    filled: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +66,10 @@ class Patients:
     ``targets`` are one-hot [m, l, x, y, z], or label maps [m, x, y, z] of ``classes`` classes; both may be
     :class:`~common.data.stored.StoredVolumes`. ``scans`` of a patient (the next in turn, from the start again where it
     has fewer) are averaged before its clip: however many scans a patient has, it is one example. With ``patch`` each
-    is a random patch, at a place drawn from ``seed``, the turn and the scan alone. A slot without a usable scan may be
-    sampled and contributes zero, so n stays what was dealt.
+    is a random patch, at a place drawn from ``key``, the turn, the slot and which of the patient's views it is: nothing
+    that another patient could move. The sensitivity holds at every key that was drawn without these patients; a
+    training's is its journal's, 32 bytes of the operating system's that nobody else is told. A slot without a usable
+    scan may be sampled and contributes zero, so n stays what was dealt.
     """
 
     images: Volumes
@@ -62,7 +78,7 @@ class Patients:
     scans: int = 1
     classes: int | None = None
     patch: tuple[int, ...] = ()
-    seed: int = 0
+    key: bytes = field(default=b"", repr=False)
     _rows: dict[int, list[int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -76,24 +92,38 @@ class Patients:
             rows.setdefault(slot, []).append(row)
         object.__setattr__(self, "_rows", rows)
 
-    def chunks(
-        self, batch: Int64[np.ndarray, "b"], size: int, *, turn: int = 0
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The patients in these slots, at most ``size`` at a time and fewer where they are large: [size, scans, …].
+    def chunks(self, batch: Int64[np.ndarray, "b"], size: int, *, turn: int = 0) -> Iterator[Chunk]:
+        """The patients in these slots, at most ``size`` at a time and fewer where a patient is large.
 
-        ``turn`` moves on through their scans and to other patches.
+        Slots come in the order of ``batch``, filled or not. ``turn`` moves on through a patient's scans and to other
+        patches.
         """
-        size = max(1, min(size, VOXELS_AT_ONCE // (self.scans * math.prod(self.patch or self.images.shape[2:]))))
-        filled = [self._rows[slot] for slot in batch.tolist() if slot in self._rows]
-        picks = [[rows[(turn * self.scans + scan) % len(rows)] for scan in range(self.scans)] for rows in filled]
-        for start in range(0, len(picks), size):
-            views = [
-                self._view(row, np.random.default_rng([_PATCH, self.seed, turn, row, scan]))
-                for rows in picks[start : start + size]
-                for scan, row in enumerate(rows)
-            ]
-            images, targets = (torch.stack(both) for both in zip(*views, strict=True))
-            yield images.unflatten(0, (-1, self.scans)), targets.unflatten(0, (-1, self.scans))
+        size = max(1, min(size, VOXELS_AT_ONCE // (self.scans * math.prod(self._box))))
+        for start in range(0, len(batch), size):
+            slots = batch[start : start + size].tolist()
+            views = [view for slot in slots for view in self._views(slot, turn)]
+            images, targets = (torch.stack(both).unflatten(0, (-1, self.scans)) for both in zip(*views, strict=True))
+            yield Chunk(images, targets, torch.tensor([slot in self._rows for slot in slots]))
+
+    @property
+    def _box(self) -> tuple[int, ...]:
+        """The size of what the network is shown."""
+        return self.patch or tuple(self.images.shape[2:])
+
+    def _views(self, slot: int, turn: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What a patient's gradient is taken at in this turn; zeros for an empty slot."""
+        rows = self._rows.get(slot)
+        if rows is None:
+            classes = self.targets.shape[1] if self.classes is None else self.classes
+            return [(torch.zeros(self.images.shape[1], *self._box), torch.zeros(classes, *self._box))] * self.scans
+        return [
+            self._view(rows[(turn * self.scans + scan) % len(rows)], self._draws(turn, slot, scan))
+            for scan in range(self.scans)
+        ]
+
+    def _draws(self, turn: int, slot: int, scan: int) -> np.random.Generator:
+        seed = hmac.digest(self.key, f"patch {turn} {slot} {scan}".encode(), "sha256")
+        return np.random.default_rng(int.from_bytes(seed, "big"))
 
     def _view(self, row: int, draws: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """One scan, or a patch of it, as float32 image [c, …] and one-hot target [l, …]."""
@@ -227,11 +257,16 @@ def total_over(
     chunk: int,
     turn: int = 0,
 ) -> dict[str, torch.Tensor]:
-    """The integer sum over the patients in these slots; zeros for none."""
+    """The integer sum over the patients in these slots; zeros for none. ``chunk`` is how many at a time.
+
+    Guarantee: exchanging one patient's scans, gaining or losing some, moves the sum by at most 2 ``RADIUS_INT`` in ℓ2,
+    emptying its slot by ``RADIUS_INT``: every other patient's vector stays the same to the bit (same machine, same
+    threads).
+    """
     total = zeros_like(weights, parts)
-    for images, targets in patients.chunks(batch, chunk, turn=turn):
-        vectors, _ = gradients(weights, images, targets)
-        for name, entry in integer_sum(vectors, parts).items():
+    for part in patients.chunks(batch, chunk, turn=turn):
+        vectors, _ = gradients(weights, part.images, part.targets)
+        for name, entry in integer_sum(vectors, parts, counted=part.filled).items():
             total[name] += entry
     return total
 

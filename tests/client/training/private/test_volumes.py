@@ -33,8 +33,11 @@ def scans(count: int = 6) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return images, labels
 
 
-def chunks(people: Patients, *, size: int = 2, turn: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return list(people.chunks(np.arange(3), size, turn=turn))
+def chunks(
+    people: Patients, *, size: int = 2, turn: int = 0, batch: list[int] | None = None
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    slots = np.array([0, 1, 2] if batch is None else batch)
+    return [(chunk.images, chunk.targets) for chunk in people.chunks(slots, size, turn=turn)]
 
 
 def test_patients_from_files_are_those_from_memory_to_the_bit(tmp_path: Path) -> None:
@@ -42,9 +45,9 @@ def test_patients_from_files_are_those_from_memory_to_the_bit(tmp_path: Path) ->
     with VolumeCache(tmp_path / "c", budget_bytes=0) as cache:
         stored = [StoredVolumes([cache.keep(array) for array in arrays]) for arrays in (images, labels)]
         slots = (0, 0, 1, 1, 2, 2)
-        from_disk = Patients(*stored, slots, scans=2, classes=CLASSES, patch=(4, 6, 8), seed=5)
+        from_disk = Patients(*stored, slots, scans=2, classes=CLASSES, patch=(4, 6, 8), key=b"5")
         from_memory = Patients(
-            np.stack(images), np.stack(labels), slots, scans=2, classes=CLASSES, patch=(4, 6, 8), seed=5
+            np.stack(images), np.stack(labels), slots, scans=2, classes=CLASSES, patch=(4, 6, 8), key=b"5"
         )
         for found, expected in zip(chunks(from_disk), chunks(from_memory), strict=True):
             for one, other in zip(found, expected, strict=True):
@@ -70,7 +73,7 @@ def test_no_more_volumes_are_read_than_the_chunk_at_hand_needs() -> None:
 
 def test_a_patch_of_an_image_and_of_its_label_lie_in_one_place_and_move_from_turn_to_turn() -> None:
     images, labels = scans()
-    people = Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, patch=(4, 4, 4), seed=1)
+    people = Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, patch=(4, 4, 4), key=b"1")
     ((image, target), *_) = chunks(people)
     assert image.shape == (2, 1, 2, 4, 4, 4)
     assert target.shape == (2, 1, CLASSES, 4, 4, 4)
@@ -81,9 +84,9 @@ def test_a_patch_of_an_image_and_of_its_label_lie_in_one_place_and_move_from_tur
 
 def test_where_a_patch_lies_does_not_depend_on_who_else_is_in_the_batch() -> None:
     images, labels = scans()
-    people = Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, patch=(4, 4, 4), seed=1)
-    ((alone, _),) = people.chunks(np.array([4]), 6)
-    ((among, _),) = people.chunks(np.array([0, 4, 5]), 6)
+    people = Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, patch=(4, 4, 4), key=b"1")
+    ((alone, _),) = chunks(people, size=6, batch=[4])
+    ((among, _),) = chunks(people, size=6, batch=[0, 4, 5])
     assert torch.equal(among[1], alone[0])
 
 
@@ -91,9 +94,9 @@ def test_large_patches_are_taken_one_patient_at_a_time() -> None:
     images, labels = scans()
     people = Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, scans=2)
     with patch.object(volumes, "VOXELS_AT_ONCE", 2 * 2 * 12 * 10 * 8):
-        assert [len(image) for image, _ in people.chunks(np.arange(5), 4)] == [2, 2, 1]
+        assert [len(image) for image, _ in chunks(people, size=4, batch=[0, 1, 2, 3, 4])] == [2, 2, 1]
     with patch.object(volumes, "VOXELS_AT_ONCE", 1):
-        assert [len(image) for image, _ in people.chunks(np.arange(3), 4)] == [1, 1, 1]
+        assert [len(image) for image, _ in chunks(people, size=4)] == [1, 1, 1]
 
 
 def test_one_hot_targets_and_label_maps_are_the_same_patients() -> None:

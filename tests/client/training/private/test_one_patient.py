@@ -1,0 +1,166 @@
+"""What one patient's scans may move in a step of a private training: its own vector, and no bit of another's.
+
+The two worlds share everything that is drawn (the batch, the key of the patches, the weights), as the proof couples
+them; what is left is counted in units of R. The oracle is arithmetic on the sums alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+import pytest
+import torch
+
+from client.training.private.gradients import METHODS, plain_weights, segmentation_loss
+from client.training.private.sums import RADIUS_INT, Parts, one_part
+from client.training.private.volumes import Blocks, Patients, block_parts, mac_gradients, per_patient, total_over
+from common.models.fit import soft_dice_ce
+from common.models.unet import build_unet
+
+GRID, CLASSES, PEOPLE, VICTIM = (10, 8, 8), 3, 7, 2
+SCANS = {slot: 1 + slot % 3 for slot in range(PEOPLE)}
+"""How many scans each has; the victim's are three."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def scan(slot: int, number: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng([seed, slot, number])
+    label = np.zeros(GRID, np.uint8)
+    x, y, z = rng.integers(0, 4, 3)
+    label[x : x + 5, y : y + 3, z : z + 3], label[x : x + 5, y + 3 : y + 5, z : z + 3] = 1, 2
+    return rng.normal(2.0 * label, 0.5).astype(np.float32)[None], label
+
+
+def world(change: str = "as it is") -> dict[int, list[tuple[np.ndarray, np.ndarray]]]:
+    """Everybody's scans; ``change`` is what became of the victim's."""
+    own = {slot: [scan(slot, number) for number in range(count)] for slot, count in SCANS.items()}
+    match change:
+        case "gone":
+            own[VICTIM] = []
+        case "fewer scans":
+            del own[VICTIM][1:]
+        case "more scans":
+            own[VICTIM] += [scan(VICTIM, number) for number in range(3, 6)]
+        case "other scans":
+            own[VICTIM] = [scan(VICTIM, number, seed=9) for number in range(3)]
+        case "twice the same":
+            own[VICTIM] *= 2
+        case "not finite":
+            own[VICTIM] = [(np.full_like(image, np.nan), label) for image, label in own[VICTIM]]
+        case "enormous":
+            own[VICTIM] = [(image * np.float32(1e30), label) for image, label in own[VICTIM]]
+        case "constant":
+            own[VICTIM] = [(np.zeros_like(image), np.zeros_like(label)) for image, label in own[VICTIM]]
+    return own
+
+
+@dataclass(frozen=True)
+class Way:
+    """A private trainer's way to a sum."""
+
+    gradients: Callable
+    parts: Parts
+    weights: Mapping[str, torch.Tensor]
+
+
+def way(strategy: str, method: str) -> Way:
+    model = build_unet((4, 8), in_channels=1, out_channels=CLASSES, seed=3)
+    weights = plain_weights(model)
+    if strategy == "dp-mac":
+        blocks = Blocks.of(model)
+        return Way(mac_gradients(model, blocks, eta=0.02, method=method), block_parts(blocks, 0.02), weights)
+    loss = segmentation_loss(model, soft_dice_ce)
+    return Way(per_patient(loss, method), one_part(tuple(weights), 0.02), weights)
+
+
+def release(
+    people: dict[int, list[tuple[np.ndarray, np.ndarray]]], how: Way, *, patch: tuple[int, ...], views: int, turn: int
+) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
+    """The step's integer sum, and each sampled slot's vector before it was clipped."""
+    rows = [(slot, *one) for slot, own in people.items() for one in own]
+    images = np.stack([image for _, image, _ in rows]) if rows else np.zeros((0, 1, *GRID), np.float32)
+    labels = np.stack([label for _, _, label in rows]) if rows else np.zeros((0, *GRID), np.uint8)
+    everybody = Patients(
+        images, labels, tuple(slot for slot, _, _ in rows), scans=views, classes=CLASSES, patch=patch, key=b"k" * 32
+    )
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def spied(*given: object) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        vectors, losses = how.gradients(*given)
+        seen.extend({name: entry[i].clone() for name, entry in vectors.items()} for i in range(len(losses)))
+        return vectors, losses
+
+    batch = np.array([0, 1, 2, 4, 5, 6])
+    return total_over(how.weights, everybody, batch, spied, how.parts, chunk=4, turn=turn), seen
+
+
+def moved(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
+    """‖a − b‖₂ / R, the squares summed as Python's integers."""
+    steps = [int(step) for name in one for step in (one[name] - other[name]).flatten().tolist()]
+    return sqrt(sum(step * step for step in steps)) / RADIUS_INT
+
+
+CHANGES = {
+    "gone": 1.0,
+    "not finite": 1.0,
+    "fewer scans": 2.0,
+    "more scans": 2.0,
+    "other scans": 2.0,
+    "twice the same": 2.0,
+    "enormous": 2.0,
+    "constant": 2.0,
+}
+"""What a change may move, in R: 1 where the patient counts in one of the worlds alone, else 2."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("patch", [(), (6, 4, 4)])
+@pytest.mark.parametrize(("strategy", "method"), [("dp-sgd", "vmap"), ("dp-sgd", "loop"), ("dp-mac", "vmap")])
+def test_one_patients_scans_move_the_step_by_no_more_than_is_charged_and_nobody_elses_vector(
+    strategy: str, method: str, patch: tuple[int, ...], change: str
+) -> None:
+    how = way(strategy, method)
+    for turn, views in ((0, 1), (3, 2)):
+        before, mine = release(world(), how, patch=patch, views=views, turn=turn)
+        after, theirs = release(world(change), how, patch=patch, views=views, turn=turn)
+        assert moved(before, after) <= CHANGES[change]
+        others = [place for place in range(6) if place != VICTIM]
+        assert all(torch.equal(mine[at][name], theirs[at][name]) for at in others for name in mine[at])
+
+
+def test_the_sum_over_empty_slots_is_zero_and_costs_as_many_gradients_as_a_full_one() -> None:
+    how = way("dp-sgd", "vmap")
+    full, of_full = release(world(), how, patch=(), views=2, turn=0)
+    empty, of_empty = release({slot: [] for slot in SCANS}, how, patch=(), views=2, turn=0)
+    assert all(not entry.any() for entry in empty.values())
+    assert {name: entry.shape for name, entry in empty.items()} == {name: entry.shape for name, entry in full.items()}
+    assert len(of_full) == len(of_empty) == 6
+
+
+def test_a_patch_lies_elsewhere_under_another_key_and_for_another_slot_turn_or_view() -> None:
+    image = np.arange(np.prod(GRID), dtype=np.float32).reshape(1, 1, *GRID)
+    label = np.zeros((1, *GRID), np.uint8)
+
+    def corners(slot: int, key: bytes) -> list[float]:
+        people = Patients(image, label, (slot,), scans=3, classes=CLASSES, patch=(2, 2, 2), key=key)
+        return [
+            float(view.flatten()[0])
+            for turn in range(4)
+            for chunk in people.chunks(np.array([slot]), 1, turn=turn)
+            for view in chunk.images[0]
+        ]
+
+    assert corners(0, b"a") == corners(0, b"a")
+    assert len({tuple(corners(slot, key)) for slot in (0, 1) for key in (b"a", b"b")}) == 4
+    assert len(set(corners(0, b"a"))) > 6
+
+
+def test_both_ways_to_a_gradient_are_tried_here() -> None:
+    assert set(METHODS) == {"vmap", "loop"}
