@@ -120,7 +120,6 @@ def site_train(root: Path, plan: Study, private: PrivateSettings | None = None) 
         voters=plan.privacy.voters_per_site,
         trainer="standard" if private is None else private.strategy,
         private=private,
-        seed=1,
     )
     return {
         "voters": len(report.voters),

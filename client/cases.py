@@ -16,7 +16,7 @@ from pathlib import Path
 from client.policy import SiteConfig, load_site
 from common.canonical import checked_fields
 from common.config import DataConfig
-from common.data.dataset import Dataset, PatientIdentity, Problem
+from common.data.dataset import Dataset, Doubled, PatientIdentity, Problem
 from common.data.layouts import open_for_training
 from common.errors import InvalidInput, Refused
 from common.objects import write_atomically
@@ -26,12 +26,14 @@ CASES_SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class CaseRecord:
-    """What came of the cases listed for training. ``problems`` are those left out, with reasons."""
+    """What came of the cases listed for training. ``problems`` are those left out, with reasons; ``doubled`` the scans
+    that two patients have."""
 
     listed: int
     patients: int
     patient_identity: PatientIdentity
     problems: tuple[Problem, ...]
+    doubled: tuple[Doubled, ...] = ()
 
     @property
     def left_out(self) -> int:
@@ -53,6 +55,7 @@ def record_cases(teachers: Path, dataset: Dataset, problems: Iterable[Problem]) 
         patients=len({dataset.patient_of(case) for case in listed}),
         patient_identity=dataset.patient_identity,
         problems=tuple(left_out[case] for case in sorted(left_out)),
+        doubled=dataset.doubled,
     )
     text = json.dumps({"schema": CASES_SCHEMA, **asdict(record)}, indent=1, ensure_ascii=False)
     write_atomically(teachers / "cases.json", (text + "\n").encode(), mode=0o600)
@@ -68,14 +71,16 @@ def load_cases(site_dir: Path) -> CaseRecord:
     """The record of the last training; InvalidInput where there is none."""
     try:
         document = json.loads((site_dir / "teachers" / "cases.json").read_text(encoding="utf-8"))
-        fields = checked_fields(
-            document, {"schema": int, "listed": int, "patients": int, "patient_identity": str, "problems": list}
-        )
+        if isinstance(document, dict):
+            document.setdefault("doubled", [])  # earlier versions refused such a dataset
+        kinds: dict[str, type] = {"schema": int, "listed": int, "patients": int, "patient_identity": str}
+        fields = checked_fields(document, {**kinds, "problems": list, "doubled": list})
         return CaseRecord(
             listed=fields["listed"],
             patients=fields["patients"],
             patient_identity=PatientIdentity(fields["patient_identity"]),
             problems=tuple(Problem(**problem) for problem in fields["problems"]),
+            doubled=tuple(Doubled(**pair) for pair in fields["doubled"]),
         )
     except (OSError, ValueError, TypeError, InvalidInput) as error:
         raise InvalidInput("record of the cases cannot be read", remedy="run `consilium site train`") from error

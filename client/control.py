@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from client.policy import SiteConfig, load_site
+from client.training.lock import writing
 from client.training.slots import load_slots, save_slots
 from common.config import load_study
 from common.errors import InvalidInput, LedgerCorrupt
@@ -52,7 +53,14 @@ def withdraw_patient(directory: Path, case: str) -> Withdrawal:
     """Take a patient out: on record, out of its slot, and its voter silent until ``consilium site train`` ran again.
 
     Only that voter is retrained. Interrupted, it is finished by running it again; done already, it changes nothing.
+    Refused while a training of this site goes on.
     """
+    load_slots(directory / "teachers" / "slots.json")  # where nobody was dealt there is nothing to lock
+    with writing(directory / "teachers"):
+        return _withdraw(directory, case)
+
+
+def _withdraw(directory: Path, case: str) -> Withdrawal:
     teachers = directory / "teachers"
     slots = load_slots(teachers / "slots.json")
     place = slots.place(case)

@@ -14,7 +14,7 @@ from common.config import DataConfig
 from common.data.dataset import Case, Dataset, PatientIdentity
 from common.data.examine import Examined, Verdict, examine
 from common.data.layouts import DatasetSettings, match_study, open_dataset
-from common.data.patients import refuse_counted_twice
+from common.data.patients import counted_once
 from common.data.volume import Volume, load_label, load_volume
 from common.errors import InvalidInput
 from common.objects import write_atomically
@@ -55,12 +55,16 @@ def check_data(
             old.unlink()
     total = len(dataset.cases) + len(dataset.problems)
     findings = [_patients(dataset)]
-    try:
-        refuse_counted_twice(dataset)
-    except InvalidInput as error:
-        findings.append(
-            Finding("patients", State.FAIL, error.what, error.remedy, subject=", ".join(_names(error.value)))
+    findings += [
+        Finding(
+            "patients",
+            State.FAIL,
+            "one scan under two patients, who count as a group of two",
+            "take one of them out, or give both one patient in patients.csv",
+            subject=f"{pair.same_as}, {pair.case}",
         )
+        for pair in counted_once(dataset).doubled
+    ]
     results = examine(dataset, data, on_case=lambda done: on_case(done, total))
     good = sum(result.verdict is Verdict.GOOD for result in results)
     usable = sum(result.verdict is not Verdict.BROKEN for result in results)

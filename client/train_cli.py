@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +25,7 @@ app = typer.Typer(help="Train a site's teachers.")
 
 @app.command("train")
 def train(
+    ctx: typer.Context,
     site_dir: Annotated[Path, typer.Option("--site-dir", help="The site's directory; teachers go below it.")],
     data: Annotated[
         Path | None, typer.Option("--data", help="The site's dataset, in any layout; by default the one in site.toml.")
@@ -42,7 +43,8 @@ def train(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Deals patients to voters; drawn at random and stored if not given.", min=0)
+        int | None,
+        typer.Option(help="Deals synthetic cases to voters; refused for patients, who are dealt at random.", min=0),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -62,13 +64,14 @@ def train(
 
     How many are trained at once changes no weight. With a private strategy each training is charged in the site's
     ledger before its first step, and a step that was interrupted stays spent.
-    Exit code 7: a voter's process died; the others are done.
+    Exit code 6: another training or a withdrawal is writing here. 7: a voter's process died; the others are done.
     Example: consilium site train --site-dir /srv/consilium --jobs 4
     Example: consilium site train --site-dir /srv/consilium --strategy dp-sgd --epsilon 8 --delta 1e-5
     """
     from client.cases import record_cases
     from client.policy import load_site
     from client.setup import public_start
+    from client.training.lock import writing
     from client.training.side_by_side import default_jobs, side_by_side
     from client.training.site import plan_site, site_report
     from common.config import load_study
@@ -90,6 +93,7 @@ def train(
     private = _private_settings(strategy, epsilon, delta, relation, sampling, rate, steps, begun=start is not None)
     dataset = open_for_training(data, plan.data, settings)
     voters = plan.privacy.voters_per_site
+    ctx.with_resource(writing(site_dir / "teachers"))
     tasks = plan_site(
         dataset,
         teachers=site_dir / "teachers",
@@ -113,8 +117,16 @@ def train(
         typer.echo("interrupted: run the same command again to go on where it stopped", err=True)
         raise typer.Exit(130) from None
     cases = record_cases(site_dir / "teachers", dataset, report.problems)
+    for pair in cases.doubled:
+        typer.echo(f"warning: {pair.sentence}", err=True)
+    if not report.crashes and not any(voter.weights for voter in report.voters):
+        typer.echo("warning: no teacher has a usable case: this site will contribute zero codes", err=True)
     if as_json:
-        facts = {"patients": cases.patients, "patient_identity": str(cases.patient_identity)}
+        facts = {
+            "patients": cases.patients,
+            "patient_identity": str(cases.patient_identity),
+            "doubled": [asdict(pair) for pair in cases.doubled],
+        }
         typer.echo(json.dumps({**report.to_json(), **facts}, allow_nan=False))
     else:
         typer.echo(_summary(report, plan.data.labels))

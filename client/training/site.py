@@ -1,8 +1,9 @@
 """Train a site's teachers: one per voter, each on its own patients, resumable, and recorded beside its weights.
 
 A case that cannot be read leaves its slot empty, is reported and counted, and stops nobody. A voter whose slots are
-all empty has no weights and contributes the zero code. A finished voter is not trained again while its own files, the
-recipe and the study's data settings stay the same.
+all empty has no weights and contributes the zero code; trained privately, it goes through every step like any other and
+its weights are made of noise, so that it has some says nothing of anybody. A finished voter is not trained again while
+its own files, the recipe and the study's data settings stay the same.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ import numpy as np
 import torch
 
 from client.training.base import Part, Trained, Trainer
+from client.training.lock import writing
 from client.training.private.settings import PrivateSettings
 from client.training.private.trainer import private_trainer
-from client.training.slots import load_or_deal
+from client.training.slots import ANOTHER_DIRECTORY, load_or_deal
 from client.training.standard import StandardTrainer
 from common.canonical import digest, sha256_file
 from common.config import DataConfig, TrainingConfig
 from common.data.dataset import Case, Dataset, Problem, check_labels
 from common.data.patients import content_hash
-from common.data.stored import DEFAULT_BUDGET_BYTES, VolumeCache, read, together
+from common.data.stored import DEFAULT_BUDGET_BYTES, StoredVolumes, VolumeCache, read, together
 from common.data.volume import load_example
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, mean_present
@@ -59,9 +61,9 @@ OnProgress = Callable[[int, int, float], None]
 class VoterReport:
     """One voter's training, as ``train.json`` holds it. ``dice`` is over its own held-out patients, one per structure.
 
-    ``trained_on`` and ``held_out`` count patients. ``weights`` is the SHA-256 of weights.pt, None for a voter without a
-    single usable case or whose training is impossible (``problem`` says why). ``guarantees`` say what a patient of this
-    training risks, under each relation; none for a training without differential privacy.
+    ``trained_on`` and ``held_out`` count patients. ``weights`` is the SHA-256 of weights.pt; None for a voter without a
+    single usable case or whose training is impossible (``problem`` says why), never for a private one. ``guarantees``
+    say what a patient of this training risks, under each relation; none for a training without differential privacy.
     """
 
     voter: int
@@ -178,20 +180,22 @@ def train_site(
     """Deal the patients, then train every voter into ``teachers``/voter-000 …
 
     How they are run (``run``: in this process, or side by side in others) changes no weight. Interrupted, it goes on
-    where it stopped when called again. Raises what :func:`plan_site` and :func:`site_report` raise.
+    where it stopped when called again. Raises what :func:`plan_site` raises, and Refused while somebody else trains in
+    this directory or takes a patient out.
     """
-    tasks = plan_site(
-        dataset,
-        teachers=teachers,
-        data=data,
-        recipe=recipe,
-        voters=voters,
-        trainer=trainer,
-        private=private,
-        start=start,
-        seed=seed,
-    )
-    return site_report(run(tasks, on_progress))
+    with writing(teachers):
+        tasks = plan_site(
+            dataset,
+            teachers=teachers,
+            data=data,
+            recipe=recipe,
+            voters=voters,
+            trainer=trainer,
+            private=private,
+            start=start,
+            seed=seed,
+        )
+        return site_report(run(tasks, on_progress))
 
 
 def plan_site(
@@ -208,26 +212,33 @@ def plan_site(
 ) -> tuple[VoterTask, ...]:
     """Deal the patients (or read how they were dealt) and say what each voter is trained on; opens no scan.
 
-    ``start``: public weights to begin from, for every trainer.
+    ``start``: public weights to begin from, for every trainer. ``seed`` decides the deal and the trainings, of
+    synthetic data alone. The caller holds the directory's lock (:func:`client.training.lock.writing`).
     Raises InvalidInput for a dataset of other labels or channels, an unknown trainer, a start that is not this
-    network's weights, and fewer patients than voters.
+    network's weights, a seed for patients, fewer patients than voters, and a scan that its table gives to another
+    patient than before: all of it is decided by what a person wrote, none of it by what a scan holds.
     """
     if trainer not in TRAINERS:
         raise InvalidInput("trainer", value=trainer, limit=", ".join(sorted(TRAINERS)))
     check_labels(dataset, data)
+    if seed is not None and not dataset.synthetic:
+        raise InvalidInput(
+            "seed",
+            value=seed,
+            limit="data that Consilium made itself: who knows the seed could tell one patient from another by the deal",
+            remedy="leave it out; patients are dealt at random, once, and the deal is stored",
+        )
     if start is not None:  # before a private training is charged: weights of another network could not be trained
         empty = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels))
         load_weights(start, empty)
     scans = scans_by_patient(dataset)
-    if len(scans) < voters:
-        raise InvalidInput("patients for training", value=len(scans), limit=f"at least one for {voters} voters")
     slots = load_or_deal(teachers / "slots.json", scans, voters=voters, seed=seed)
     regrouped = sorted({scan for ids in scans.values() for scan in ids} & set(slots.order) - scans.keys())
     if regrouped:
         raise InvalidInput(
             "scans that were dealt as patients of their own and now belong to others",
             value=regrouped[:3],
-            remedy="train into another site directory, and count it as a new edition of the teachers",
+            remedy=f"give each scan the patient it had; for a new grouping {ANOTHER_DIRECTORY}",
         )
     tasks = []
     for voter in range(voters):
@@ -263,14 +274,11 @@ def scans_by_patient(dataset: Dataset) -> dict[str, tuple[str, ...]]:
 
 
 def site_report(outcomes: Iterable[VoterOutcome | Crash]) -> SiteReport:
-    """The outcomes as one report; InvalidInput when every voter came to its end and not one has a usable case."""
+    """The outcomes as one report, whatever they are: a site without one usable case takes part like any other."""
     outcomes = tuple(outcomes)
     done = [outcome for outcome in outcomes if isinstance(outcome, VoterOutcome)]
     crashes = tuple(outcome for outcome in outcomes if isinstance(outcome, Crash))
     problems = tuple(problem for outcome in done for problem in outcome.problems)
-    if not crashes and not any(outcome.report.weights for outcome in done):
-        reasons = sorted({problem.reason for problem in problems} | {o.report.problem or "" for o in done} - {""})
-        raise InvalidInput("no usable case in the dataset", value=reasons[:3], remedy="repair the data and run again")
     return SiteReport(voters=tuple(outcome.report for outcome in done), problems=problems, crashes=crashes)
 
 
@@ -278,7 +286,9 @@ def train_voter(task: VoterTask, *, on_step: OnStep, cache_bytes: int = DEFAULT_
     """Train (or resume, or keep) one voter from its own task alone, and record it beside its weights.
 
     A scan that cannot be used is a Problem. A training that its data make impossible (a diverging loss) leaves the
-    voter without weights, so that it contributes the zero code: whether a site takes part says nothing of its data.
+    voter without weights, so that it contributes the zero code: whether a site takes part says nothing of its data. A
+    private training has no such data: gradients that are not finite count as zero, no scan is an empty slot, so what it
+    refuses concerns its plan and is raised before a step is spent.
     Volumes beyond ``cache_bytes`` lie in files meanwhile, which changes no weight.
     """
     with VolumeCache(task.directory / "cache", budget_bytes=cache_bytes) as cache:
@@ -300,7 +310,7 @@ def _train_voter(task: VoterTask, cache: VolumeCache, *, on_step: OnStep) -> Vot
     training, held_out = parts
     identity = _identity(task, training, held_out)
     done = _finished(task.directory, identity)
-    if done is not None:
+    if done is not None and (done.weights is not None or task.private is None):
         on_step(task.steps, math.nan)
         return VoterOutcome(done, problems)
     report = VoterReport(
@@ -317,10 +327,11 @@ def _train_voter(task: VoterTask, cache: VolumeCache, *, on_step: OnStep) -> Vot
     )
     checkpoint = task.directory / "checkpoint.pt"
     result: Trained | None = None
-    if training:
+    if training or task.private is not None:
+        images, labels = _arrays(training, task.data)
         part = Part(
-            images=together([example.image for example in training]),
-            labels=together([example.label for example in training]),
+            images=images,
+            labels=labels,
             classes=len(task.data.labels),
             places=tuple(places),
             patients=task.training_slots,
@@ -330,6 +341,8 @@ def _train_voter(task: VoterTask, cache: VolumeCache, *, on_step: OnStep) -> Vot
                 part, task.recipe, seed=task.seed, checkpoint=checkpoint, on_step=on_step
             )
         except InvalidInput as error:
+            if task.private is not None:
+                raise
             report = dataclasses.replace(report, problem=str(error))
         else:
             dice = _dice(result.model, held_out, recipe=task.recipe, classes=len(task.data.labels))
@@ -388,8 +401,22 @@ def _load(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, _Example], tup
                 Problem(scan, f"cannot be read ({error.strerror}); to fix: look at its permissions and the disk")
             )
             continue
+        except Exception as error:  # noqa: BLE001  # no scan may stop a site, not even by a fault of ours
+            kind = type(error).__name__
+            problems.append(Problem(scan, f"cannot be read ({kind}, a fault of this software); to fix: report it"))
+            continue
         usable[scan] = _Example(cache.keep(example.volume.image), cache.keep(example.label), tuple(hashes))
     return usable, tuple(problems)
+
+
+def _arrays(
+    examples: Sequence[_Example], data: DataConfig
+) -> tuple[np.ndarray | StoredVolumes, np.ndarray | StoredVolumes]:
+    """Images and label maps of these scans, in order; none have the study's shapes as well."""
+    if not examples:
+        channels = len(data.channels)
+        return np.zeros((0, channels, *data.grid), np.float32), np.zeros((0, *data.grid), np.uint8)
+    return together([example.image for example in examples]), together([example.label for example in examples])
 
 
 def _identity(task: VoterTask, training: list[_Example], held_out: list[_Example]) -> str:

@@ -6,6 +6,18 @@ patient who is no longer listed keeps it too, empty, and finds it again. A patie
 and never dealt again: what stays is a hash under a key kept in this file alone, and the empty slot, which a patient who
 comes later takes as the replacement. Further newcomers get new slots at the end. So nobody is ever in two voters.
 Refuses another number of voters than was dealt for.
+
+**Why one patient moves one voter.** Names are sorted and then shuffled uniformly (:func:`by_os`). Let x be exchanged
+for y. Sorting puts y in another rank than x, so the two worlds' lists differ by a permutation σ of ranks; but π·σ is
+uniform where π is, so the deal with y has the distribution of the deal with x in which y took x's slot and nobody else
+moved. Under that coupling everything below the slots differs in one voter alone. It holds for a shuffle that nobody
+chose: at a known seed π·σ is another deal than π, and 18 to 21 of 23 others change their slots. So a seed is for data
+that are nobody's (:func:`by_seed`). The number of slots is public, and what counts as a patient less is an empty slot.
+Someone who is renamed between two deals is one who leaves and one who comes, in two slots; withdrawn under the old name
+first, the new one takes the slot that this emptied.
+
+The stored ``seed`` seeds the voters' trainings (first weights, order, augmentation). It is drawn without looking at
+names or scans, and need not be secret: what a patient can move is bounded at each of its values.
 """
 
 from __future__ import annotations
@@ -14,7 +26,7 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,9 +36,15 @@ from common.canonical import check_hash, checked_fields, digest
 from common.errors import InvalidInput
 from common.objects import write_atomically
 
+ANOTHER_DIRECTORY = "set one up with `consilium site join --from`, which keeps this pool's books"
+"""The remedy wherever teachers cannot be trained in their directory as they were: never a directory without books."""
+
 SLOTS_SCHEMA = 2
 MAX_SEED = 1 << 62
 _EMPTY = "#withdrawn-"
+
+Shuffle = Callable[[Sequence[str]], Sequence[str]]
+"""Sorted names → the same names in the order in which they are dealt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +58,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """``order[i]`` is the patient in slot i, named by the case where nothing says whose scan it is; ``seed`` dealt them
-    and seeds the voters' training. ``withdrawn`` holds (slot, subject) of the patients who were taken out, ``key`` (in
+    """``order[i]`` is the patient in slot i, named by the case where nothing says whose scan it is; ``seed`` seeds the
+    voters' training. ``withdrawn`` holds (slot, subject) of the patients who were taken out, ``key`` (in
     hex) what subjects are hashed under."""
 
     seed: int
@@ -88,17 +106,30 @@ class Slots:
         return int(digest("voter-seed", {"seed": str(self.seed), "voter": voter})[:15], 16)
 
 
-def deal(listed: Iterable[str], *, voters: int, seed: int, before: Slots | None = None) -> Slots:
+def by_os(names: Sequence[str]) -> Sequence[str]:
+    """A uniform shuffle from the operating system's CSPRNG: nobody chose it, and nothing of it is kept."""
+    return secrets.SystemRandom().sample(names, len(names))
+
+
+def by_seed(seed: int, before: Slots | None = None) -> Shuffle:
+    """The shuffle that ``seed`` decides after the deals ``before``: for synthetic data and tests (see the module)."""
+    dealt, gone = (0, 0) if before is None else (len(before.order), len(before.withdrawn))
+    draws = np.random.default_rng([seed, dealt, gone] if gone else [seed, dealt])
+    return lambda names: [names[i] for i in draws.permutation(len(names))]
+
+
+def deal(
+    listed: Iterable[str], *, voters: int, seed: int, shuffle: Shuffle = by_os, before: Slots | None = None
+) -> Slots:
     """Put every listed patient that has no slot yet into one, in random order: first into slots that a withdrawal
-    emptied, then after those dealt before."""
+    emptied, then after those dealt before. ``seed`` is the voters', not the deal's; tests inject a ``shuffle``."""
     before = before or Slots(seed=seed, voters=voters, order=(), key=secrets.token_hex(32))
     gone = {subject for _, subject in before.withdrawn}
     new = sorted(name for name in set(listed) - set(before.order) if not gone or before.subject(name) not in gone)
     bad = next((name for name in new if Slots.is_empty(name)), None)
     if bad is not None:
         raise InvalidInput("case", value=bad, limit=f"a name that does not begin with {_EMPTY}", remedy="rename it")
-    draws = np.random.default_rng([seed, len(before.order), len(gone)] if gone else [seed, len(before.order)])
-    shuffled = [new[i] for i in draws.permutation(len(new))]
+    shuffled = list(shuffle(new))
     order = [shuffled.pop() if shuffled and Slots.is_empty(name) else name for name in before.order]
     return replace(before, seed=seed, voters=voters, order=(*order, *shuffled))
 
@@ -106,18 +137,25 @@ def deal(listed: Iterable[str], *, voters: int, seed: int, before: Slots | None 
 def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | None = None) -> Slots:
     """The slots stored at ``path``, extended by patients that are new; dealt and stored at the first call.
 
-    ``seed`` None draws one from the operating system. Raises InvalidInput for another seed or number of voters than
+    ``seed`` decides the deal and is for synthetic data alone, which the caller answers for; None deals at random.
+    Raises InvalidInput for fewer patients than voters at the first deal, and for another seed or number of voters than
     stored, since dealing again would put a patient into two voters' released answers.
     """
+    listed = sorted(set(listed))
     before = load_slots(path) if path.exists() else None
-    remedy = "train into another site directory, and count it as a new edition of the teachers"
+    if before is None and len(listed) < voters:
+        raise InvalidInput("patients for training", value=len(listed), limit=f"at least one for {voters} voters")
     if before is not None and before.voters != voters:
-        raise InvalidInput("voters per site", value=voters, limit=f"the {before.voters} dealt before", remedy=remedy)
+        raise InvalidInput(
+            "voters per site", value=voters, limit=f"the {before.voters} dealt before", remedy=ANOTHER_DIRECTORY
+        )
     if before is not None and seed not in (None, before.seed):
-        raise InvalidInput("seed of the slots", value=seed, limit="the one dealt with before", remedy=remedy)
-    if seed is None:
-        seed = before.seed if before is not None else secrets.randbelow(MAX_SEED)
-    slots = deal(listed, voters=voters, seed=seed, before=before)
+        raise InvalidInput("seed of the slots", value=seed, limit="the one dealt with before", remedy=ANOTHER_DIRECTORY)
+    if seed is not None:
+        slots = deal(listed, voters=voters, seed=seed, shuffle=by_seed(seed, before), before=before)
+    else:
+        drawn = secrets.randbelow(MAX_SEED) if before is None else before.seed
+        slots = deal(listed, voters=voters, seed=drawn, before=before)
     if slots != before:
         save_slots(path, slots)
     return slots

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from common.data.bids import read_label_table
 from common.data.dataset import Case, Dataset, PatientIdentity, Problem
-from common.data.msd import NIFTI_SUFFIXES, case_id
+from common.data.msd import NIFTI_SUFFIXES, case_id, is_file
 from common.data.patients import read_table
 from common.errors import InvalidInput
 
@@ -95,13 +95,13 @@ def _read_row(directory: Path, row: dict[str, str], columns: list[str], number: 
         relative = PurePosixPath(row[column].replace("\\", "/"))
         if not row[column]:
             return Problem(name, f"the {what} is not named in the table; to fix: fill in its column")
-        if relative.is_absolute() or ".." in relative.parts or ":" in relative.parts[0]:
+        if relative.is_absolute() or ".." in relative.parts or ":" in "".join(relative.parts[:1]):
             return Problem(name, f"the {what}'s path leaves the data directory; to fix: put it there")
         path = directory / relative
-        series = column != "label" and path.is_dir()
+        series = column != "label" and _is_folder(path)
         if not series and not relative.name.endswith(NIFTI_SUFFIXES):
             return Problem(name, f"the {what} is not a .nii or .nii.gz file; to fix: convert it to NIfTI")
-        if not series and not path.is_file():
+        if not series and not is_file(path):
             return Problem(name, f"the {what} file is missing; to fix: put it back, or take the case out")
         found[column] = path
     own = tuple((column.removeprefix(_PREFIX), found[column]) for column in columns)
@@ -112,3 +112,10 @@ def _read_row(directory: Path, row: dict[str, str], columns: list[str], number: 
         patient=row.get("patient_id") or None,
         channel_files=own if columns != ["image"] else (),
     )
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False

@@ -72,12 +72,33 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubled:
+    """Two cases of two patients that hold one scan, by the content of their image files. For the site's own eyes."""
+
+    case: str
+    same_as: str
+
+    @property
+    def sentence(self) -> str:
+        """What it means for a guarantee, with the remedy."""
+        return (
+            f"{self.case} holds the same scan as {self.same_as}, of another patient: somebody with two names sits in "
+            "two slots and is protected as a group of two is (g = 2); to fix: take one out, or give both one patient"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Dataset:
     """A dataset on disk. ``labels[i]`` names label value i, or ``label_values[i]`` where these are given; no labels:
     the dataset does not name them. No ``channels``: every case names its own. ``cases`` and ``problems`` share no id.
 
     ``listed`` holds every id named for training, good or bad, in the dataset's order: what slots are dealt over.
     ``patients`` says whose scan each id is, good or bad, as far as the dataset knows (:meth:`patient_of`).
+
+    ``doubled``: scans under two patients (:func:`common.data.patients.counted_once`). ``synthetic``: Consilium made the
+    cases itself, so they are nobody's, and a seed may decide what must be random for patients. It is a mark in the
+    index, which :func:`common.data.synthetic.write_phantoms` writes and copies keep: who writes it beside real scans
+    lies to nobody but himself, and protects his patients less than he is told.
     """
 
     name: str
@@ -89,6 +110,8 @@ class Dataset:
     patients: Mapping[str, str] = field(default_factory=dict)
     patient_identity: PatientIdentity = PatientIdentity.FILE
     label_values: tuple[int, ...] = ()
+    doubled: tuple[Doubled, ...] = ()
+    synthetic: bool = False
 
     @property
     def labelled(self) -> tuple[Case, ...]:

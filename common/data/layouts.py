@@ -20,7 +20,7 @@ from common.data.case_table import TableLayout
 from common.data.dataset import Case, Dataset, Problem
 from common.data.msd import MsdLayout
 from common.data.nnunet import NnunetLayout
-from common.data.patients import find_table, refuse_counted_twice, with_patients
+from common.data.patients import counted_once, find_table, with_patients
 from common.errors import InvalidInput
 
 
@@ -115,12 +115,14 @@ def load_names(path: Path) -> DatasetSettings:
 
 
 def open_for_training(directory: Path, data: DataConfig, settings: DatasetSettings) -> Dataset:
-    """A site's dataset in the study's terms, in which nobody is counted twice.
+    """A site's dataset in the study's terms, every scan once a patient.
 
-    See :func:`open_dataset`, :func:`match_study` and :func:`common.data.patients.refuse_counted_twice`.
+    What is wrong with the index a person wrote is refused, before a scan is looked at; what is wrong with a scan, or
+    alike in two, stops nobody. See :func:`open_dataset`, :func:`match_study` and
+    :func:`common.data.patients.counted_once`.
     """
     dataset = open_dataset(directory, layout=settings.layout, patients=settings.patients, choice=settings.choice)
-    return refuse_counted_twice(match_study(dataset, data, labels=settings.labels, channels=settings.channels))
+    return counted_once(match_study(dataset, data, labels=settings.labels, channels=settings.channels))
 
 
 def open_dataset(

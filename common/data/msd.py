@@ -43,6 +43,14 @@ class MsdLayout:
         return read_dataset(directory)
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; one that cannot be looked for (its name is too long, its folder closed) is not."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def read_index(directory: Path) -> dict[str, object]:
     """``dataset.json``; InvalidInput where it is missing or no JSON object."""
     path = directory / "dataset.json"
@@ -99,17 +107,24 @@ def read_dataset(directory: Path) -> Dataset:
         cases=tuple(cases.values()),
         problems=tuple(problems.values()),
         listed=tuple(listed),
+        synthetic=document.get("synthetic") is True,
     )
     table = find_table(directory)
     return dataset if table is None else with_patients(dataset, table)
 
 
 def write_dataset(
-    directory: Path, *, name: str, labels: Iterable[str], channels: Iterable[str], cases: Iterable[Case]
+    directory: Path,
+    *,
+    name: str,
+    labels: Iterable[str],
+    channels: Iterable[str],
+    cases: Iterable[Case],
+    synthetic: bool = False,
 ) -> Dataset:
     """Write an MSD dataset: copy each case's files to imagesTr and labelsTr (imagesTs without a label), then the index.
 
-    Where cases say whose scans they are, ``patients.tsv`` says so too.
+    Where cases say whose scans they are, ``patients.tsv`` says so too. ``synthetic``: Consilium made the cases itself.
 
     A file that already lies in its place is left there, so a producer may write volumes first and the index last.
     Returns the dataset as :func:`read_dataset` reads it back. Raises InvalidInput for a missing file.
@@ -136,6 +151,8 @@ def write_dataset(
     hospitals = {case.id: case.hospital for case in cases if case.hospital is not None}
     if hospitals:
         document["hospitals"] = hospitals
+    if synthetic:
+        document["synthetic"] = True
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "dataset.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if any(case.patient is not None for case in cases):
@@ -183,7 +200,7 @@ def _read_entry(
             return name, Problem(name, f"the {kind}'s path leaves the data directory; to fix: put it there")
         if not text.endswith(NIFTI_SUFFIXES):
             return name, Problem(name, f"the {kind} is not a .nii or .nii.gz file; to fix: convert it to NIfTI")
-        if not (directory / relative).is_file():
+        if not is_file(directory / relative):
             return name, Problem(name, f"the {kind} file is missing; to fix: put it back, or take the case out")
         paths.append(directory / relative)
     hospital = hospitals.get(name)

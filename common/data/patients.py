@@ -2,19 +2,19 @@
 
 The table has a header with the columns ``case_id`` and ``patient_id``, in CSV (commas or semicolons) or TSV. Refuses a
 table that leaves out a listed case or gives one case to two patients: a patient counted twice would be protected half
-as well as stated.
+as well as stated. A table is read before any scan is looked at, so what is refused is what a person wrote.
 """
 
 from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from common.canonical import digest, sha256_file
-from common.data.dataset import Case, Dataset, PatientIdentity, Problem
+from common.data.dataset import Case, Dataset, Doubled, PatientIdentity, Problem
 from common.errors import InvalidInput
 
 PATIENT_TABLES = ("patients.tsv", "patients.csv")
@@ -82,36 +82,44 @@ def with_patients(dataset: Dataset, table: Path) -> Dataset:
     )
 
 
-def refuse_counted_twice(dataset: Dataset) -> Dataset:
-    """Refuse a dataset in which one scan stands under two patients, by the content of its image files.
+def counted_once(dataset: Dataset) -> Dataset:
+    """The dataset with every scan once a patient, and a note of scans that stand under two patients.
 
-    A patient under two names would sit in two slots and be protected half as well as stated. Which of the two is the
-    mistake only a person can say, so nothing is left out: InvalidInput. A scan that is there twice under one patient
-    is a Problem and used once. Other copies of a scan, compressed or stored differently, are for `site doctor` to find.
+    Scans are alike by the content of their image files; other copies, compressed or stored differently, are for
+    `site doctor` to find. Among one patient's a copy is a Problem and left out, whatever any other patient has. Between
+    patients nothing is left out: each keeps its slot and its own files, for a rule that let one's files decide about
+    another's would let one patient move two voters. What it means is said (:attr:`Dataset.doubled`). Refuses nothing.
     """
-    ordered = sorted(dataset.cases, key=lambda case: case.id)
-    sizes = Counter(_size(path) for case in ordered for path in case.images)
-    seen: dict[str, Case] = {}
-    problems: list[Problem] = []
-    kept: list[Case] = []
-    for case in ordered:
-        alike = [path for path in case.images if sizes[_size(path)] > 1]  # others cannot be equal
-        hashes = [content_hash(path) for path in alike]
-        same = next((seen[content] for content in hashes if content in seen), None)
-        if same is None:
-            seen |= dict.fromkeys(hashes, case)
-            kept.append(case)
-        elif dataset.patient_of(case.id) == dataset.patient_of(same.id):
-            problems.append(Problem(case.id, f"the same scan as {same.id}; to fix: take one of them out"))
+    labelled = sorted(dataset.labelled, key=lambda case: case.id)
+    own: dict[str, list[Case]] = {}
+    for case in labelled:
+        own.setdefault(dataset.patient_of(case.id), []).append(case)
+    copies = {copy: first for cases in own.values() for copy, first in _copies(cases)}
+    patient = dataset.patient_of
+    between = [(a, b) for a, b in _copies([c for c in labelled if c.id not in copies]) if patient(a) != patient(b)]
+    problems = (Problem(copy, f"the same scan as {copies[copy]}; to fix: take one of them out") for copy in copies)
+    return replace(
+        dataset,
+        cases=tuple(case for case in dataset.cases if case.id not in copies),
+        problems=(*dataset.problems, *problems),
+        doubled=tuple(Doubled(case, same_as) for case, same_as in between),
+    )
+
+
+def _copies(cases: Sequence[Case]) -> list[tuple[str, str]]:
+    """(id, id of the first before it with an image file of the same content) of every case that repeats another."""
+    sizes = Counter(_size(path) for case in cases for path in case.images)
+    seen: dict[str, str] = {}
+    found: list[tuple[str, str]] = []
+    for case in cases:
+        alike = [path for path in case.images if (size := _size(path)) is not None and sizes[size] > 1]
+        hashes = [content for path in alike if (content := _content(path)) is not None]
+        first = next((seen[content] for content in hashes if content in seen), None)
+        if first is None:
+            seen |= dict.fromkeys(hashes, case.id)
         else:
-            raise InvalidInput(
-                "one scan under two patients would count twice",
-                value=(same.id, case.id),
-                remedy="take one of them out, or give both one patient in patients.csv",
-            )
-    if not problems:
-        return dataset
-    return replace(dataset, cases=tuple(kept), problems=(*dataset.problems, *problems))
+            found.append((case.id, first))
+    return found
 
 
 def content_hash(path: Path) -> str:
@@ -121,9 +129,20 @@ def content_hash(path: Path) -> str:
     return digest("folder", sorted(sha256_file(file) for file in path.iterdir() if file.is_file()))
 
 
-def _size(path: Path) -> int:
-    files = path.iterdir() if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
+def _size(path: Path) -> int | None:
+    """None for what cannot be looked at: reading it will say so."""
+    try:
+        files = path.iterdir() if path.is_dir() else [path]
+        return sum(file.stat().st_size for file in files if file.is_file())
+    except OSError:
+        return None
+
+
+def _content(path: Path) -> str | None:
+    try:
+        return content_hash(path)
+    except OSError:
+        return None
 
 
 def write_patients(directory: Path, cases: Iterable[Case]) -> None:

@@ -135,7 +135,14 @@ def write_split(split: Split, dataset: Dataset, out: Path) -> dict[str, object]:
     for name, cases in [("validation", split.validation), ("test", split.test), *split.sites.items()]:
         directory = out / "sites" / name if name in split.sites else out / name
         if cases:
-            write_dataset(directory, name=name, labels=dataset.labels, channels=dataset.channels, cases=cases)
+            write_dataset(
+                directory,
+                name=name,
+                labels=dataset.labels,
+                channels=dataset.channels,
+                cases=cases,
+                synthetic=dataset.synthetic,
+            )
     _copy((case.image for case in split.public_images), out / "public" / "images")
     _copy((case.label for case in split.label_maps if case.label), out / "public" / "label-maps")
     record: dict[str, object] = {

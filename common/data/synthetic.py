@@ -126,7 +126,7 @@ def write_phantoms(
         if on_case is not None:
             on_case(number + 1)
     labels_of = study_data(structures).labels
-    return write_dataset(out, name=f"phantoms-{seed}", labels=labels_of, channels=("MRI",), cases=made)
+    return write_dataset(out, name=f"phantoms-{seed}", labels=labels_of, channels=("MRI",), cases=made, synthetic=True)
 
 
 def _into_patient(points: Float[np.ndarray, "3 x y z"], rng: np.random.Generator) -> Float[np.ndarray, "3 x y z"]:

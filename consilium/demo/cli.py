@@ -47,7 +47,9 @@ def demo(
     training_epsilon: Annotated[
         float, typer.Option(help="ε a private training may cost each patient, at the study's δ and relation.")
     ] = 8.0,
-    seed: Annotated[int, typer.Option(help="Seed of data, split and training; the noise has none.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of phantoms, split and training; noise has none, nor other data's deal.")
+    ] = 0,
     dashboard: Annotated[bool, typer.Option(help="Serve the study's dashboard while the demo goes on.")] = True,
 ) -> None:
     """The whole road on this machine: hospitals' data, teachers, a federation of real daemons, a student, a report.

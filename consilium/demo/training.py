@@ -6,13 +6,14 @@ Refuses nothing of its own: what a site's training refuses is raised here with t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from client.cases import record_cases, site_dataset
 from client.policy import load_site
 from client.setup import public_start
+from client.training.lock import writing
 from client.training.private.charge import record_trainings
 from client.training.private.settings import PrivateSettings
 from client.training.side_by_side import side_by_side
@@ -48,8 +49,18 @@ def train_all(
 ) -> dict[str, SiteReport]:
     """Train (or resume) the teachers of every site directory; returns each site's training report.
 
-    With ``private`` each training is charged in its site's own ledger first.
+    ``seed`` deals and trains where Consilium made the data itself; patients of other data are dealt at random. With
+    ``private`` each training is charged in its site's own ledger first.
     """
+    with ExitStack() as locks:
+        for directory in sites.values():
+            locks.enter_context(writing(directory / "teachers"))
+        return _train_all(sites, seed=seed, processes=processes, on_steps=on_steps, private=private)
+
+
+def _train_all(
+    sites: Mapping[str, Path], *, seed: int, processes: int, on_steps: OnSteps, private: PrivateSettings | None
+) -> dict[str, SiteReport]:
     datasets: dict[str, Dataset] = {}
     owners: list[str] = []
     tasks: list[VoterTask] = []
@@ -85,7 +96,7 @@ def _plan(directory: Path, *, seed: int, private: PrivateSettings | None) -> tup
         trainer="standard" if private is None else private.strategy,
         private=private,
         start=public_start(directory),
-        seed=seed,
+        seed=seed if dataset.synthetic else None,
     )
 
 

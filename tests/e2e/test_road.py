@@ -78,7 +78,14 @@ def build(
     cases = list(phantoms.cases)
     for k, name in enumerate(names):
         part = cases[k * PATIENTS : (k + 1) * PATIENTS]
-        write_dataset(root / "data" / name, name=name, labels=phantoms.labels, channels=phantoms.channels, cases=part)
+        write_dataset(
+            root / "data" / name,
+            name=name,
+            labels=phantoms.labels,
+            channels=phantoms.channels,
+            cases=part,
+            synthetic=True,
+        )
     rest = cases[len(names) * PATIENTS :]
     study = Study(
         name="road",

@@ -118,21 +118,22 @@ def _save(path: Path, journal: Journal, strategy: Strategy, applied: int) -> Non
 
 
 def _resume(path: Path | None, journal: Journal, strategy: Strategy) -> int:
-    """Load a checkpoint of this very journal, never one from its future; returns the steps that moved the weights."""
+    """Load a checkpoint of this very journal; returns the steps that moved the weights.
+
+    Steps that the checkpoint has and the journal, restored from an older copy, has not were drawn: they count first.
+    """
     if path is None or not path.exists():
         return 0
     try:
         saved: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        fits = (
-            saved["schema"] == CHECKPOINT_SCHEMA
-            and saved["journal"] == journal.key.hex()
-            and saved["spent"] <= journal.spent
-        )
+        fits = saved["schema"] == CHECKPOINT_SCHEMA and saved["journal"] == journal.key.hex()
+        spent, applied = int(saved["spent"]), int(saved["applied"])
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError, TypeError):
         log.warning("checkpoint=unreadable starting_from=0 spent=%d", journal.spent)
         return 0
     if not fits:
         log.warning("checkpoint=of_another_run starting_from=0 spent=%d", journal.spent)
         return 0
+    journal.catch_up(spent)
     strategy.restore(saved["state"])
-    return int(saved["applied"])
+    return applied

@@ -1,18 +1,24 @@
 """A training's own memory of what it has spent: a step is on disk before anything it draws is used.
 
 One text file: a header with the planned event, then a line a step, each flushed to disk. A run that died in the middle
-of a step finds the step written and counts it as spent, and never runs more steps than planned. Refuses to go on under
-another plan or on other data: what was spent stays spent, so a new training needs its own directory and its own charge.
+of a step finds the step written and counts it as spent, and never runs more steps than planned. Every line is written
+under the file's lock by a run that knew all lines before it, so two runs never spend more than the plan together.
+Refuses to go on under another plan or on other data, and beside another run: what was spent stays spent, so a new
+training needs its own directory and its own charge.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from client.training.slots import ANOTHER_DIRECTORY
 from common.canonical import checked_fields
 from common.errors import InvalidInput, Refused
 from common.privacy.training import Neighbours, TrainingEvent, epsilon_of
@@ -62,50 +68,75 @@ class Journal:
     @classmethod
     def open(cls, path: Path, plan: Plan, *, identity: str) -> Journal:
         """Start a journal, or continue the one at ``path``: same plan and same ``identity`` (data, recipe, trainer)."""
-        if not path.exists():
-            journal = cls(plan, path, identity)
-            header = {
-                "identity": identity,
-                "key": journal.key.hex(),
-                "plan": plan.to_json(),
-                "schema": JOURNAL_SCHEMA,
-            }
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _append(path, json.dumps(header, sort_keys=True) + "\n")
-            _sync_directory(path.parent)
-            return journal
-        first, _, steps = path.read_text(encoding="utf-8").partition("\n")
-        remedy = "train into another directory; what this training spent stays charged"
-        try:
-            header = checked_fields(json.loads(first), {"identity": str, "key": str, "plan": dict, "schema": int})
-            key = bytes.fromhex(str(header["key"]))
-        except (ValueError, InvalidInput) as error:
-            raise InvalidInput("training journal cannot be read", value=path.name, remedy=remedy) from error
-        if header["schema"] != JOURNAL_SCHEMA or header["plan"] != plan.to_json() or header["identity"] != identity:
-            raise InvalidInput(
-                "a private training under another plan, or on other data, was started here",
-                value=path.name,
-                remedy=remedy,
-            )
-        if steps and not steps.endswith("\n"):  # a torn line is a step that may have been drawn: it counts
-            _append(path, "\n")
-            steps += "\n"
-        return cls(plan, path, identity, spent=steps.count("\n"), key=key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path) as descriptor:
+            text = _read(descriptor).decode(errors="replace")
+            if not text:  # nothing was ever spent under a header that did not come to the disk
+                journal = cls(plan, path, identity)
+                header = {
+                    "identity": identity,
+                    "key": journal.key.hex(),
+                    "plan": plan.to_json(),
+                    "schema": JOURNAL_SCHEMA,
+                }
+                _append(descriptor, json.dumps(header, sort_keys=True) + "\n")
+                _sync_directory(path.parent)
+                return journal
+            first, whole, steps = text.partition("\n")
+            remedy = f"what this training spent stays charged; for another one {ANOTHER_DIRECTORY}"
+            try:
+                header = checked_fields(json.loads(first), {"identity": str, "key": str, "plan": dict, "schema": int})
+                key = bytes.fromhex(str(header["key"]))
+            except (ValueError, InvalidInput) as error:
+                raise InvalidInput("training journal cannot be read", value=path.name, remedy=remedy) from error
+            if (
+                not whole
+                or header["schema"] != JOURNAL_SCHEMA
+                or header["plan"] != plan.to_json()
+                or header["identity"] != identity
+            ):
+                raise InvalidInput(
+                    "a private training under another plan, or on other data, was started here",
+                    value=path.name,
+                    remedy=remedy,
+                )
+            if steps and not steps.endswith("\n"):  # a torn line is a step that may have been drawn: it counts
+                _append(descriptor, "\n")
+                steps += "\n"
+            return cls(plan, path, identity, spent=steps.count("\n"), key=key)
 
     @property
     def left(self) -> int:
         return self.plan.event.steps - self.spent
 
     def spend(self) -> int:
-        """Charge one step, on disk before this returns; gives the step's number. Refused past the plan."""
+        """Charge one step, on disk before this returns; gives the step's number.
+
+        Refused past the plan, and where another run has spent steps of it since this one read the journal.
+        """
         if self.left <= 0:
             raise Refused(
                 "training-plan-spent", f"all {self.plan.event.steps} planned steps of this training are spent"
             )
         if self.path is not None:
-            _append(self.path, f"{self.spent}\n")
+            with _locked(self.path) as descriptor:
+                self._refuse_another_run(descriptor)
+                _append(descriptor, f"{self.spent}\n")
         self.spent += 1
         return self.spent - 1
+
+    def catch_up(self, spent: int) -> None:
+        """Count the steps that something else proves were drawn: a checkpoint is younger than a restored journal."""
+        while self.spent < min(spent, self.plan.event.steps):
+            self.spend()
+
+    def _refuse_another_run(self, descriptor: int) -> None:
+        text = _read(descriptor)
+        if text.count(b"\n") != 1 + self.spent or not text.endswith(b"\n"):
+            raise Refused(
+                "training-busy",
+                "another run is spending the steps of this training; to fix: wait for it, then run the command again",
+            )
 
     @property
     def event(self) -> TrainingEvent:
@@ -114,13 +145,24 @@ class Journal:
         return TrainingEvent(plan.sampling, plan.rate, plan.noise_multiplier, self.spent, plan.releases)
 
 
-def _append(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """The file, made where there is none, with its lock held: the kernel frees it when the process dies."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(descriptor, text.encode())
-        os.fsync(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _read(descriptor: int) -> bytes:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+
+
+def _append(descriptor: int, text: str) -> None:
+    os.write(descriptor, text.encode())
+    os.fsync(descriptor)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -26,7 +26,9 @@ RECIPE = TrainingConfig(channels=(4, 8), steps=6, batch_size=2)
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
     cases = [write_case(tmp_path / "raw", f"p{i}", i) for i in range(6)]
-    return write_dataset(tmp_path / "set", name="site", labels=DATA.labels, channels=DATA.channels, cases=cases)
+    return write_dataset(
+        tmp_path / "set", name="site", labels=DATA.labels, channels=DATA.channels, cases=cases, synthetic=True
+    )
 
 
 def run(data: Dataset, teachers: Path, *, jobs: int, on_progress=lambda voter, step, loss: None) -> SiteReport:

@@ -13,14 +13,19 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from client.cases import load_cases
 from client.teacher import Teachers
 from client.train_cli import app
+from client.training import site
 from client.training.base import Trained
 from client.training.site import TRAINERS, SiteReport, held_out_count, plan_site, train_site, voter_directory
 from client.training.standard import StandardTrainer
 from common.canonical import sha256_file
 from common.config import DataConfig, TrainingConfig
+from common.data.layouts import DatasetSettings, open_for_training
 from common.data.msd import Case, Dataset, read_dataset, write_dataset
+from common.data.split import SplitCounts, plan_split, write_split
+from common.data.synthetic import study_data, write_phantoms
 from common.data.volume import load_volume
 from common.errors import InvalidInput
 from common.models.fit import predict
@@ -51,7 +56,9 @@ def write_case(folder: Path, name: str, seed: int) -> Case:
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
     cases = [write_case(tmp_path / "raw", f"p{i}", i) for i in range(6)]
-    return write_dataset(tmp_path / "set", name="site", labels=DATA.labels, channels=DATA.channels, cases=cases)
+    return write_dataset(
+        tmp_path / "set", name="site", labels=DATA.labels, channels=DATA.channels, cases=cases, synthetic=True
+    )
 
 
 def run(
@@ -198,11 +205,103 @@ def test_files_that_were_patients_of_their_own_are_not_regrouped_afterwards(data
     run(dataset, tmp_path / "t")
     folder = dataset.cases[0].image.parent.parent
     (folder / "patients.tsv").write_text("case_id\tpatient_id\n" + "".join(f"p{i}\tone\n" for i in range(6)))
-    with pytest.raises(InvalidInput, match="new edition"):
+    with pytest.raises(InvalidInput, match="site join --from"):
         run(read_dataset(folder), tmp_path / "t", voters=1)
     (folder / "patients.tsv").write_text("case_id\tpatient_id\n" + "".join(f"p{i}\to{i // 2}\n" for i in range(6)))
     with pytest.raises(InvalidInput, match="belong to others"):
         run(read_dataset(folder), tmp_path / "t")
+
+
+def test_a_seed_is_refused_for_data_that_consilium_did_not_make(dataset: Dataset, tmp_path: Path) -> None:
+    """Before anybody is dealt: with a known deal, who stands for whom could be told."""
+    real = replace(dataset, synthetic=False)
+    with pytest.raises(InvalidInput, match="leave it out"):
+        run(real, tmp_path / "t", seed=0)
+    assert not (tmp_path / "t" / "slots.json").exists()
+    assert all(voter.weights for voter in run(real, tmp_path / "t", seed=None).voters)
+
+
+def test_phantoms_and_their_copies_are_marked_as_synthetic_and_nothing_else_is(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    made = write_phantoms(tmp_path / "phantoms", cases=6, seed=1, hospitals=2)
+    assert made.synthetic
+    assert read_dataset(tmp_path / "phantoms").synthetic
+    counts = SplitCounts(public_images=1, label_maps=1, validation=1, test=1)
+    write_split(plan_split(made, counts, seed=0), made, tmp_path / "split")
+    copies = [*(tmp_path / "split" / "sites").iterdir(), tmp_path / "split" / "test"]
+    assert [read_dataset(folder).synthetic for folder in copies] == [True] * 3
+    study = study_data()
+    assert open_for_training(copies[0], study, DatasetSettings()).synthetic
+    index = tmp_path / "phantoms" / "dataset.json"
+    for mark in ("true", 1, None, False):
+        index.write_text(json.dumps({**json.loads(index.read_text()), "synthetic": mark}))
+        assert not read_dataset(tmp_path / "phantoms").synthetic
+
+
+def test_one_scan_under_two_patients_changes_no_slot_and_only_the_voter_of_the_changed_file(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    before = run(dataset, tmp_path / "a", voters=3)
+    victim, other = dataset.cases[4], dataset.cases[0]
+    victim.image.write_bytes(other.image.read_bytes())
+    copied = open_for_training(tmp_path / "set", DATA, DatasetSettings())
+    assert [(pair.same_as, pair.case) for pair in copied.doubled] == [(other.id, victim.id)]
+    after = run(copied, tmp_path / "b", voters=3)
+    assert [voter.trained_on for voter in after.voters] == [voter.trained_on for voter in before.voters]
+    changed = owner(tmp_path / "a", victim.id)
+    for old, new in zip(before.voters, after.voters, strict=True):
+        assert (old.weights == new.weights) == (old.voter != changed)
+
+
+def test_a_scan_over_which_this_software_stumbles_is_its_own_problem(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever one file can bring about: no patient decides whether the site takes part."""
+    reading = site.load_example
+
+    def stumbling(case: Case, data: DataConfig) -> Any:
+        if case.id == "p3":
+            raise ZeroDivisionError("a header nobody thought of")
+        return reading(case, data)
+
+    monkeypatch.setattr(site, "load_example", stumbling)
+    report = run(dataset, tmp_path / "t")
+    assert [problem.case for problem in report.problems] == ["p3"]
+    assert "ZeroDivisionError" in report.problems[0].reason
+    assert all(voter.weights for voter in report.voters)
+
+
+def test_a_site_without_one_usable_case_ends_like_any_other(dataset: Dataset, tmp_path: Path) -> None:
+    for case in dataset.cases:
+        case.image.write_bytes(b"")
+    report = run(dataset, tmp_path / "t")
+    assert [(voter.trained_on, voter.weights) for voter in report.voters] == [(0, None), (0, None)]
+    assert Teachers.load(tmp_path / "t", data=DATA).models == (None, None)
+
+
+@pytest.mark.slow
+def test_the_command_ends_well_at_a_site_without_one_usable_case_and_says_so(dataset: Dataset, tmp_path: Path) -> None:
+    for case in dataset.cases:
+        case.image.write_bytes(b"")
+    (tmp_path / "study.toml").write_text(STUDY)
+    arguments = ["--data", str(tmp_path / "set"), "--study", str(tmp_path / "study.toml"), "--jobs", "1"]
+    result = CliRunner().invoke(app, [*arguments, "--site-dir", str(tmp_path / "site")], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "no teacher has a usable case" in result.stderr
+    assert len(load_cases(tmp_path / "site").problems) == 6
+
+
+def test_a_patient_who_is_no_longer_listed_leaves_the_other_voters_as_they_are(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    """Once dealt, fewer listed patients than voters are no reason to stop: an empty slot is an empty slot."""
+    before = run(dataset, tmp_path / "t", voters=6)
+    few = replace(dataset, cases=dataset.cases[:2], listed=dataset.listed[:2])
+    after = run(few, tmp_path / "t", voters=6)
+    kept = {owner(tmp_path / "t", name) for name in few.listed}
+    for old, new in zip(before.voters, after.voters, strict=True):
+        assert new.weights == (old.weights if old.voter in kept else None)
 
 
 def test_a_voter_whose_training_diverges_is_silent_and_stops_nobody(
@@ -297,10 +396,6 @@ def test_what_cannot_be_trained_is_refused(dataset: Dataset, tmp_path: Path) -> 
     other = DataConfig(labels=("background", "heart"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
     with pytest.raises(InvalidInput, match="labels"):
         train_site(dataset, teachers=tmp_path, data=other, recipe=RECIPE, voters=1)
-    for case in dataset.cases:
-        case.image.write_bytes(b"")
-    with pytest.raises(InvalidInput, match="no usable case"):
-        run(dataset, tmp_path / "t")
     assert sorted(TRAINERS) == ["dp-bbb", "dp-mac", "dp-sgd", "standard"]
 
 

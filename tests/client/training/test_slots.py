@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.training.slots import deal, load_or_deal
+from client.training.slots import Slots, by_os, by_seed, load_or_deal, load_slots
+from client.training.slots import deal as deal_by
 from common.errors import InvalidInput
 
 NAMES = [f"p{i:02d}" for i in range(23)]
+
+
+def deal(listed: Iterable[str], *, voters: int, seed: int, before: Slots | None = None) -> Slots:
+    """A deal that can be told again."""
+    return deal_by(listed, voters=voters, seed=seed, shuffle=by_seed(seed, before), before=before)
 
 
 def test_every_patient_is_in_exactly_one_voter_and_parts_differ_by_at_most_one() -> None:
@@ -33,6 +41,52 @@ def test_every_patient_is_equally_likely_in_every_voter() -> None:
         slots = deal(NAMES[:6], voters=3, seed=seed)
         counts[next(v for v in range(3) if "p00" in slots.part(v))] += 1
     assert all(140 < count < 260 for count in counts)  # 200 ± 5 standard deviations
+
+
+def test_the_operating_systems_deal_is_uniform_over_all_orders() -> None:
+    counts = Counter(tuple(by_os("abcd")) for _ in range(2400))
+    assert len(counts) == 24
+    assert all(50 < count < 150 for count in counts.values())  # 100 ± 5 standard deviations
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_an_exchanged_patient_takes_the_slot_and_nobody_else_moves(data: st.DataObject) -> None:
+    """The proof's coupling: where the shuffle lays one in the other's place, the deals differ in that name alone."""
+    names = data.draw(st.lists(st.text("abc", min_size=1), min_size=2, max_size=9, unique=True))
+    newcomer = data.draw(st.text("abc", min_size=1).filter(lambda name: name not in names))
+    leaver, voters = data.draw(st.sampled_from(names)), data.draw(st.integers(1, 4))
+    ranks = dict(zip(names, data.draw(st.permutations(range(len(names)))), strict=True))
+    ranks[newcomer] = ranks[leaver]
+    shuffle = lambda listed: sorted(listed, key=ranks.__getitem__)  # noqa: E731
+    one = deal_by(names, voters=voters, seed=0, shuffle=shuffle)
+    other = deal_by([newcomer if name == leaver else name for name in names], voters=voters, seed=0, shuffle=shuffle)
+    assert other.order == tuple(newcomer if name == leaver else name for name in one.order)
+    changed = [voter for voter in range(voters) if one.part(voter) != other.part(voter)]
+    assert changed == [one.place(leaver).voter]
+    assert [one.voter_seed(voter) for voter in range(voters)] == [other.voter_seed(voter) for voter in range(voters)]
+
+
+def test_without_a_seed_nothing_stored_tells_how_newcomers_will_be_dealt(tmp_path: Path) -> None:
+    path = tmp_path / "slots.json"
+    first = load_or_deal(path, NAMES[:3], voters=3)
+    stored = path.read_bytes()
+    orders = set()
+    for _ in range(3):
+        path.write_bytes(stored)
+        orders.add(load_or_deal(path, NAMES, voters=3).order)
+    assert len(orders) == 3  # 20 newcomers: a repetition has a chance of 1 in 10^17
+    assert all(order[:3] == first.order for order in orders)
+
+
+def test_fewer_patients_than_voters_cannot_be_dealt_but_may_stay_away_later(tmp_path: Path) -> None:
+    """At the first deal the number is the site's own fact; afterwards it would say who is there."""
+    path = tmp_path / "slots.json"
+    with pytest.raises(InvalidInput, match="patients"):
+        load_or_deal(path, NAMES[:3], voters=4)
+    assert not path.exists()
+    slots = load_or_deal(path, NAMES[:4], voters=4)
+    assert load_or_deal(path, NAMES[:1], voters=4) == slots == load_slots(path)
 
 
 def test_stored_slots_are_kept_when_patients_come_and_go(tmp_path: Path) -> None:

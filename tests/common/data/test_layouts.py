@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from common.data.layouts import (
     open_dataset,
     open_for_training,
 )
+from common.data.patients import counted_once
 from common.errors import InvalidInput
 
 CHANNELS = ("T1", "T1c", "T2", "FLAIR")
@@ -225,15 +227,50 @@ def test_a_table_without_label_names_is_taken_in_the_studys_numbers_unless_it_is
     assert dict(match_study(found, DATA, labels={"3": "edema", "7": "core"}).cases[0].label_map) == {0: 0, 3: 1, 7: 2}
 
 
-def test_a_patient_under_two_names_stops_the_site_with_both_names(tmp_path: Path) -> None:
+def test_one_scan_under_two_patients_is_told_and_takes_nothing_from_either(tmp_path: Path) -> None:
+    """Neither who takes part nor whose files are used may depend on what another patient's files hold."""
     root = make_nnunet(tmp_path / "set")
+    before = open_for_training(root, DATA, DatasetSettings())
     (root / "imagesTr/p1_0000.nii.gz").write_bytes((root / "imagesTr/p0_0000.nii.gz").read_bytes())
-    with pytest.raises(InvalidInput, match=r"count twice.*p0.*p1.*to fix"):
-        open_for_training(root, DATA, DatasetSettings())
+    found = open_for_training(root, DATA, DatasetSettings())
+    assert (found.cases, found.problems, found.listed) == (before.cases, before.problems, before.listed)
+    assert before.doubled == ()
+    (pair,) = found.doubled
+    assert (pair.same_as, pair.case) == ("p0", "p1")
+    assert "g = 2" in pair.sentence
+    assert "to fix" in pair.sentence
+
+
+def test_a_copy_is_left_out_by_what_its_own_patient_has_and_by_nobody_else(tmp_path: Path) -> None:
+    """p1 and p2 are one person's. Whether p2 is used follows from p1, whatever p0, another's, holds before them."""
+    root = make_nnunet(tmp_path / "set")
+    (root / "patients.csv").write_text("case_id,patient_id\np0,a\np1,b\np2,b\n")
+    images = {case: [root / f"imagesTr/{case}_{channel:04d}.nii.gz" for channel in range(4)] for case in ("p0", "p2")}
+    for mine, theirs in zip(images["p0"], images["p2"], strict=True):
+        mine.write_bytes(theirs.read_bytes())
+    found = open_for_training(root, DATA, DatasetSettings())
+    assert [case.id for case in found.cases] == ["p0", "p1", "p2"]
+    assert [(pair.same_as, pair.case) for pair in found.doubled] == [("p0", "p2")]
+
+
+def test_a_scan_that_cannot_be_looked_at_is_its_own_problem_when_copies_are_sought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = match_study(open_dataset(make_nnunet(tmp_path / "set")), DATA)
+    looked = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        if path.name.startswith("p1_"):
+            raise PermissionError(13, "Permission denied")
+        return looked(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert counted_once(dataset).cases == dataset.cases
 
 
 def test_a_scan_that_is_there_twice_under_one_patient_is_used_once(tmp_path: Path) -> None:
     root = make_nnunet(tmp_path / "set")
+    (root / "patients.csv").write_text("case_id,patient_id\np0,a\np1,b\np2,b\n")
     for channel in range(4):
         name = f"{channel:04d}.nii.gz"
         (root / f"imagesTr/p2_{name}").write_bytes((root / f"imagesTr/p1_{name}").read_bytes())

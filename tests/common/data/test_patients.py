@@ -8,6 +8,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
+from common.data.case_table import TableLayout
 from common.data.dataset import Dataset, PatientIdentity
 from common.data.msd import Case, read_dataset, write_dataset
 from common.data.patients import read_patients, read_table
@@ -72,6 +73,21 @@ def test_a_table_that_leaves_doubt_is_refused(tmp_path: Path, text: str, word: s
 def test_tables_are_read_as_spreadsheets_write_them(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
     assert read_table(tmp_path / name) == [{"case_id": "p0", "patient_id": "a"}]
+
+
+@pytest.mark.parametrize("image", [f"{'long' * 100}.nii.gz", "no/such/folder.nii.gz"])
+def test_a_row_that_names_no_file_is_that_cases_problem_and_stops_nobody(tmp_path: Path, image: str) -> None:
+    made = dataset(tmp_path, ["anna", "berta"])
+    folder = tmp_path / "set"
+    (folder / "dataset.json").unlink()
+    rows = [f"{case.id},{case.patient},imagesTr/{case.id}.nii.gz,labelsTr/{case.id}.nii.gz" for case in made.cases]
+    rows[1] = f"p1,berta,{image},labelsTr/p1.nii.gz"
+    (folder / "patients.tsv").unlink()
+    (folder / "cases.csv").write_text("\n".join(["case_id,patient_id,image,label", *rows]) + "\n")
+    found = TableLayout().read(folder)
+    assert [case.id for case in found.cases] == ["p0"]
+    assert [problem.case for problem in found.problems] == ["p1"]
+    assert found.listed == ("p0", "p1")
 
 
 def test_a_table_that_is_no_text_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from fractions import Fraction
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -104,17 +107,23 @@ def test_another_plan_or_other_data_is_refused_and_what_was_spent_stays(tmp_path
     assert path.read_bytes() == before
 
 
-def test_a_checkpoint_of_another_journal_or_of_its_own_future_is_not_used(tmp_path: Path) -> None:
+def test_steps_that_a_restored_journal_forgot_are_counted_where_a_checkpoint_proves_them(tmp_path: Path) -> None:
+    checkpoint, path = tmp_path / "checkpoint.pt", tmp_path / "journal"
+    run(Counting(), Journal.open(path, PLAN, identity="a"), checkpoint=checkpoint)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:3]))  # an older copy, of two steps; the checkpoint is of six
+    strategy = Counting()
+    run(strategy, Journal.open(path, PLAN, identity="a"), checkpoint=checkpoint)
+    assert strategy.batches == []
+    assert Journal.open(path, PLAN, identity="a").left == 0
+
+
+def test_a_checkpoint_of_another_journal_is_not_used(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint.pt"
     run(Counting(), Journal.open(tmp_path / "one", PLAN, identity="a"), checkpoint=checkpoint)
     strategy = Counting()
     run(strategy, Journal.open(tmp_path / "two", PLAN, identity="a"), checkpoint=checkpoint)
-    assert strategy.calls == 6
-    lines = (tmp_path / "two").read_text().splitlines(keepends=True)
-    (tmp_path / "two").write_text("".join(lines[:3]))  # a restored, older journal; the checkpoint is of step 6
-    strategy = Counting()
-    run(strategy, Journal.open(tmp_path / "two", PLAN, identity="a"), checkpoint=checkpoint)
-    assert strategy.calls == 4
+    assert strategy.calls == len(strategy.batches) == 6
 
 
 def test_the_charge_is_on_disk_before_the_batch_is_looked_at(tmp_path: Path) -> None:
@@ -141,6 +150,60 @@ def test_a_plan_above_its_epsilon_cannot_be_made() -> None:
     spent = epsilon_of(EVENT, delta=1e-3, neighbours=Neighbours.ADD_REMOVE)
     with pytest.raises(InvalidInput, match="epsilon"):
         Plan(EVENT, epsilon=spent - 0.01, delta=1e-3, neighbours=Neighbours.ADD_REMOVE, patients=4)
+
+
+def spend_all(path: Path, together: Barrier, drawn: Connection) -> None:
+    """What no run may do: never give up before the plan is spent; tells how many steps it was given."""
+    journal, count = Journal.open(path, PLAN, identity="a"), 0
+    together.wait()
+    while journal.left:
+        try:
+            journal.spend()
+        except Refused:
+            journal = Journal.open(path, PLAN, identity="a")
+        else:
+            count += 1
+    drawn.send(count)
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_processes_never_spend_more_than_the_plan_together(tmp_path: Path, attempt: int) -> None:
+    """Forked, as workers of one training may be; each knows an untouched journal when it begins."""
+    context = get_context("fork")
+    together, (ours, theirs) = context.Barrier(3), context.Pipe(duplex=False)
+    path = tmp_path / "journal"
+    processes = [context.Process(target=spend_all, args=(path, together, theirs)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    drawn = [ours.recv() for _ in processes if ours.poll(60)]
+    for process in processes:
+        process.join()
+    assert len(drawn) == 3
+    assert sum(drawn) == EVENT.steps
+    assert path.read_text().count("\n") == 1 + EVENT.steps
+
+
+def test_a_run_beside_which_another_one_spends_stops_before_it_draws(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    first, second = (Journal.open(path, PLAN, identity="a") for _ in range(2))
+    assert first.key == second.key
+    second.spend()
+    strategy = Counting()
+    with pytest.raises(Refused, match="another run"):
+        run(strategy, first)
+    assert strategy.batches == []
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"identity": "a", "ke'])
+def test_a_journal_whose_header_never_came_to_the_disk_was_never_spent(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(torn)
+    if torn:
+        with pytest.raises(InvalidInput, match="site join --from"):
+            Journal.open(path, PLAN, identity="a")
+    else:
+        assert Journal.open(path, PLAN, identity="a").left == EVENT.steps
+        assert Journal.open(path, PLAN, identity="a").left == EVENT.steps
 
 
 def test_the_journal_says_nothing_but_facts_of_the_plan(tmp_path: Path) -> None:

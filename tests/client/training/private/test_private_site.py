@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 
 from client.teacher import Teachers, averaged
 from client.training.base import Part
+from client.training.private import engine, sums
 from client.training.private.charge import record_trainings
 from client.training.private.journal import Journal
 from client.training.private.settings import PrivateSettings, defaults
@@ -25,7 +27,7 @@ from common.errors import InvalidInput
 from common.ledger.site import SiteLedger
 from common.models.fit import predict
 from common.models.unet import build_unet, save_weights
-from common.privacy.training import Neighbours, epsilon_of
+from common.privacy.training import Neighbours, Sampling, epsilon_of
 
 DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
 RECIPE = TrainingConfig(channels=(4, 8))
@@ -69,7 +71,9 @@ def dataset(tmp_path: Path) -> Dataset:
         nib.save(nib.Nifti1Image(rng.normal(labels * 3.0, 0.5).astype(np.float32), np.eye(4)), image)
         nib.save(nib.Nifti1Image(labels, np.eye(4)), label)
         cases.append(Case(f"p{number}", image, label))
-    return write_dataset(tmp_path / "set", name="site", labels=DATA.labels, channels=DATA.channels, cases=cases)
+    return write_dataset(
+        tmp_path / "set", name="site", labels=DATA.labels, channels=DATA.channels, cases=cases, synthetic=True
+    )
 
 
 def tasks(data: Dataset, teachers: Path, private: PrivateSettings | None, *, voters: int = 2) -> tuple[VoterTask, ...]:
@@ -164,6 +168,101 @@ def test_a_finished_private_teacher_is_kept_when_a_scan_changes_and_spends_nothi
     assert after.weights == before.weights
     (journal,) = (teachers / "voter-000").glob("journal-*.jsonl")
     assert journal.read_text().count("\n") == 1 + 3
+
+
+@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-mac", "dp-bbb"])
+def test_a_private_voter_without_a_usable_scan_is_trained_on_noise_and_looks_like_any_other(
+    dataset: Dataset, tmp_path: Path, strategy: str
+) -> None:
+    given = {"data": DATA, "recipe": RECIPE, "voters": 2, "trainer": strategy, "private": settings(strategy), "seed": 1}
+    full = train_site(dataset, teachers=tmp_path / "full", **given)  # type: ignore[arg-type]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "slots.json").write_bytes((tmp_path / "full" / "slots.json").read_bytes())
+    order = json.loads((tmp_path / "full" / "slots.json").read_text())["order"]
+    for case in dataset.cases:
+        if case.id in order[1::2]:
+            case.image.write_bytes(b"broken")
+    bare = train_site(dataset, teachers=tmp_path / "empty", **given)  # type: ignore[arg-type]
+    assert [voter.trained_on for voter in bare.voters] == [3, 0]
+    assert bare.voters[1].weights is not None
+    for field in ("steps", "loss", "guarantees", "problem"):
+        assert getattr(bare.voters[1], field) == getattr(full.voters[1], field)
+    names = [
+        sorted(path.name for path in (tmp_path / world / "voter-001").iterdir() if "journal" not in path.name)
+        for world in ("full", "empty")
+    ]
+    assert names[0] == names[1]
+    (journal,) = (tmp_path / "empty" / "voter-001").glob("journal-*.jsonl")
+    assert journal.read_text().count("\n") == 1 + 3
+    image = np.zeros((1, 16, 16, 16), np.float32)
+    assert all(seen is not None for seen in Teachers.load(tmp_path / "empty", data=DATA).predict(image))
+
+
+def test_a_private_voter_left_without_weights_by_an_earlier_version_is_trained(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    given = {"data": DATA, "recipe": RECIPE, "voters": 1, "trainer": "dp-sgd", "private": settings(), "seed": 1}
+    train_site(dataset, teachers=tmp_path / "t", **given)  # type: ignore[arg-type]
+    folder = tmp_path / "t" / "voter-000"
+    record = json.loads((folder / "train.json").read_text())
+    record["report"] |= {"weights": None, "steps": 0}
+    (folder / "train.json").write_text(json.dumps(record))
+    (folder / "weights.pt").unlink()
+    next(folder.glob("journal-*")).unlink()
+    (voter,) = train_site(dataset, teachers=tmp_path / "t", **given).voters  # type: ignore[arg-type]
+    assert (voter.reused, voter.steps) == (False, 3)
+    assert voter.weights is not None
+
+
+@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-mac", "dp-bbb"])
+@pytest.mark.parametrize("voxel", [np.nan, np.inf, 3e38])
+def test_no_voxel_can_end_a_private_training_without_weights(strategy: str, voxel: float) -> None:
+    part = Part(np.full((3, 1, 16, 16, 16), voxel, np.float32), np.ones((3, 16, 16, 16), np.uint8), 3, (0, 1, 2), 3)
+    journal = Journal(settings(strategy).plan(patients=3))
+    done = train_privately(part, RECIPE, settings(strategy), journal, seed=0)
+    assert (done.applied, journal.left) == (3, 0)
+    assert all(torch.isfinite(weight).all() for weight in done.model.parameters())
+
+
+@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-mac", "dp-bbb"])
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+def test_a_training_stopped_after_any_step_ends_with_the_weights_of_a_whole_one(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, stop: int
+) -> None:
+    """With noise that the step decides: patches, weight samples, turns and Adam's state go on where they were."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, (4, 16, 16, 16)).astype(np.uint8)
+    part = Part(rng.normal(labels[:, None], 0.5).astype(np.float32), labels, 3, (0, 0, 1, 3), 4)
+    given = settings(strategy, scans=2, sampling=Sampling.FIXED_PARTITION)
+    plan = replace(given, steps=4).plan(patients=4)
+    recipe = replace(RECIPE, patch=(8, 8, 8))
+    counted: list[int] = []
+
+    def noise(size: int, std: Fraction) -> np.ndarray:
+        counted.append(size)
+        drawn = np.random.default_rng(journal.spent).normal(0, float(std), size)
+        return np.rint(drawn).astype(np.int64)
+
+    monkeypatch.setattr(sums.noised, "__kwdefaults__", {"noise": noise})
+    monkeypatch.setattr(engine.run, "__kwdefaults__", {**engine.run.__kwdefaults__, "noise": noise})
+
+    def interrupt(step: int, _loss: float) -> None:
+        if step == stop:
+            raise KeyboardInterrupt
+
+    first = Journal.open(tmp_path / "journal", plan, identity="a")
+    (tmp_path / "whole").write_bytes((tmp_path / "journal").read_bytes())
+    journal = Journal.open(tmp_path / "whole", plan, identity="a")
+    whole = train_privately(part, recipe, given, journal, seed=0)
+    journal = first
+    with pytest.raises(KeyboardInterrupt):
+        train_privately(part, recipe, given, journal, seed=0, checkpoint=tmp_path / "c.pt", on_step=interrupt)
+    journal = Journal.open(tmp_path / "journal", plan, identity="a")
+    resumed = train_privately(part, recipe, given, journal, seed=0, checkpoint=tmp_path / "c.pt")
+    assert len(counted) == 2 * 4
+    assert resumed.event == whole.event
+    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_an_empty_slot_stays_in_n_and_two_scans_of_a_patient_are_one_example(dataset: Dataset, tmp_path: Path) -> None:
