@@ -82,7 +82,7 @@ def _name(row: dict[str, str], columns: list[str], number: int) -> str:
     image = row[columns[0]]
     if row.get("case_id"):
         return row["case_id"]
-    if image.endswith(NIFTI_SUFFIXES):
+    if image.endswith(NIFTI_SUFFIXES) and PurePosixPath(image).name not in NIFTI_SUFFIXES:
         return case_id(image)
     return PurePosixPath(image).name or f"row {number}"
 

@@ -75,7 +75,7 @@ def test_tables_are_read_as_spreadsheets_write_them(tmp_path: Path, name: str, t
     assert read_table(tmp_path / name) == [{"case_id": "p0", "patient_id": "a"}]
 
 
-@pytest.mark.parametrize("image", [f"{'long' * 100}.nii.gz", "no/such/folder.nii.gz"])
+@pytest.mark.parametrize("image", [f"{'long' * 100}.nii.gz", "no/such/folder.nii.gz", ".nii.gz"])
 def test_a_row_that_names_no_file_is_that_cases_problem_and_stops_nobody(tmp_path: Path, image: str) -> None:
     made = dataset(tmp_path, ["anna", "berta"])
     folder = tmp_path / "set"
