@@ -66,12 +66,15 @@ def cases(
     if as_json:
         problems = [{"case": problem.case, "reason": problem.reason} for problem in record.problems]
         facts = {"listed": record.listed, "patients": record.patients, "patient_identity": record.patient_identity}
-        typer.echo(json.dumps({**facts, "left_out": problems}))
+        doubled = [{"case": pair.case, "same_as": pair.same_as} for pair in record.doubled]
+        typer.echo(json.dumps({**facts, "left_out": problems, "doubled": doubled}))
         return
     typer.echo(f"{record.listed - record.left_out} of {record.listed} cases used, {record.patients} patients")
     typer.echo(record.patient_identity.sentence)
     for problem in record.problems:
         typer.echo(f"left out {problem.case}: {problem.reason}")
+    for pair in record.doubled:
+        typer.echo(f"warning: {pair.sentence}")
 
 
 @site_app.command("doctor")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -11,11 +12,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from client.cases import counts_for_server, load_cases
+from client.cases import counts_for_server, load_cases, record_cases
 from client.cli import site_app
 from client.policy import load_site
 from client.worker import open_worker
-from common.data.dataset import PatientIdentity
+from common.data.dataset import Dataset, Doubled, PatientIdentity
 from common.data.msd import Case, write_dataset
 from common.errors import InvalidInput, Refused
 from common.ledger.site import SiteLedger
@@ -170,6 +171,28 @@ def test_the_status_a_hospital_hands_over_carries_the_counts_only_where_its_poli
     (reports / "north.json").write_text(told)
     shown = {figure.name: figure.value for figure in read_reports(reports)["north"].shared}
     assert (shown["cases_listed"], shown["cases_left_out"]) == ("100", "1")
+
+
+def test_one_scan_under_two_patients_stands_in_the_record_until_it_is_repaired(tmp_path: Path) -> None:
+    dataset = Dataset(
+        name="n",
+        labels=("background", "core"),
+        channels=("MRI",),
+        cases=(),
+        listed=("p0", "p1"),
+        doubled=(Doubled("p1", same_as="p0"),),
+    )
+    written = record_cases(tmp_path / "teachers", dataset, [])
+    assert load_cases(tmp_path) == written
+    for option in ([], ["--json"]):
+        told = run("cases", "--site-dir", str(tmp_path), *option)
+        assert "p0" in told
+        assert "p1" in told
+    path = tmp_path / "teachers" / "cases.json"
+    document = json.loads(path.read_text())
+    del document["doubled"]  # as an earlier version wrote it
+    path.write_text(json.dumps(document))
+    assert load_cases(tmp_path) == replace(written, doubled=())
 
 
 def test_without_a_training_there_is_no_record(tmp_path: Path) -> None:

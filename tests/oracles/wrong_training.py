@@ -107,14 +107,13 @@ def printed_posterior_gradients(
     return bbb.Posterior(mean, rho)
 
 
-def row_chunks(
-    self: volumes.Patients, batch: np.ndarray, size: int, *, turn: int = 0
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def row_chunks(self: volumes.Patients, batch: np.ndarray, size: int, *, turn: int = 0) -> Iterator[volumes.Chunk]:
     """Every scan a row of its own: a patient with k scans is clipped k times."""
     rows = [row for slot in batch.tolist() for row in self._rows.get(slot, [])]
     for start in range(0, len(rows), size):
         picks = rows[start : start + size]
-        yield self.images[picks][:, None], self.targets[picks][:, None]
+        filled = torch.ones(len(picks), dtype=torch.bool)
+        yield volumes.Chunk(self.images[picks][:, None], self.targets[picks][:, None], filled)
 
 
 def fixed_batches_for(event: object, *, patients: int, key: bytes, entropy: object = None) -> sampling.Sampler:
