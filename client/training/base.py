@@ -24,7 +24,7 @@ class Part:
     """One voter's own patients: images [n, c, x, y, z] and label maps [n, x, y, z] with values below ``classes``.
 
     ``places[i]`` is scan i's patient, by place among the ``patients`` dealt to this voter for training; places without
-    a usable scan do not occur. Left out: every scan is a patient of its own.
+    a usable scan do not occur, so there may be no image at all. Left out: every scan is a patient of its own.
 
     More than fits into memory comes as :class:`~common.data.stored.StoredVolumes`, read one volume at a time.
     """
@@ -62,4 +62,8 @@ class Trainer(Protocol):
     def train(
         self, part: Part, recipe: TrainingConfig, *, seed: int, checkpoint: Path | None, on_step: OnStep | None
     ) -> Trained:
-        """Train a new network on ``part``; InvalidInput for an empty part or a diverged loss."""
+        """Train a new network on ``part``.
+
+        InvalidInput for an empty part or a diverged loss where the training is not private. A private one goes through
+        all its steps whatever the part holds.
+        """

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from common.canonical import digest, sha256_file
@@ -94,9 +95,11 @@ def counted_once(dataset: Dataset) -> Dataset:
     own: dict[str, list[Case]] = {}
     for case in labelled:
         own.setdefault(dataset.patient_of(case.id), []).append(case)
-    copies = {copy: first for cases in own.values() for copy, first in _copies(cases)}
+    content = cache(_content)  # a large scan is read once
+    copies = {copy: first for cases in own.values() for copy, first in _copies(cases, content)}
     patient = dataset.patient_of
-    between = [(a, b) for a, b in _copies([c for c in labelled if c.id not in copies]) if patient(a) != patient(b)]
+    kept = [case for case in labelled if case.id not in copies]
+    between = [(a, b) for a, b in _copies(kept, content) if patient(a) != patient(b)]
     problems = (Problem(copy, f"the same scan as {copies[copy]}; to fix: take one of them out") for copy in copies)
     return replace(
         dataset,
@@ -106,14 +109,14 @@ def counted_once(dataset: Dataset) -> Dataset:
     )
 
 
-def _copies(cases: Sequence[Case]) -> list[tuple[str, str]]:
+def _copies(cases: Sequence[Case], content_of: Callable[[Path], str | None]) -> list[tuple[str, str]]:
     """(id, id of the first before it with an image file of the same content) of every case that repeats another."""
     sizes = Counter(_size(path) for case in cases for path in case.images)
     seen: dict[str, str] = {}
     found: list[tuple[str, str]] = []
     for case in cases:
         alike = [path for path in case.images if (size := _size(path)) is not None and sizes[size] > 1]
-        hashes = [content for path in alike if (content := _content(path)) is not None]
+        hashes = [content for path in alike if (content := content_of(path)) is not None]
         first = next((seen[content] for content in hashes if content in seen), None)
         if first is None:
             seen |= dict.fromkeys(hashes, case.id)
