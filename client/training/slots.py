@@ -11,10 +11,10 @@ Refuses another number of voters than was dealt for.
 for y. Sorting puts y in another rank than x, so the two worlds' lists differ by a permutation σ of ranks; but π·σ is
 uniform where π is, so the deal with y has the distribution of the deal with x in which y took x's slot and nobody else
 moved. Under that coupling everything below the slots differs in one voter alone. It holds for a shuffle that nobody
-chose: at a known seed π·σ is another deal than π, and 18 to 21 of 23 others change their slots. So a seed is for data
-that are nobody's (:func:`by_seed`). The number of slots is public, and what counts as a patient less is an empty slot.
-Someone who is renamed between two deals is one who leaves and one who comes, in two slots; withdrawn under the old name
-first, the new one takes the slot that this emptied.
+chose: at a known seed π·σ is another deal than π, and of 23 patients in four voters one exchange takes up to 16 others
+to another voter. So a seed is for data that are nobody's (:func:`by_seed`). The number of slots is public, and what
+counts as a patient less is an empty slot. Someone who is renamed between two deals is one who leaves and one who comes,
+in two slots; withdrawn under the old name first, the new one takes the slot that this emptied.
 
 The stored ``seed`` seeds the voters' trainings (first weights, order, augmentation). It is drawn without looking at
 names or scans, and need not be secret: what a patient can move is bounded at each of its values.

@@ -67,6 +67,15 @@ def test_an_exchanged_patient_takes_the_slot_and_nobody_else_moves(data: st.Data
     assert [one.voter_seed(voter) for voter in range(voters)] == [other.voter_seed(voter) for voter in range(voters)]
 
 
+def test_at_a_known_seed_one_exchange_moves_others_so_a_seed_is_not_for_patients() -> None:
+    moved = []
+    for leaver in NAMES:
+        others = [name for name in NAMES if name != leaver]
+        one, other = deal(NAMES, voters=4, seed=7), deal([*others, "zz"], voters=4, seed=7)
+        moved.append(sum(one.place(name).voter != other.place(name).voter for name in others))
+    assert max(moved) == 16
+
+
 def test_without_a_seed_nothing_stored_tells_how_newcomers_will_be_dealt(tmp_path: Path) -> None:
     path = tmp_path / "slots.json"
     first = load_or_deal(path, NAMES[:3], voters=3)
