@@ -15,11 +15,13 @@ from pathlib import Path
 
 from client.policy import SiteConfig, load_site
 from common.canonical import checked_fields
-from common.config import DataConfig
+from common.config import DataConfig, StatedBudget
 from common.data.dataset import Dataset, Doubled, PatientIdentity, Problem
 from common.data.layouts import open_for_training
 from common.errors import InvalidInput, Refused
 from common.objects import write_atomically
+from common.privacy.consent import warn_about
+from common.privacy.mechanism import Unit
 
 CASES_SCHEMA = 1
 
@@ -84,6 +86,16 @@ def load_cases(site_dir: Path) -> CaseRecord:
         )
     except (OSError, ValueError, TypeError, InvalidInput) as error:
         raise InvalidInput("record of the cases cannot be read", remedy="run `consilium site train`") from error
+
+
+def delta_warning(stated: StatedBudget, *, patients: int) -> str | None:
+    """A sentence if the δ of a study or of the site's caps is not small against its own ``patients``; else None.
+
+    At unit hospital always None: how many hospitals take part is the consortium's to know, and to warn about.
+    """
+    if stated.unit is not Unit.PATIENT or patients < 1:
+        return None
+    return warn_about(stated.delta, unit=Unit.PATIENT, units=patients)
 
 
 def counts_for_server(site_dir: Path) -> dict[str, object]:

@@ -11,7 +11,11 @@ import typer
 from client.policy import load_site
 from client.setup import SiteKit, create_site
 from client.train_cli import train
+from common.config import Study, load_study
 from common.errors import InvalidInput
+from common.privacy.accounting import max_mu_squared
+from common.privacy.consent import guess_sentence
+from common.privacy.figures import delta_text, epsilon_text
 
 site_app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="A hospital's side: train teachers, serve codes."
@@ -40,6 +44,7 @@ def init(
     opened = SiteKit.load(kit)
     request = create_site(site_dir, pool=pool or opened.site, data=data, kit=opened)
     typer.echo(f"{site_dir}: created for {opened.site}")
+    typer.echo(joining_text(load_study(opened.study_file), file=site_dir / "study.toml"))
     typer.echo(f"send {site_dir / 'request.json'} to the consortium, and read them this over the telephone:")
     typer.echo(request.fingerprint)
 
@@ -161,25 +166,46 @@ def status(
 
     Example: consilium site status --site-dir /srv/consilium
     """
+    from client.cases import delta_warning, has_trained, load_cases
     from client.setup import site_status
 
     facts = site_status(site_dir)
-    typer.echo(json.dumps(facts, indent=1) if as_json else status_text(facts))
+    if as_json:  # fit to be handed over, so it does not tell how many patients the site has
+        typer.echo(json.dumps(facts, indent=1))
+        return
+    typer.echo(status_text(facts))
+    if has_trained(site_dir):
+        warning = delta_warning(load_site(site_dir).caps, patients=load_cases(site_dir).patients)
+        if warning is not None:
+            typer.echo(f"warning: {warning}")
+
+
+def joining_text(study: Study, *, file: Path) -> str:
+    """What a hospital is promised by the study it is about to ask to join, in lines for a person; ``file`` holds it."""
+    privacy = study.privacy
+    return "\n".join(
+        [
+            f"study {study.name} guarantees ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant}), "
+            f"δ = {delta_text(privacy.delta)}, {privacy.protection}",
+            guess_sentence(privacy.protection, max_mu_squared(privacy.accountant, privacy.budget), yours=True),
+            f"all of it, before you send the request: `consilium study show {file} --for-site`",
+        ]
+    )
 
 
 def status_text(facts: dict[str, Any]) -> str:
     """The site's standing in lines for a person; every ε with its accountant, δ, unit and relation."""
     spent = [
-        f"  ε = {epsilon['epsilon']:.4f} ({name}), δ = {epsilon['delta']:g}, unit {epsilon['unit']}, "
-        f"relation {epsilon['relation']}"
-        for name, epsilon in facts["spent"].items()
+        f"  ε = {epsilon_text(found['epsilon'])} ({name}), δ = {delta_text(found['delta'])}, unit {found['unit']}, "
+        f"relation {found['relation']}"
+        for name, found in facts["spent"].items()
     ]
     studies = [f"  {study['name']} ({study['id'][:16]}…): {study['state']}" for study in facts["studies"]]
     return "\n".join(
         [
             f"site {facts['site']}, patient pool {facts['pool']}",
-            f"spent of the pool's cap: {facts['share_spent']:.2%} of ε = {facts['cap']['epsilon']:g} "
-            f"({facts['cap']['accountant']}), δ = {facts['cap']['delta']:g}",
+            f"spent of the pool's cap: {facts['share_spent']:.2%} of ε = {epsilon_text(facts['cap']['epsilon'])} "
+            f"({facts['cap']['accountant']}), δ = {delta_text(facts['cap']['delta'])}",
             *spent,
             *(f"from row {stated['row']} on, {stated['sentence']}" for stated in facts["patient_identity"]),
             *training_lines(facts["trainings"]),
@@ -203,8 +229,8 @@ def training_lines(trainings: dict[str, Any]) -> list[str]:
     if not guarantees:
         return [head, "  no patient-level ε: a teacher was trained without a guarantee"]
     return [head] + [
-        f"  each patient: ε = {found['epsilon']:.4f} at δ = {found['delta']:g}, unit {found['unit']}, "
-        f"relation {found['relation']} (all trainings composed)"
+        f"  each patient: ε = {epsilon_text(found['epsilon'])} at δ = {delta_text(found['delta'])}, "
+        f"unit {found['unit']}, relation {found['relation']} (all trainings composed)"
         for found in guarantees
     ]
 

@@ -67,12 +67,14 @@ def _data(
         settings = replace(settings, labels=names.labels, channels=names.channels, choice=names.choice)
     if layout is not None:
         settings = replace(settings, layout=layout)
+    terms = load_study(study)
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("cases", total=None)
         return check_data(
             data,
-            load_study(study).data,
+            terms.data,
             settings,
+            stated=terms.privacy,
             pictures=None if report is None else report / "pictures",
             on_case=lambda done, total: bar.update(task, completed=done, total=total),
         )

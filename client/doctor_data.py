@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from client.cases import delta_warning
 from client.doctor import Finding, State
-from common.config import DataConfig
+from common.config import DataConfig, StatedBudget
 from common.data.dataset import Case, Dataset, PatientIdentity
 from common.data.examine import Examined, Verdict, examine
 from common.data.layouts import DatasetSettings, match_study, open_dataset
@@ -31,11 +32,13 @@ def check_data(
     data: DataConfig,
     settings: DatasetSettings,
     *,
+    stated: StatedBudget | None = None,
     pictures: Path | None = None,
     on_case: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Finding]:
     """Everything there is to find about a dataset before it is trained on.
 
+    ``stated``: the study's budget, whose δ is held against the number of patients.
     ``pictures``: a directory for one picture of each case that is not plainly good and can be shown. ``on_case`` is
     told how many cases are done, of how many. A dataset that cannot be used at all is one failure.
     """
@@ -54,7 +57,7 @@ def check_data(
         for old in pictures.glob("case-*.png"):
             old.unlink()
     total = len(dataset.cases) + len(dataset.problems)
-    findings = [_patients(dataset)]
+    findings = [_patients(dataset), *_delta(dataset, stated)]
     findings += [
         Finding(
             "patients",
@@ -106,6 +109,13 @@ def _patients(dataset: Dataset) -> Finding:
     remedy = "if patients have several scans, put a patients.csv beside the data" if state is State.NOTE else ""
     text = f"{count} patients in {len(dataset.listed)} labelled cases: {dataset.patient_identity.sentence}"
     return Finding("patients", state, text, remedy)
+
+
+def _delta(dataset: Dataset, stated: StatedBudget | None) -> list[Finding]:
+    if stated is None:
+        return []
+    warning = delta_warning(stated, patients=len({dataset.patient_of(case) for case in dataset.listed}))
+    return [] if warning is None else [Finding("delta", State.NOTE, warning, "ask the consortium for a smaller δ")]
 
 
 def _failure(check: str, error: InvalidInput) -> Finding:

@@ -14,7 +14,8 @@ import typer
 
 from client.training.private.charge import record_trainings
 from common.errors import DaemonFailed, InvalidInput
-from common.privacy.training import warn_about
+from common.privacy.consent import warn_about
+from common.privacy.mechanism import Unit
 
 if TYPE_CHECKING:
     from client.training.private.settings import PrivateSettings
@@ -68,7 +69,7 @@ def train(
     Example: consilium site train --site-dir /srv/consilium --jobs 4
     Example: consilium site train --site-dir /srv/consilium --strategy dp-sgd --epsilon 8 --delta 1e-5
     """
-    from client.cases import record_cases
+    from client.cases import delta_warning, record_cases
     from client.policy import load_site
     from client.setup import public_start
     from client.training.lock import writing
@@ -105,10 +106,14 @@ def train(
         start=start,
         seed=seed,
     )
+    patients = len({dataset.patient_of(case) for case in dataset.listed})
+    warnings = {"releases": delta_warning(plan.privacy, patients=patients)}
     if private is not None:
-        warning = warn_about(private.delta, patients=min(task.training_slots for task in tasks))
+        fewest = min(task.training_slots for task in tasks)
+        warnings["training"] = warn_about(private.delta, unit=Unit.PATIENT, units=fewest)
+    for what, warning in warnings.items():
         if warning is not None:
-            typer.echo(f"warning: {warning}", err=True)
+            typer.echo(f"warning, {what}: {warning}", err=True)
     record_trainings(site_dir, tasks, again=again, identity=dataset.patient_identity)
     try:
         with _progress(voters, plan.teacher.steps if private is None else private.steps) as on_progress:

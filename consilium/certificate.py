@@ -1,8 +1,9 @@
 """``consilium certificate``: what a study released, at which ε and with whom, from its ledger, as PDF and JSON to file.
 
 Every figure comes from a copy of the ledger that was verified first; a ledger that does not verify gets no certificate.
-Every ε stands with accountant, δ, unit and relation. The certificate says what it rests on and what nobody can show: it
-proves accounting, and that the noise was added is a promise of the server's operator.
+Every ε stands with accountant, δ, unit and relation. The guarantee is the study's budget, what was promised and can
+still be spent under the same consent; what was spent of it stands beside it. The certificate says what it rests on and
+what nobody can show: it proves accounting, and that the noise was added is a promise of the server's operator.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from fractions import Fraction
 from importlib.metadata import version
 from itertools import groupby
-from math import sqrt
 from pathlib import Path
-from statistics import NormalDist
 from typing import Annotated, Any
 
 import typer
@@ -33,13 +33,15 @@ from common.ledger.records import RecoveredRecord, RefusalRecord, ReleaseRecord,
 from common.ledger.store import Ledger
 from common.ledger.verify import VerifyReport, verify
 from common.objects import write_atomically
-from common.privacy.accounting import ACCOUNTANTS, guarantee
+from common.privacy.accounting import ACCOUNTANTS, Guarantee, guarantee, max_mu_squared
 from common.privacy.calibration import noise_multiplier
+from common.privacy.consent import group_guarantees, group_sentence, guess_right_at_most, guess_sentence
+from common.privacy.figures import delta_text, epsilon_text, percent_text
 from common.privacy.mechanism import GRID_BITS, AccountantName, Mechanism, Relation, Unit
 from consilium.patient_report import identity_lines, patient_lines, release_guarantee
 from server.workspace import Workspace
 
-CERTIFICATE_SCHEMA = 1
+CERTIFICATE_SCHEMA = 2
 
 PROVES = (
     "The chain of rows is whole up to the signed head named here, and every row keeps the ledger's rules: no budget "
@@ -132,10 +134,15 @@ def _study_facts(study: Study) -> dict[str, Any]:
 
 def _spent_facts(ledger: Ledger, study: Study) -> dict[str, Any]:
     privacy = study.privacy
-    worst = max((ledger.spent(pool.pool, study.id).mu_squared for pool in ledger.pools()), default=None)
-    stated = [] if worst is None else [guarantee(worst, privacy.budget, privacy.protection, a) for a in _shown(worst)]
-    gate = next((item for item in stated if item.accountant == privacy.accountant), None)
-    mu = 0.0 if worst is None else sqrt(worst)
+    terms = privacy.budget, privacy.protection
+    worst = max((ledger.spent(pool.pool, study.id).mu_squared for pool in ledger.pools()), default=Fraction(0))
+    limit = max_mu_squared(privacy.accountant, privacy.budget)
+    by = {name: guarantee(worst, *terms, name) for name in _shown(worst)}
+    spent = by[str(privacy.accountant)]
+    promised = Guarantee(privacy.epsilon, privacy.delta, str(privacy.accountant), privacy.protection)
+    if worst > limit:  # charges entered again after a restored backup may pass a budget: then no less was lost
+        promised, limit = spent, worst
+    groups = group_guarantees(limit, *terms, privacy.accountant)
     pools = []
     for pool in ledger.pools():
         inside = ledger.spent(pool.pool, study.id)
@@ -153,10 +160,15 @@ def _spent_facts(ledger: Ledger, study: Study) -> dict[str, Any]:
             }
         )
     return {
-        "guarantee": None if gate is None else gate.to_json(),
-        "guarantees": [item.to_json() for item in stated],
-        "guess_right_at_most": NormalDist().cdf(mu / 2),
-        "in_words": in_words(study, epsilon=0.0 if gate is None else gate.epsilon, mu=mu),
+        "guarantee": promised.to_json(),
+        "spent": spent.to_json(),
+        "spent_by": [item.to_json() for item in by.values()],
+        "groups": [item.to_json() for item in groups],
+        "guess_right_at_most": {
+            "guaranteed": guess_right_at_most(limit),
+            "spent": guess_right_at_most(worst),
+        },
+        "in_words": in_words(promised, groups, limit=limit, spent=worst),
         "pools": pools,
     }
 
@@ -165,23 +177,27 @@ def _shown(mu_squared: Any) -> tuple[str, ...]:
     return tuple(name for name in ACCOUNTANTS if name != "pld" or mu_squared == 0 or 2**-20 < mu_squared <= 64**2)
 
 
-def in_words(study: Study, *, epsilon: float, mu: float) -> list[str]:
-    """The guarantee for a reader who does not work with ε: what is hidden, from whom, and how well."""
-    privacy = study.privacy
-    hidden = "everything one hospital holds" if privacy.unit is Unit.HOSPITAL else "one patient of one hospital"
-    if privacy.relation is Relation.ZERO_OUT:
+def in_words(promised: Guarantee, groups: tuple[Guarantee, ...], *, limit: Fraction, spent: Fraction) -> list[str]:
+    """The guarantee for a reader who does not work with ε: what is hidden, from whom, how well, and for groups.
+
+    ``limit``: the Σμ² the guarantee admits in all; ``spent``: how much of it was spent.
+    """
+    protection = promised.protection
+    hidden = "everything one hospital holds" if protection.unit is Unit.HOSPITAL else "one patient of one hospital"
+    if protection.relation is Relation.ZERO_OUT:
         other = "had been left out, its code counting as zero"
     else:
-        whose = "another hospital's data" if privacy.unit is Unit.HOSPITAL else "any other patient"
+        whose = "another hospital's data" if protection.unit is Unit.HOSPITAL else "any other patient"
         other = f"had been exchanged for {whose}"
-    right = NormalDist().cdf(mu / 2)
     return [
-        f"What was released would look almost the same if {hidden} {other}. How nearly the same is what ε = "
-        f"{_up(epsilon)} and δ = {privacy.delta:g} say ({privacy.accountant} accountant, unit {privacy.unit}, relation "
-        f"{privacy.relation}).",
-        "Somebody who knows everything else, sees all that was ever released in this study and has unlimited computing "
-        f"power, and who must say which of the two it was, is right at most {_percent(right)} of the time; a coin toss "
-        "is right 50 % of the time. This bounds the worst case over all data; it is not a measurement.",
+        f"Whatever is released in this study looks almost the same if {hidden} {other}. How nearly the same is what "
+        f"ε = {epsilon_text(promised.epsilon)} and δ = {delta_text(promised.delta)} say ({promised.accountant} "
+        f"accountant, {protection}). That is the study's budget: it holds for all that was released and for all that "
+        "can still be.",
+        f"{guess_sentence(protection, limit)} By what was released so far it is right at most "
+        f"{percent_text(guess_right_at_most(spent))} of the time. Both bound the worst case over all data, computing "
+        "power without limit; neither is a measurement.",
+        group_sentence(groups),
         "Whatever is computed from the releases, the student model and its predictions included, is covered and costs "
         "nothing more. A person known at several hospitals is protected once for each and adds up.",
     ]
@@ -324,16 +340,6 @@ def _versions() -> dict[str, str]:
     return {**found, "python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
 
 
-def _up(value: float) -> str:
-    """An ε to four significant digits, never rounded down."""
-    text = f"{value:.4g}"
-    return text if float(text) >= value else f"{value * (1 + 5e-4):.4g}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.4g} %" if 100 * share < 99.995 else "more than 99.99 %"
-
-
 app = typer.Typer(add_completion=False, help="A study's privacy certificate, as PDF and JSON.")
 
 
@@ -371,9 +377,5 @@ def certificate(
     write_atomically(out / "certificate.json", text.encode())
     pages = render(facts, out / "certificate.pdf")
     typer.echo(f"{out / 'certificate.pdf'}: {pages} pages; {out / 'certificate.json'}")
-    if facts["guarantee"] is not None:
-        g = facts["guarantee"]
-        typer.echo(
-            f"ε = {_up(g['epsilon'])} ({g['accountant']}) at δ = {g['delta']:g}, unit {g['unit']}, relation "
-            f"{g['relation']}; {facts['answers']} answers"
-        )
+    typer.echo(f"guaranteed {release_guarantee(facts['guarantee'])}")
+    typer.echo(f"spent of it {release_guarantee(facts['spent'])}; {facts['answers']} answers")

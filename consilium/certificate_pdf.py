@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.textpath import text_to_path
 
-from consilium.certificate import _percent, _up
+from common.privacy.figures import delta_text, epsilon_text
 
 _WIDTH, _HEIGHT = 595.3, 841.9  # A4 in points
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 56.0, 60.0, 64.0
@@ -184,30 +184,23 @@ def _title(pages: _Pages, facts: dict[str, Any]) -> None:
     pages.put(_LEFT, pages.y, f"Study {study['name']}", _Font(size=12, bold=True))
     pages.put(_WIDTH - _RIGHT, pages.y, f"issued {_time(facts['issued'])}", _Font(colour=_SOFT), align="right")
     pages.y += 14
-    pages.box(64)
-    if given is None or not facts["answers"] + facts["reused_answers"] + facts["recovered_charges"]:
-        pages.put(_LEFT + 16, pages.y + 28, "Nothing was released", _Font(size=16, bold=True))
-        pages.put(_LEFT + 16, pages.y + 48, f"budget {_terms(study, study['budget_epsilon'])}", _BODY)
-    else:
-        line = f"ε = {_up(given['epsilon'])}  at  δ = {given['delta']:g}"
-        pages.put(_LEFT + 16, pages.y + 28, line, _Font(size=16, bold=True))
-        under = (
-            f"{given['accountant']} accountant · unit {given['unit']} · relation {given['relation']} · "
-            f"budget ε = {study['budget_epsilon']:g} · {facts['answers']} of {study['planned_queries']} planned answers"
-        )
-        pages.put(_LEFT + 16, pages.y + 48, under, _SMALL)
-    pages.y += 64
+    pages.box(82)
+    line = f"Guaranteed:  ε = {epsilon_text(given['epsilon'])}  at  δ = {delta_text(given['delta'])}"
+    pages.put(_LEFT + 16, pages.y + 28, line, _Font(size=16, bold=True))
+    under = f"{given['accountant']} accountant · unit {given['unit']} · relation {given['relation']}"
+    pages.put(_LEFT + 16, pages.y + 48, under, _SMALL)
+    pages.put(_LEFT + 16, pages.y + 66, _spent_line(facts), _SMALL)
+    pages.y += 82
     pages.heading("In plain words")
     for text in facts["in_words"]:
         pages.paragraph(text)
-    others = ", ".join(f"{_up(g['epsilon'])} ({g['accountant']})" for g in facts["guarantees"])
-    if others:
-        pages.paragraph(
-            f"The same releases by every accountant: ε = {others}; at δ = {study['delta']:g}, unit {study['unit']}, "
-            f"relation {study['relation']}. The smallest sound figure is the exact one; the gate of this study was "
-            f"{study['accountant']}.",
-            _Font(size=7.8, colour=_SOFT),
-        )
+    others = ", ".join(f"{epsilon_text(g['epsilon'])} ({g['accountant']})" for g in facts["spent_by"])
+    pages.paragraph(
+        f"What was spent, by every accountant: ε = {others}; at δ = {delta_text(study['delta'])}, unit "
+        f"{study['unit']}, relation {study['relation']}. The smallest sound figure is the exact one; the gate of this "
+        f"study was {study['accountant']}.",
+        _Font(size=7.8, colour=_SOFT),
+    )
 
 
 def _released(pages: _Pages, facts: dict[str, Any]) -> None:
@@ -274,9 +267,9 @@ def _pools(pages: _Pages, facts: dict[str, Any]) -> None:
         rows.append(
             [
                 f"{pool['site']} / {pool['pool']}",
-                f"ε = {_up(study['epsilon'])} ({study['accountant']}), {pool['releases']} releases",
-                f"ε = {_up(life['epsilon'])} of {pool['cap_epsilon']:g} ({life['accountant']})",
-                f"δ = {life['delta']:g}, {life['unit']}, {life['relation']}",
+                f"ε = {epsilon_text(study['epsilon'])} ({study['accountant']}), {pool['releases']} releases",
+                f"ε = {epsilon_text(life['epsilon'])} of {epsilon_text(pool['cap_epsilon'])} ({life['accountant']})",
+                f"δ = {delta_text(life['delta'])}, {life['unit']}, {life['relation']}",
             ]
         )
     pages.table(("Hospital / pool", "In this study", "In all studies, of cap", "At"), rows, (0.2, 0.27, 0.22, 0.31))
@@ -290,7 +283,7 @@ def _checks(pages: _Pages, facts: dict[str, Any]) -> None:
         how = "through the ledger on disk" if road == "ledger" else "in memory"
         pages.paragraph(
             f"{report['summary']} {report['runs']} simulated studies in each world, {how}, at confidence "
-            f"{_percent(report['confidence'])}. An audit finds faults; it proves no privacy.",
+            f"{100 * report['confidence']:g} %. An audit finds faults; it proves no privacy.",
             bullet="•",
         )
     rows = []
@@ -307,8 +300,8 @@ def _checks(pages: _Pages, facts: dict[str, Any]) -> None:
         rows.append(
             [
                 f"{site['site']} / {site['pool']}",
-                f"ε = {_up(spent['epsilon'])} of {site['cap']['epsilon']:g} ({spent['accountant']}), "
-                f"δ = {spent['delta']:g}, {spent['unit']}, {spent['relation']}",
+                f"ε = {epsilon_text(spent['epsilon'])} of {epsilon_text(site['cap']['epsilon'])} "
+                f"({spent['accountant']}), δ = {delta_text(spent['delta'])}, {spent['unit']}, {spent['relation']}",
                 f"{site['queries_accepted']} / {site['receipted']}",
                 "; ".join(remarks) or "none",
             ]
@@ -415,10 +408,13 @@ def _wrap(text: str, font: _Font, width: float) -> list[str]:
     return lines
 
 
-def _terms(study: dict[str, Any], epsilon: float) -> str:
+def _spent_line(facts: dict[str, Any]) -> str:
+    if not facts["answers"] + facts["reused_answers"] + facts["recovered_charges"]:
+        return "Nothing was released: nothing of it was spent"
+    spent, planned = facts["spent"], facts["study"]["planned_queries"]
     return (
-        f"ε = {epsilon:g} ({study['accountant']}), δ = {study['delta']:g}, unit {study['unit']}, "
-        f"relation {study['relation']}"
+        f"Spent of it: ε = {epsilon_text(spent['epsilon'])} at δ = {delta_text(spent['delta'])}, same accountant, unit "
+        f"and relation · {facts['answers']} of {planned} planned answers"
     )
 
 

@@ -12,7 +12,7 @@ from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee
 from common.privacy.mechanism import Protection, Relation, Unit
-from common.privacy.patients import Combined, combine
+from common.privacy.patients import EXCHANGED, Combined, combine
 from common.privacy.training import Neighbours, TrainingGuarantee
 
 
@@ -38,8 +38,11 @@ def patient_lines(trainings: dict[str, Any] | None, release: Guarantee) -> list[
         covers = bool(trainings["covers_every_release"])
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput("trainings of a site's status", value=type(error).__name__) from error
-    both = combined(found, release, covers=covers)
     lines = [str(one) for one in found] or ["a teacher was trained without a guarantee: no patient-level ε of training"]
+    try:
+        both = str(combined(found, release, covers=covers))
+    except InvalidInput:  # zero-out releases whose ε, for a patient exchanged, is beyond any use
+        both = f"nothing of use for {EXCHANGED}"
     return [*lines, f"with all releases: {both}"]
 
 
@@ -58,8 +61,8 @@ def identity_lines(rows: list[dict[str, Any]] | None) -> list[str]:
 
 
 def combined(found: list[TrainingGuarantee], release: Guarantee, *, covers: bool) -> Combined:
-    """The rule applied to the training's ε under the release's relation, or to what there is."""
-    same = [one for one in found if str(one.neighbours) == str(release.protection.relation)]
+    """The rule applied to the training's ε for a patient exchanged, or to what there is."""
+    same = [one for one in found if str(one.neighbours) == EXCHANGED.relation]
     training = next(iter(same or found), None)
     return combine(training, release, every_release_used_it=covers)
 

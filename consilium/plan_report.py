@@ -9,14 +9,29 @@ from rich.table import Table
 
 from common.errors import InvalidInput
 from common.privacy.accounting import max_mu_squared
+from common.privacy.consent import warn_about
+from common.privacy.mechanism import Unit
 from common.privacy.planner import INFORMATIVE_FROM, PRIOR_BELOW, Plan, capacity_bits, explained_at_most
 
 CHART_ENDINGS = (".png", ".svg", ".pdf")
 _INK, _GRID, _MARK, _NOISE = "#1f2933", "#d9dee4", "#2563a8", "#b4552d"
 
 
-def plan_table(plan: Plan, *, recommended: str) -> Table:
-    """The plan as a two-column table; every ε in it carries accountant, δ, unit and relation."""
+def delta_warning(plan: Plan, *, patients: int | None) -> str | None:
+    """A sentence if δ is not small against the units the plan protects; None if it is, or if nobody said how many.
+
+    ``patients``: of one hospital, where they are known.
+    """
+    unit = plan.protection.unit
+    units = plan.hospitals if unit is Unit.HOSPITAL else None if patients is None else plan.hospitals * patients
+    return None if units is None else warn_about(plan.budget.delta, unit=unit, units=units)
+
+
+def plan_table(plan: Plan, *, recommended: str, patients: int | None = None) -> Table:
+    """The plan as a two-column table; every ε in it carries accountant, δ, unit and relation.
+
+    ``patients`` of one hospital, if known, tell whether δ is small enough.
+    """
     table = Table(title="Privacy plan", show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column()
@@ -24,6 +39,8 @@ def plan_table(plan: Plan, *, recommended: str) -> Table:
     rows += [("", str(other)) for other in plan.guarantees[1:]]
     if plan.known_twice is not None:
         rows += [("known at 2 hospitals", f"{plan.known_twice} (the lines above: at one hospital only)")]
+    rows += [("in plain words", plan.in_words)]
+    rows += [("", warning)] if (warning := delta_warning(plan, patients=patients)) else []
     voters = f"{plan.hospitals} hospitals × {plan.mechanism.voters_per_site} voters = K′ {plan.voters}"
     rows += [
         ("queries N", f"{plan.queries} planned, {plan.queries_left} left in the budget"),

@@ -29,7 +29,7 @@ from common.privacy.gain import recommend
 from common.privacy.mechanism import AccountantName, Budget, Protection, QuerySpec, Relation, Unit
 from common.privacy.planner import plan
 from common.privacy.release import noisy_sum
-from consilium.plan_report import check_chart, plan_table, write_chart
+from consilium.plan_report import check_chart, delta_warning, plan_table, write_chart
 
 plan_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 audit_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -109,9 +109,11 @@ def plan_command(
         write_chart(result, chart)
     if as_json:
         recommended = {**asdict(advised), "recipe": "joint", "worth_asking": advised.worth_asking}
-        typer.echo(json.dumps({**result.to_json(), "recommended": recommended}, indent=1, ensure_ascii=False))
+        warning = delta_warning(result, patients=patients)
+        facts = {**result.to_json(), "delta_warning": warning, "recommended": recommended}
+        typer.echo(json.dumps(facts, indent=1, ensure_ascii=False))
     else:
-        Console().print(plan_table(result, recommended=advised.summary))
+        Console().print(plan_table(result, recommended=advised.summary, patients=patients))
 
 
 @audit_app.command("audit")

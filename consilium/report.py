@@ -34,7 +34,9 @@ from PIL import Image
 from common.config import Study
 from common.errors import InvalidInput
 from common.privacy.accounting import delta_exact
-from server.describe import BatchRoster
+from common.privacy.consent import guess_sentence
+from common.privacy.figures import delta_text, epsilon_text
+from server.describe import BatchRoster, study_limit
 
 REPORT_SCHEMA = 1
 
@@ -104,11 +106,12 @@ class NamedScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyFacts:
-    """What the run cost, read from the ledger.
+    """What the study guarantees and what the run spent of it, read from the ledger.
 
-    ``epsilon_exact`` and ``epsilon_rdp`` are spent at ``delta`` for ``unit`` under ``relation``; ``accountant`` is the
-    one that gates ``planned_epsilon``; where that is the paper's, ``epsilon_paper`` is given. ``noise_multiplier`` is
-    z = σ/Δ of one release, ``voters`` the teachers summed in a release over all sites, ``clipping_norm`` is C.
+    ``planned_epsilon`` is the budget, hence the guarantee; ``epsilon_exact`` and ``epsilon_rdp`` were spent at
+    ``delta`` for ``unit`` under ``relation``; ``accountant`` is the one that gates; where that is the paper's,
+    ``epsilon_paper`` is given. ``noise_multiplier`` is z = σ/Δ of one release, ``voters`` the teachers summed in a
+    release over all sites, ``clipping_norm`` is C.
     """
 
     epsilon_exact: float
@@ -130,6 +133,11 @@ class PrivacyFacts:
         """What was spent according to the accountant that gates the budget."""
         by = {"rdp": self.epsilon_rdp, "paper": self.epsilon_paper}
         return by.get(self.accountant) or self.epsilon_exact
+
+    @property
+    def epsilon_guaranteed(self) -> float:
+        """What no unit loses more than: the budget, or what was spent, should that ever be more."""
+        return max(self.planned_epsilon, self.epsilon_gate)
 
     @property
     def detection_power(self) -> float | None:
@@ -359,8 +367,8 @@ def render_html(facts: ReportFacts) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "epsilon": format_epsilon,
-        "delta": format_delta,
+        "epsilon": _epsilon_or_unknown,
+        "delta": delta_text,
         "dice": _format_dice,
         "duration": format_duration,
         "number": lambda value: f"{value:,}".replace(",", "\u202f"),
@@ -375,6 +383,7 @@ def render_html(facts: ReportFacts) -> str:
         share_spent=_share(facts.privacy.epsilon_gate, facts.privacy.planned_epsilon),
         share_queries=_share(facts.privacy.queries, facts.privacy.planned_queries),
         attendance=_attendance(facts.releases),
+        in_words=guess_sentence(facts.study.privacy.protection, study_limit(facts.study)),
         power=None if power is None else max(1, math.ceil(100 * power)),
         false_alarms=round(100 * FALSE_ALARMS),
         pictures=list(zip(facts.pictures, images, strict=True)),
@@ -382,23 +391,9 @@ def render_html(facts: ReportFacts) -> str:
     )
 
 
-def format_epsilon(value: float) -> str:
-    """Four significant digits, rounded up: a printed ε is never below the true one. ``not known`` for NaN or ∞."""
-    if not math.isfinite(value):
-        return "not known"
-    if value <= 0:
-        return "0"
-    places = 3 - math.floor(math.log10(value))
-    scaled = value * 10.0**places
-    nearest = round(scaled)
-    whole = nearest if abs(scaled - nearest) <= 1e-9 * scaled else math.ceil(scaled)
-    return f"{whole / 10.0**places:.{max(places, 0)}f}"
-
-
-def format_delta(value: float) -> str:
-    """δ as people write it: 0.001 as 1e-3."""
-    mantissa, _, exponent = f"{value:.2e}".partition("e")
-    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+def _epsilon_or_unknown(value: float) -> str:
+    """ε rounded up; ``not known`` for NaN and infinity, which a report may hold and no guarantee is."""
+    return epsilon_text(value) if math.isfinite(value) else "not known"
 
 
 def format_duration(seconds: float) -> str:

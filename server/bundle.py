@@ -24,6 +24,7 @@ from common.config import Study
 from common.errors import InvalidInput
 from common.models.fit import WINDOW_OVERLAP, inferer_of
 from common.models.unet import save_weights
+from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Protection
 
 METADATA_SCHEMA = (
@@ -42,13 +43,15 @@ They come without warranty of any kind and are not a medical device.
 
 @dataclass(frozen=True, slots=True)
 class PrivacyFacts:
-    """What the student's pseudo-labels cost the patients' privacy, as the ledger accounts for it.
+    """What the study guarantees, and what the student's pseudo-labels have spent of it by the ledger.
 
     ε values hold at ``delta`` for ``protection`` (unit and relation); ``accountant`` is the one the budget was kept by.
+    ``budget_epsilon`` was promised, and can still be spent under the same consent; the others are what was spent.
     ``noise_multiplier`` is z = σ/Δ of one release; ``ledger_head`` the hash of the ledger's signed head; ``study`` and
     ``codec`` are content hashes.
     """
 
+    budget_epsilon: float
     epsilon_exact: float
     epsilon_rdp: float
     delta: float
@@ -66,7 +69,7 @@ class PrivacyFacts:
 
     def __post_init__(self) -> None:
         paper = ("epsilon_paper",) if self.accountant is AccountantName.PAPER else ()
-        for name in ("epsilon_exact", "epsilon_rdp", "noise_multiplier", *paper):
+        for name in ("budget_epsilon", "epsilon_exact", "epsilon_rdp", "noise_multiplier", *paper):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
                 raise InvalidInput(f"privacy facts: {name}", value=value, limit="a finite number ≥ 0")
@@ -77,16 +80,24 @@ class PrivacyFacts:
 
     @property
     def epsilon(self) -> float:
-        """ε by the accountant that kept the budget."""
+        """ε spent, by the accountant that kept the budget."""
         by = {AccountantName.RDP: self.epsilon_rdp, AccountantName.PAPER: self.epsilon_paper}
         return by.get(self.accountant) or self.epsilon_exact
 
+    def guarantee(self) -> str:
+        """The study's budget in one line: no unit loses more, whatever is still released. What was spent, if more."""
+        return f"(ε, δ) = ({epsilon_text(max(self.budget_epsilon, self.epsilon))}, {self._terms()}"
+
+    def spent(self) -> str:
+        """What the releases so far have spent of it, in one line."""
+        return f"(ε, δ) = ({epsilon_text(self.epsilon)}, {self._terms()}, by {self.queries} releases"
+
     def sentence(self) -> str:
-        """The guarantee in one line, with everything an ε must stand beside."""
-        return (
-            f"(ε, δ) = ({self.epsilon:.4g}, {self.delta:.3g}) by the {self.accountant} accountant, {self.protection}, "
-            f"after {self.queries} releases"
-        )
+        """Guarantee and spend in one line, each with everything an ε must stand beside."""
+        return f"guaranteed {self.guarantee()}; spent of it {self.spent()}"
+
+    def _terms(self) -> str:
+        return f"{delta_text(self.delta)}) by the {self.accountant} accountant, {self.protection}"
 
     def to_json(self) -> dict[str, object]:
         facts = asdict(self) | {
@@ -94,7 +105,8 @@ class PrivacyFacts:
             "epsilon": self.epsilon,
             "unit": str(self.protection.unit),
             "relation": str(self.protection.relation),
-            "guarantee": self.sentence(),
+            "guarantee": self.guarantee(),
+            "spent": self.spent(),
         }
         del facts["protection"]
         if self.epsilon_paper is None:
@@ -320,7 +332,8 @@ A 3D U-Net that segments {", ".join(study.data.labels[1:])} in MRI volumes. It w
 labels are noisy aggregates of the predictions of teachers at {privacy.sites} sites; no private volume reached it.
 
 ## What it reveals about patients
-{privacy.sentence()}.
+Guaranteed by the study: {privacy.guarantee()}.
+Spent of it when this was exported: {privacy.spent()}.
 
 Whoever trusts the study's aggregator to have added the noise can rely on this for the weights and for anything computed
 from them. Every figure behind it is in `configs/privacy.json`, with the hash of the ledger's

@@ -15,6 +15,7 @@ from common.data.split import private_label_hashes
 from common.errors import InvalidInput
 from common.events import read_events
 from common.ledger.store import Ledger
+from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from server import describe, setup, studies
 from server.pipeline import locked_events
@@ -107,17 +108,23 @@ def create(
 def show(
     path: Annotated[Path, typer.Argument(help="A study file or a study's directory.")],
     for_site: Annotated[bool, typer.Option("--for-site", help="What a hospital reads before it consents.")] = False,
+    patients: Annotated[
+        int | None, typer.Option(help="With --for-site: your patients, to see whether δ is small enough for them.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a study's terms and plan; every ε with its accountant, δ, unit and relation.
 
-    Example: consilium study show study.toml --for-site
+    Example: consilium study show study.toml --for-site --patients 120
     """
     study = load_study(path / "study.toml" if path.is_dir() else path)
     if as_json:
         typer.echo(json.dumps(describe.facts(study), indent=1))
+    elif for_site:
+        typer.echo(describe.for_site(study, patients=patients))
     else:
-        typer.echo(describe.for_site(study) if for_site else describe.for_consortium(study))
+        registered = len(Workspace(path).registered()) if path.is_dir() else 0
+        typer.echo(describe.for_consortium(study, sites=max(registered, study.privacy.quorum)))
 
 
 @study_app.command("publish")
@@ -291,6 +298,7 @@ def status_facts(workspace: Workspace) -> dict[str, Any]:
         "answers": len(answers),
         "planned_queries": study.privacy.planned_queries,
         "epsilon": guarantees,
+        "accountant": str(study.privacy.accountant),
         "budget_epsilon": study.privacy.epsilon,
         "delta": study.privacy.delta,
         "unit": str(study.privacy.unit),
@@ -308,11 +316,12 @@ def _print_status(workspace: Workspace, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
         return
-    stated = f"δ = {facts['delta']:g}, unit {facts['unit']}, relation {facts['relation']}"
+    stated = f"δ = {delta_text(facts['delta'])}, unit {facts['unit']}, relation {facts['relation']}"
     typer.echo(f"study {facts['study']}: {facts['state']}")
     typer.echo(f"answers {facts['answers']} of {facts['planned_queries']} planned")
-    spent = ", ".join(f"ε = {value:.4f} ({name})" for name, value in facts["epsilon"].items())
-    typer.echo(f"spent {spent or 'ε = 0'} of ε = {facts['budget_epsilon']:g}; {stated}")
+    spent = ", ".join(f"ε = {epsilon_text(value)} ({name})" for name, value in facts["epsilon"].items())
+    typer.echo(f"guaranteed ε = {epsilon_text(facts['budget_epsilon'])} ({facts['accountant']}), {stated}")
+    typer.echo(f"spent of it {spent or 'ε = 0'}, {stated}")
     for name, site in sorted(facts["sites"].items()):
         last = f"; {site['event']} at {site['time']}" if "event" in site else ""
         typer.echo(
@@ -328,7 +337,7 @@ def _print_status(workspace: Workspace, *, as_json: bool) -> None:
 
 def _create(directory: Path, study: Study) -> None:
     setup.create_study(Workspace(directory), study)
-    typer.echo(describe.for_consortium(study))
+    typer.echo(describe.for_consortium(study, sites=study.privacy.quorum))
     typer.echo(f"created {directory}; next: `consilium study publish {directory} --images DIR`")
 
 

@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from textwrap import fill
 
 from common.config import Study
 from common.ledger.store import Ledger, StoredAnswer
-from common.privacy.accounting import guarantee
+from common.privacy.accounting import guarantee, max_mu_squared
 from common.privacy.calibration import noise_multiplier, study_mechanism
+from common.privacy.consent import (
+    delta_rule,
+    group_guarantees,
+    group_sentence,
+    guess_right_at_most,
+    guess_sentence,
+    warn_about,
+)
+from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
 
 _UNITS = {
@@ -63,6 +73,8 @@ def facts(study: Study) -> dict[str, object]:
     privacy = study.privacy
     mechanism = study_mechanism(study, dimension=1)
     spent = mechanism.mu_squared(privacy.protection) * privacy.planned_queries
+    limit = study_limit(study)
+    groups = group_guarantees(limit, privacy.budget, privacy.protection, privacy.accountant)
     planned = {str(name): guarantee(spent, privacy.budget, privacy.protection, name).epsilon for name in AccountantName}
     return {
         "name": study.name,
@@ -83,25 +95,37 @@ def facts(study: Study) -> dict[str, object]:
         "quorum": privacy.quorum,
         "noise_multiplier": noise_multiplier(mechanism, privacy.protection),
         "epsilon_of_plan": planned,
+        "guess_right_at_most": guess_right_at_most(limit),
+        "groups": [one.to_json() for one in groups],
     }
 
 
-def for_consortium(study: Study) -> str:
-    """The plan as text, one fact a line."""
+def for_consortium(study: Study, *, sites: int) -> str:
+    """The plan as text, one fact a line. ``sites``: how many take part, as far as is known: at least the quorum."""
     f, privacy = facts(study), study.privacy
     plan = f["epsilon_of_plan"]
     assert isinstance(plan, dict)
-    stated = f"δ = {f['delta']:g}, unit {f['unit']}, relation {f['relation']}"
+    stated = f"δ = {delta_text(privacy.delta)}, unit {privacy.unit}, relation {privacy.relation}"
+    whole = ", ".join(f"ε = {epsilon_text(value)} ({name})" for name, value in plan.items())
+    warning = warn_about(privacy.delta, unit=privacy.unit, units=sites) if privacy.unit is Unit.HOSPITAL else None
     return "\n".join(
         [
             f"study {f['name']} ({study.id[:16]}…)",
             f"labels {', '.join(study.data.labels)}; grid {study.data.grid} at {study.data.spacing_mm} mm",
-            f"budget ε = {f['epsilon']:g} ({f['accountant']} accountant), {stated}",
+            f"budget ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant} accountant), {stated}",
             f"plan {_plan_of(study)}, {privacy.voters_per_site} voter(s) a site, quorum {privacy.quorum} sites",
             f"noise multiplier z = {f['noise_multiplier']:.6f} on a sum clipped at C = {f['clipping_norm']:g}",
-            f"whole plan: {', '.join(f'ε = {value:.4f} ({name})' for name, value in plan.items())}, {stated}",
+            f"whole plan: {whole}, {stated}",
+            guess_sentence(privacy.protection, study_limit(study)),
+            delta_rule(privacy.delta, unit=privacy.unit),
+            *([] if warning is None else [f"warning: {warning}"]),
         ]
     )
+
+
+def study_limit(study: Study) -> Fraction:
+    """The largest Σμ² a unit can lose in the study, whatever is asked: what its budget admits."""
+    return max_mu_squared(study.privacy.accountant, study.privacy.budget)
 
 
 def _plan_of(study: Study) -> str:
@@ -109,27 +133,32 @@ def _plan_of(study: Study) -> str:
     return f"a joint query in {planned} round(s)" if study.codec.joint else f"{planned} queries"
 
 
-def for_site(study: Study) -> str:
-    """What a hospital reads before it consents."""
+def for_site(study: Study, *, patients: int | None = None) -> str:
+    """What a hospital reads before it consents. ``patients``: how many it has, where it says so."""
     f = facts(study)
     privacy = study.privacy
     unit = _UNITS[privacy.unit]
     relation = _RELATIONS[privacy.relation].format(unit=privacy.unit)
     guarantee_line = (
-        f"ε = {privacy.epsilon:g} ({privacy.accountant} accountant), δ = {privacy.delta:g}, unit {privacy.unit}, "
-        f"relation {privacy.relation}"
+        f"ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant} accountant), δ = {delta_text(privacy.delta)}, "
+        f"unit {privacy.unit}, relation {privacy.relation}"
     )
+    limit = study_limit(study)
+    groups = group_guarantees(limit, privacy.budget, privacy.protection, privacy.accountant)
+    sentences = [guess_sentence(privacy.protection, limit, yours=True), group_sentence(groups)]
+    sentences.append(delta_rule(privacy.delta, unit=privacy.unit))
+    if privacy.unit is Unit.PATIENT and patients is not None:
+        warning = warn_about(privacy.delta, unit=Unit.PATIENT, units=patients)
+        sentences += [] if warning is None else [f"Warning: {warning}."]
+    said = "\n".join(_filled(sentence) for sentence in sentences)
     planned = privacy.planned_queries
     times = "" if planned == 1 else f", up to {planned} times"
     which, each = ("the", f"all of them together{times},") if study.codec.joint else (f"up to {planned}", "each")
-    asked = fill(
+    asked = _filled(
         f"Your teachers, {privacy.voters_per_site} a site, trained at your site on your own patients, segment {which} "
         f"public volumes: {', '.join(study.data.labels[1:])}. For {each} your site sends the sum of their codes. Each "
         f"code is clipped to norm C = {study.codec.radius:g} at your site. No image, label map, weight or gradient of "
-        "yours leaves.",
-        width=106,
-        initial_indent="  ",
-        subsequent_indent="  ",
+        "yours leaves."
     )
     return f"""\
 Study {study.name}, {study.id}
@@ -141,6 +170,7 @@ WHAT IS GUARANTEED
   {guarantee_line}.
   In words: whatever is released in this study looks almost the same if {unit} were
   {relation}. "Almost" is ε and δ.
+{said}
   Noise: standard deviation {f["noise_multiplier"]:.4f} × the sensitivity of the sum, on every number released.
   A release names at least {privacy.quorum} sites; below that nothing is released.
   The budget belongs to your patient pool: other studies on the same pool add up, and your own ledger refuses
@@ -157,3 +187,7 @@ WHAT IS NOT COVERED
   Whether you take part (your name is on the roster). Patients known at several sites count once per site.
   The public volumes and public label maps. What your own staff can see at your own site.
 """
+
+
+def _filled(text: str) -> str:
+    return fill(text, width=106, initial_indent="  ", subsequent_indent="  ")

@@ -249,6 +249,7 @@ def export_student(workspace: Workspace, *, events: EventLog, clock: Clock = utc
         raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
     protection = study.privacy.protection
     facts = PrivacyFacts(
+        budget_epsilon=study.privacy.epsilon,
         epsilon_exact=guarantees[AccountantName.EXACT].epsilon,
         epsilon_rdp=guarantees[AccountantName.RDP].epsilon,
         delta=study.privacy.delta,

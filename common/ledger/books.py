@@ -38,6 +38,7 @@ from common.ledger.records import (
     parse_record,
 )
 from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
+from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import Mechanism
 
 
@@ -210,8 +211,8 @@ class Books:
         ):
             raise InvalidInput(
                 f"budget of pool {new.pool}",
-                value=f"epsilon {new.budget.epsilon:g}, delta {new.budget.delta:g} ({new.accountant})",
-                limit=f"at most epsilon {old.budget.epsilon:g}, delta {old.budget.delta:g} ({old.accountant})",
+                value=_stated(new),
+                limit=f"at most {_stated(old)}",
                 remedy="a pool's budget is for its whole life and can only be made tighter",
             )
 
@@ -374,3 +375,7 @@ def _after(
     if key not in known:
         known[key] = spend.plus(cost, coordinates) if admits(spend.mu_squared, cost, limit) else None
     return known[key]
+
+
+def _stated(pool: PoolDeclaration) -> str:
+    return f"epsilon {epsilon_text(pool.budget.epsilon)}, delta {delta_text(pool.budget.delta)} ({pool.accountant})"

@@ -32,6 +32,7 @@ from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 
 from common.errors import InvalidInput
+from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection
 
 MAX_COORDINATES = 1 << 24
@@ -146,7 +147,7 @@ def max_mu_squared(accountant: AccountantName, budget: Budget) -> Fraction:
         raise InvalidInput(
             "epsilon of a budget",
             value=budget.epsilon,
-            limit=f"at most {MAX_EPSILON:g}",
+            limit=f"at most {epsilon_text(MAX_EPSILON)}",
             remedy="such a budget protects nobody; choose an epsilon below 10",
         )
     return _max_mu_squared(name, float(budget.epsilon), budget.analytic_delta)
@@ -205,7 +206,8 @@ class Guarantee:
 
     def __str__(self) -> str:
         together = "" if self.group == 1 else f", {self.group} units together"
-        return f"ε = {self.epsilon:.4g} ({self.accountant}) at δ = {self.delta:.3g}, {self.protection}{together}"
+        stated = f"ε = {epsilon_text(self.epsilon)} ({self.accountant}) at δ = {delta_text(self.delta)}"
+        return f"{stated}, {self.protection}{together}"
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON for machines; ε and δ as floats, so not canonical bytes. ``group`` appears where it is not 1."""
@@ -239,7 +241,7 @@ def guarantee(
     together = group_mu_squared(mu_squared or Fraction(1), size=group)
     epsilon = 0.0 if mu_squared == 0 else epsilon_by(name, together, budget.analytic_delta)
     if group > 1 and epsilon > MAX_EPSILON:
-        raise InvalidInput("epsilon of a group", value=epsilon, limit=f"at most {MAX_EPSILON:g}")
+        raise InvalidInput("epsilon of a group", value=epsilon, limit=f"at most {epsilon_text(MAX_EPSILON)}")
     return Guarantee(epsilon=epsilon, delta=budget.delta, accountant=name, protection=protection, group=group)
 
 

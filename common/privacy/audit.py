@@ -28,6 +28,7 @@ from scipy import stats
 from common.errors import BudgetExceeded, InvalidInput
 from common.privacy.accounting import admits, max_mu_squared
 from common.privacy.calibration import calibrate
+from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Relation, Unit, radius_int
 from common.privacy.quantise import quantise
 from common.privacy.release import noisy_sum
@@ -121,8 +122,8 @@ class AuditReport:
     @property
     def summary(self) -> str:
         claim = (
-            f"(ε = {self.study.budget.epsilon:g}, δ = {self.study.budget.delta:g}) by {self.study.accountant}, "
-            f"{self.study.protection}"
+            f"(ε = {epsilon_text(self.study.budget.epsilon)}, δ = {delta_text(self.study.budget.delta)}) by "
+            f"{self.study.accountant}, {self.study.protection}"
         )
         if self.exceeded:
             return f"The claim {claim} is BROKEN: {', '.join(self.alarms)}."

@@ -9,10 +9,14 @@ what holds in any case: under one relation, their sum at the sum of the δ.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import inf, nextafter
 
-from common.privacy.accounting import Guarantee
-from common.privacy.mechanism import Relation, Unit
+from common.errors import InvalidInput
+from common.privacy.accounting import Guarantee, guarantee, max_mu_squared
+from common.privacy.figures import delta_text, epsilon_text
+from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.privacy.training import Neighbours, TrainingEvent, TrainingGuarantee, epsilon_of_all
 
 
@@ -70,23 +74,59 @@ class Trainings:
         }
 
 
+EXCHANGED = Protection(Unit.PATIENT, Relation.REPLACE_ONE)
+"""What a patient is promised by releases: exchanged for any other, the one relation that is sound for this unit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """What holds for one patient: ``epsilon`` at ``delta`` under ``relation``, and why it is that one."""
+    """What holds for one patient: ``epsilon`` at ``delta``, always exchanged for any other, and why it is that one.
+
+    Another unit or relation is refused: see :data:`EXCHANGED`.
+    """
 
     epsilon: float
     delta: float
-    relation: str
+    protection: Protection
     rule: str
     reasons: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.protection != EXCHANGED:
+            raise InvalidInput("unit and relation of one patient", value=str(self.protection), limit=str(EXCHANGED))
+        if not 0 <= self.epsilon < inf:
+            raise InvalidInput("epsilon of one patient", value=self.epsilon, limit="a finite number, 0 or above")
+        if not 0 < self.delta < 1:
+            raise InvalidInput("delta of one patient", value=self.delta, limit="above 0 and below 1")
+
     def __str__(self) -> str:
         why = f"; not the smaller of the two, because {', and '.join(self.reasons)}" if self.reasons else ""
-        what = f"unit {Unit.PATIENT}, relation {self.relation}"
-        return f"ε = {self.epsilon:.4g} at δ = {self.delta:.3g}, {what} ({self.rule}{why})"
+        stated = f"ε = {epsilon_text(self.epsilon)} at δ = {delta_text(self.delta)}, {self.protection}"
+        return f"{stated} ({self.rule}{why})"
 
 
 SMALLER, SUM, APART = "the smaller of training and releases", "training and releases composed", "releases alone"
+
+
+def of_each_patient(release: Guarantee) -> Guarantee:
+    """What releases that cost ``release`` cost one patient who is exchanged for any other.
+
+    Unit patient: the same. Unit hospital under replace-one: the same, for a hospital with one patient exchanged is
+    another hospital. Unit hospital under zero-out: from one patient's data to another's by way of the zero code is two
+    steps of Δ = m·R, so every release moves by at most 2m·R: μ doubles, and ε is that of 4·Σμ² by the same accountant
+    at the same δ. Σμ² is bounded by the largest that ``release`` allows, which is it up to a part in 2⁴⁰.
+    InvalidInput for a group's guarantee, for an accountant that gates nothing, and for an ε beyond any use.
+    Source: triangle inequality on Δ; Dong, Roth & Su 2022, Theorem 2.14.
+    """
+    if release.group != 1:
+        raise InvalidInput("group of a guarantee", value=release.group, limit="1: one patient")
+    if release.protection.relation is Relation.REPLACE_ONE or release.epsilon == 0:
+        return replace(release, protection=EXCHANGED)
+    budget = Budget(release.epsilon, release.delta)
+    most = max_mu_squared(AccountantName(release.accountant), budget) * (1 + Fraction(1, 2**40))
+    return replace(
+        guarantee(most, budget, release.protection, release.accountant, group=2), protection=EXCHANGED, group=1
+    )
 
 
 def combine(
@@ -94,32 +134,40 @@ def combine(
 ) -> Combined:
     """One patient's guarantee from its site's trainings and the federation's releases.
 
-    ``release`` is for unit patient, or for unit hospital, which covers each of its patients as well. Under one relation
-    ε_training + ε_release at δ + δ always holds (basic composition). Without a training under the release's relation
-    the releases stand alone: they protect the patient whatever the training was.
+    ``release`` is taken for one patient (:func:`of_each_patient`). Under one relation ε_training + ε_release at δ + δ
+    always holds (basic composition). Without a training under the releases' relation, replace-one, the releases stand
+    alone: they protect the patient whatever the training was.
     """
-    relation = str(release.protection.relation)
+    alone = of_each_patient(release)
+    relation = str(EXCHANGED.relation)
     if training is None:
-        reason = "not every teacher was trained with a guarantee"
-        return Combined(release.epsilon, release.delta, relation, APART, (reason,))
-    reasons = [
+        return Combined(
+            alone.epsilon, alone.delta, EXCHANGED, APART, ("not every teacher was trained with a guarantee",)
+        )
+    reasons = tuple(
         text
         for holds, text in (
-            (str(training.neighbours) == relation == Relation.REPLACE_ONE, "training and releases differ in relation"),
-            (training.delta == release.delta, "training and releases differ in δ"),
+            (str(training.neighbours) == relation, "training and releases differ in relation"),
+            (training.delta == alone.delta, "training and releases differ in δ"),
             (every_release_used_it, "not every release used these trainings alone"),
             (all_composed, "not all trainings are composed"),
         )
         if not holds
-    ]
+    )
     if not reasons:
-        return Combined(min(training.epsilon, release.epsilon), release.delta, relation, SMALLER)
-    if str(training.neighbours) != relation:
-        return Combined(release.epsilon, release.delta, relation, APART, tuple(reasons))
-    both = training.epsilon + release.epsilon, training.delta + release.delta
-    return Combined(*both, relation, SUM, tuple(reasons))
+        return Combined(min(training.epsilon, alone.epsilon), alone.delta, EXCHANGED, SMALLER)
+    both = _sum_up(training.epsilon, alone.epsilon), _sum_up(training.delta, alone.delta)
+    if str(training.neighbours) != relation or both[1] >= 1:
+        return Combined(alone.epsilon, alone.delta, EXCHANGED, APART, reasons)
+    return Combined(*both, EXCHANGED, SUM, reasons)
 
 
 def worst(sites: Collection[Combined]) -> Combined:
     """The site whose patients are protected least."""
     return max(sites, key=lambda site: (site.epsilon, site.delta))
+
+
+def _sum_up(first: float, second: float) -> float:
+    """The least float64 that is not below the sum."""
+    total = first + second
+    return total if Fraction(total) >= Fraction(first) + Fraction(second) else nextafter(total, inf)

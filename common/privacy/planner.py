@@ -25,6 +25,8 @@ from common.canonical import rational
 from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee, epsilon_by, epsilon_rdp_library, guarantee, max_mu_squared
 from common.privacy.calibration import calibrate, noise_multiplier, queries_left
+from common.privacy.consent import guess_right_at_most, guess_sentence
+from common.privacy.figures import epsilon_text
 from common.privacy.mechanism import (
     GRID_BITS,
     AccountantName,
@@ -143,15 +145,25 @@ class Plan:
         }[self.verdict]
 
     @property
+    def guess_right_at_most(self) -> float:
+        """The best guess about one unit once the whole budget is spent; see :mod:`common.privacy.consent`."""
+        return guess_right_at_most(max_mu_squared(self.accountant, self.budget))
+
+    @property
+    def in_words(self) -> str:
+        """:attr:`guess_right_at_most` as a sentence."""
+        return guess_sentence(self.protection, max_mu_squared(self.accountant, self.budget))
+
+    @property
     def accountant_note(self) -> str:
         """Why the accountants print different ε for the same noise."""
-        by = {g.accountant: g.epsilon for g in self.guarantees}
+        by = {g.accountant: epsilon_text(g.epsilon) for g in self.guarantees}
         return (
-            f"One mechanism, several upper bounds: the exact curve gives ε = {by['exact']:.4g}; Rényi DP keeps only "
-            f"moments of the privacy loss and loses a little in converting them: {by['rdp']:.4g} at its best order "
-            f"({self.library_rdp_epsilon:.4g} with dp-accounting's own grid of orders); the PATE paper's eq (14) reads "
-            f"{by['paper']:.4g}. The gate is {self.accountant}: noise is calibrated for it, and it alone stops the "
-            "study."
+            f"One mechanism, several upper bounds: the exact curve gives ε = {by['exact']}; Rényi DP keeps only "
+            f"moments of the privacy loss and loses a little in converting them: {by['rdp']} at its best order "
+            f"({epsilon_text(self.library_rdp_epsilon)} with dp-accounting's own grid of orders); the PATE paper's eq "
+            f"(14) reads {by['paper']}. The gate is {self.accountant}: noise is calibrated for it, and it alone stops "
+            "the study."
         )
 
     def to_json(self) -> dict[str, object]:
@@ -168,6 +180,8 @@ class Plan:
             "errors": None if self.errors is None else self.errors.to_json(),
             "explained_at_most": self.explained_at_most,
             "guarantees": [g.to_json() for g in self.guarantees],
+            "guess_right_at_most": self.guess_right_at_most,
+            "in_words": self.in_words,
             "hospitals": self.hospitals,
             "known_twice": None if self.known_twice is None else self.known_twice.to_json(),
             "library_rdp_epsilon": self.library_rdp_epsilon,
@@ -383,7 +397,9 @@ def _advice(
     if larger < 1e4:
         epsilon = epsilon_by(str(accountant), larger, budget.analytic_delta)
         if epsilon < 1000:
-            lines.append(f"budget: ε = {epsilon:.3g} instead of {budget.epsilon:g}, at the same δ")
+            lines.append(
+                f"budget: ε = {epsilon_text(epsilon, 3)} instead of {epsilon_text(budget.epsilon)}, at the same δ"
+            )
     lines.append("a shorter code, whose spectrum falls faster: fewer coordinates share the same bits")
     return tuple(lines)
 

@@ -31,6 +31,7 @@ from dp_accounting.pld import PLDAccountant
 from common.canonical import checked_fields, parse_rational, rational
 from common.errors import InvalidInput
 from common.privacy.accounting import epsilon_exact
+from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import Unit
 
 MAX_STEPS = 1_000_000
@@ -127,7 +128,7 @@ class TrainingGuarantee:
 
     def __str__(self) -> str:
         words = f"unit {Unit.PATIENT}, relation {self.neighbours} (training)"
-        return f"ε = {self.epsilon:.4g} at δ = {self.delta:.3g}, {words}"
+        return f"ε = {epsilon_text(self.epsilon)} at δ = {delta_text(self.delta)}, {words}"
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -194,22 +195,11 @@ def plan_noise(
     if epsilon_of(others, delta=delta, neighbours=neighbours) > epsilon:
         raise InvalidInput(
             "the other releases alone pass the planned epsilon; no noise multiplier fits",
-            limit=f"epsilon {epsilon:g}",
+            limit=f"epsilon {epsilon_text(epsilon)}",
             remedy="more noise on the PCA, or a larger epsilon",
         )
     start = _least(roughly, float(epsilon), high=Fraction(1), factor=Fraction(2))
     return event(_least(cost, float(epsilon), high=start, factor=Fraction(51, 50)))
-
-
-def warn_about(delta: float, *, patients: int) -> str | None:
-    """A sentence if δ > 1/(10n): such a δ would allow the disclosure of a whole patient now and then; else None."""
-    if not isinstance(delta, float) or not 0 < delta < 1:
-        raise InvalidInput("delta", value=delta, limit="above 0 and below 1")
-    if isinstance(patients, bool) or not isinstance(patients, int) or patients < 1:
-        raise InvalidInput("patients", value=patients, limit="an integer from 1")
-    if delta <= 1 / (10 * max(patients, 1)):
-        return None
-    return f"delta {delta:g} is above 1/(10 · {patients} patients) = {1 / (10 * patients):.2g}; choose a smaller one"
 
 
 def _least(cost: Callable[[Fraction], float], epsilon: float, *, high: Fraction, factor: Fraction) -> Fraction:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import TaskID
 
+from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.demo.dashboard import reopen
 from consilium.demo.run import DemoOptions, Watch, run_demo
@@ -119,8 +120,8 @@ def _summary(out: Path) -> str:
     gain = f"{student - max(scored):+.3f}" if scored and student is not None else "n/a"
     return "\n".join(
         [
-            f"ε = {privacy['epsilon_exact']:.4f} (exact), ε = {privacy['epsilon_rdp']:.4f} (RDP), "
-            f"δ = {privacy['delta']:g}, unit {privacy['unit']}, relation {privacy['relation']}, "
+            f"ε = {epsilon_text(privacy['epsilon_exact'])} (exact), ε = {epsilon_text(privacy['epsilon_rdp'])} (RDP), "
+            f"δ = {delta_text(privacy['delta'])}, unit {privacy['unit']}, relation {privacy['relation']}, "
             f"{privacy['queries']} queries, noise multiplier {privacy['noise_multiplier']:.4f}",
             f"Dice on test: student {dice(student)}, "
             f"mean teacher {dice(report['mean_teacher']['dice']['mean'])}, "

@@ -189,8 +189,10 @@ def bundle(workspace: Workspace) -> list[Path]:
 
 
 def _guarantee(folder: Path) -> str:
-    """The bundle's own statement of what its labels cost; empty before it is exported."""
+    """The bundle's own statement of what is guaranteed and what its labels spent of it; empty before it is exported."""
     try:
-        return str(json.loads((folder / "configs" / "privacy.json").read_text(encoding="utf-8"))["guarantee"])
+        facts = json.loads((folder / "configs" / "privacy.json").read_text(encoding="utf-8"))
+        spent = f"; spent of it {facts['spent']}" if "spent" in facts else ""
+        return f"guaranteed {facts['guarantee']}{spent}"
     except (FileNotFoundError, ValueError, KeyError):
         return ""

@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 from pydantic import ValidationError
 
 from common.errors import InvalidInput
+from common.privacy.figures import delta_text, epsilon_text
 from server.dashboard import views
 from server.dashboard.auth import Session
 from server.dashboard.labels import labels_page, student_page, take_decision
@@ -274,9 +275,6 @@ def add_filters(environment: jinja2.Environment) -> None:
             return "–"
         return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %"
 
-    def epsilon(value: float | None) -> str:
-        return "–" if value is None else views.up(value)
-
     def size(count: int) -> str:
         return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
@@ -295,7 +293,8 @@ def add_filters(environment: jinja2.Environment) -> None:
         clock=clock,
         day=day,
         percent=percent,
-        epsilon=epsilon,
+        epsilon=maybe(epsilon_text),
+        delta=maybe(delta_text),
         size=size,
         short=lambda name: name[:10],
         duration=maybe(views.duration),

@@ -11,6 +11,8 @@ from pydantic import BaseModel, Field
 
 from common.codecs.base import parse_hex, unpack
 from common.config import Study
+from common.privacy.accounting import Guarantee
+from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.privacy.planner import plan
 from server.workspace import Workspace
@@ -81,10 +83,19 @@ def _planned(wishes: Wishes, radius: float, spectrum: Spectrum | None) -> dict[s
         above = sum(std > result.noise_per_coordinate for std in spectrum.stds)
     return {
         **result.to_json(),
+        "written": {
+            "guarantees": [_written(one) for one in result.guarantees],
+            "known_twice": None if result.known_twice is None else _written(result.known_twice),
+        },
         "uses_codec_spectrum": fits,
         "components_above_noise": above,
         "wishes": wishes.model_dump(mode="json"),
     }
+
+
+def _written(one: Guarantee) -> dict[str, object]:
+    """A guarantee for the page, which rounds nothing itself: ε and δ as texts."""
+    return {**one.to_json(), "epsilon": epsilon_text(one.epsilon), "delta": delta_text(one.delta)}
 
 
 class Spectra:

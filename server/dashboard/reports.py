@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common.data.dataset import PatientIdentity
-from server.dashboard.views import up
+from common.privacy.figures import delta_text, epsilon_text
 
 MAX_SHARED = 24
 
@@ -92,5 +92,5 @@ def _read(path: Path) -> SiteReport:
 def _patient(guarantee: dict[str, Any] | None) -> str:
     if guarantee is None:
         return "a teacher was trained without a guarantee"
-    epsilon, delta = up(float(guarantee["epsilon"])), float(guarantee["delta"])
-    return f"ε {epsilon} at δ = {delta:g}, unit patient, relation {guarantee['relation']}"
+    epsilon, delta = epsilon_text(float(guarantee["epsilon"])), delta_text(float(guarantee["delta"]))
+    return f"ε {epsilon} at δ = {delta}, unit patient, relation {guarantee['relation']}"

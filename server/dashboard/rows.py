@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput
+from common.privacy.figures import epsilon_text
 from server.dashboard.follow import open_ledger
 
 KINDS = ("genesis", "study", "pool", "release", "recovered", "reuse", "refusal", "key", "note")
@@ -142,7 +143,7 @@ def subject(kind: str, body: dict[str, Any]) -> str:
         case "refusal":
             return f"{len(body['query_ids'])} queries not released: {body['reason']} of {body['pool'] or 'no pool'}"
         case "pool":
-            return f"pool {body['pool']} of {body['site']}, ε ≤ {float.fromhex(body['epsilon']):g}"
+            return f"pool {body['pool']} of {body['site']}, ε ≤ {epsilon_text(float.fromhex(body['epsilon']))}"
         case "study":
             return f"study {body['study']['name']}, {body['study_id'][:10]}"
         case "key":

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import ROUND_CEILING, Context
 from fractions import Fraction
 from functools import lru_cache
 from math import floor
@@ -22,13 +21,13 @@ from common.errors import InvalidInput
 from common.ledger.records import Spend, charge_of
 from common.privacy.accounting import epsilon_by, guarantee
 from common.privacy.calibration import noise_multiplier, study_mechanism
+from common.privacy.figures import epsilon_text
 from common.privacy.mechanism import GRID_BITS, AccountantName, Budget, Protection
 from server.dashboard.follow import STAGES, Follower, SiteState
 
 GATES = tuple(str(name) for name in AccountantName)
 CURVES = ("exact", "rdp", "paper")
 CURVE_POINTS = 160
-_UP = Context(prec=4, rounding=ROUND_CEILING)
 QUIET_S = 120.0
 NEARLY_SPENT = 0.9
 RECENT_SHOWN = 12
@@ -76,6 +75,7 @@ class BudgetView:
     pool: str | None
     epsilon: float
     budget: float
+    budget_text: str
     accountant: str
     delta: float
     unit: str
@@ -296,6 +296,7 @@ def _budget(
         pool=pool,
         epsilon=gate,
         budget=budget.epsilon,
+        budget_text=epsilon_text(budget.epsilon),
         accountant=accountant,
         delta=budget.delta,
         unit=str(protection.unit),
@@ -309,18 +310,12 @@ def _budget(
 
 
 def _budget_words(epsilon: float, budget: float, left: int, share: float) -> str:
-    spent = f"ε {up(epsilon)} of {budget:g} spent"
+    spent = f"ε {epsilon_text(epsilon)} of {epsilon_text(budget)} spent"
     if share > 1:
         return f"{spent}: past its budget, nothing more is released"
     if left == 0:
         return f"{spent}; no further answer fits"
     return f"{spent}; {left:,} more {'answer fits' if left == 1 else 'answers fit'}"
-
-
-def up(value: float) -> str:
-    """An ε to four significant digits, never rounded down."""
-    rounded = _UP.create_decimal(repr(value))
-    return f"{rounded.normalize():f}"
 
 
 # --- runs
@@ -538,7 +533,7 @@ def event_view(event: dict[str, Any]) -> EventView:
             words, level = f"{event['site']}: a code was refused: {event['reason']}", "warning"
         case "released":
             words = f"{many(len(event['queries']), 'answer')} released by {many(len(event['roster']), 'site')}; ε " + (
-                f"{up(event['epsilon_exact'])} exact, {up(event['epsilon_rdp'])} RDP"
+                f"{epsilon_text(event['epsilon_exact'])} exact, {epsilon_text(event['epsilon_rdp'])} RDP"
             )
         case "budget-refused":
             asked = many(len(event["queries"]), "query", "queries")
@@ -571,13 +566,16 @@ def event_view(event: dict[str, Any]) -> EventView:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """ε by every accountant after so many answers."""
+    """ε by every accountant after so many answers, as numbers to draw and as texts, rounded up, to read."""
 
     answers: int
     time: str
     exact: float | None
     rdp: float | None
     paper: float | None
+    exact_text: str
+    rdp_text: str
+    paper_text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -686,7 +684,8 @@ def epsilon_curve(follower: Follower) -> list[CurvePoint]:
     for index in chosen:
         point = points[index]
         by = {name: epsilon_of(name, point.worst, budget) for name in CURVES}
-        curve.append(CurvePoint(index + 1, point.time, by["exact"], by["rdp"], by["paper"]))
+        texts = {f"{name}_text": "–" if value is None else epsilon_text(value) for name, value in by.items()}
+        curve.append(CurvePoint(index + 1, point.time, by["exact"], by["rdp"], by["paper"], **texts))
     return curve
 
 

@@ -41,6 +41,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images = np.stack([(image - image.mean()) / image.std() for image, _ in pairs])[:, None]
     fit(model, images, np.stack([one_hot(labels, 3) for _, labels in pairs]), RECIPE, seed=1)
     facts = PrivacyFacts(
+        budget_epsilon=8.0,
         epsilon_exact=8.0,
         epsilon_rdp=9.0,
         delta=1e-3,

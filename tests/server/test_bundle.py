@@ -75,6 +75,7 @@ STUDY = Study(
     student=TrainingConfig(channels=(4, 8)),
 )
 FACTS = PrivacyFacts(
+    budget_epsilon=8.0,
     epsilon_exact=7.99,
     epsilon_rdp=8.87,
     delta=1e-3,

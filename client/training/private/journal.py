@@ -21,6 +21,7 @@ from pathlib import Path
 from client.training.slots import ANOTHER_DIRECTORY
 from common.canonical import checked_fields
 from common.errors import InvalidInput, Refused
+from common.privacy.figures import epsilon_text
 from common.privacy.training import Neighbours, TrainingEvent, epsilon_of
 
 JOURNAL_SCHEMA = 1
@@ -42,7 +43,9 @@ class Plan:
         spent = epsilon_of(self.event, delta=self.delta, neighbours=self.neighbours)
         if not spent <= self.epsilon:
             raise InvalidInput(
-                "epsilon of the planned training", value=round(spent, 4), limit=f"at most {self.epsilon}"
+                "epsilon of the planned training",
+                value=epsilon_text(spent),
+                limit=f"at most {epsilon_text(self.epsilon)}",
             )
 
     def to_json(self) -> dict[str, object]:

@@ -13,6 +13,7 @@ from math import isfinite
 
 from client.training.private.journal import Plan
 from common.errors import InvalidInput
+from common.privacy.figures import epsilon_text
 from common.privacy.training import Neighbours, Sampling, plan_noise
 
 MAX_EPSILON = 64.0
@@ -55,7 +56,9 @@ class PrivateSettings:
             except ValueError as error:
                 raise InvalidInput(name, value=getattr(self, name), limit=", ".join(kind)) from error
         if not (isfinite(self.epsilon) and 0 < self.epsilon <= MAX_EPSILON):
-            raise InvalidInput("epsilon of a training", value=self.epsilon, limit=f"above 0, at most {MAX_EPSILON:g}")
+            raise InvalidInput(
+                "epsilon of a training", value=self.epsilon, limit=f"above 0, at most {epsilon_text(MAX_EPSILON)}"
+            )
         if not 0 < self.delta < 1:
             raise InvalidInput("delta of a training", value=self.delta, limit="above 0 and below 1")
         for name in ("learning_rate", "clip", "eta", "temperature", "prior_std", "initial_std"):

@@ -38,13 +38,14 @@ function epsilonChart(study, c) {
   const x = [0, ...study.curve.map((p) => p.answers)];
   const series = ["exact", "rdp", "paper"].map((name) => [0, ...study.curve.map((p) => p[name])]);
   const budget = x.map(() => study.budget.budget);
-  const line = (label, i, dash) => ({ label, stroke: c.c[i], width: 2, dash, value: fixed, points: { show: x.length < 40, size: 5 } });
+  const written = (name) => (u, v, series, at) => (v == null ? "–" : at === 0 ? "0" : study.curve[at - 1][`${name}_text`]); // rounded up by the server
+  const line = (label, name, i, dash) => ({ label, stroke: c.c[i], width: 2, dash, value: written(name), points: { show: x.length < 40, size: 5 } });
   return {
     options: {
       height: 380,
       scales: { x: { time: false }, y: { range: (u, lo, hi) => [0, Math.max(hi, study.budget.budget) * 1.06] } },
       axes: [{ ...axes(c, "answers released", "ε")[0], values: whole }, axes(c, "", "ε")[1]],
-      series: [{ label: "answers" }, line("exact", 0), line("RDP", 1, [8, 4]), line("paper", 2, [2, 3]), { label: "budget", stroke: c.bad, width: 1.5, dash: [12, 5], value: fixed, points: { show: false } }],
+      series: [{ label: "answers" }, line("exact", "exact", 0), line("RDP", "rdp", 1, [8, 4]), line("paper", "paper", 2, [2, 3]), { label: "budget", stroke: c.bad, width: 1.5, dash: [12, 5], value: (u, v) => (v == null ? "–" : study.budget.budget_text), points: { show: false } }],
       legend: { live: true },
     },
     data: [x, ...series, budget],

@@ -2,19 +2,15 @@
 
 const form = document.getElementById("planner");
 const number = (value) => (value == null ? "–" : Number(value.toPrecision(4)).toString());
-const up = (value) => {
-  if (value === 0) return "0";
-  const scale = 10 ** (3 - Math.floor(Math.log10(value)));
-  return Number((Math.ceil(value * scale - 1e-9) / scale).toPrecision(4)).toString();
-};
 
 function put(plan) {
   document.getElementById("r-problem").hidden = true;
   const verdict = document.getElementById("r-verdict");
   verdict.className = `verdict ${plan.verdict}`;
   verdict.textContent = plan.summary;
+  document.getElementById("r-words").textContent = plan.in_words;
   const facts = { ...plan, explained_percent: `${Math.round(100 * plan.explained_at_most)} %` };
-  facts.known_twice = plan.known_twice ? `ε ${up(plan.known_twice.epsilon)}` : "beyond any use";
+  facts.known_twice = plan.known_twice ? `ε ${plan.written.known_twice.epsilon}` : "beyond any use";
   for (const place of document.querySelectorAll("[data-fact]")) {
     const value = facts[place.dataset.fact];
     place.textContent = typeof value === "string" ? value : number(value);
@@ -37,9 +33,9 @@ function put(plan) {
   document.getElementById("r-spectrum").textContent = plan.uses_codec_spectrum
     ? "With the study's codec and its public spectrum."
     : "Without a spectrum of this length: all coordinates are taken as equally uncertain.";
-  const rows = plan.guarantees.map((one) => {
+  const rows = plan.written.guarantees.map((one) => {
     const row = document.createElement("tr");
-    for (const [text, kind] of [[one.accountant], [up(one.epsilon), "n"], [String(one.delta), "n"], [one.unit], [one.relation]]) {
+    for (const [text, kind] of [[one.accountant], [one.epsilon, "n"], [one.delta, "n"], [one.unit], [one.relation]]) {
       const cell = document.createElement("td");
       cell.textContent = text;
       if (kind) cell.className = kind;

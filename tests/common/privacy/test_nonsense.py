@@ -19,7 +19,19 @@ import pytest
 import common.privacy
 from common.config import DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
-from common.privacy import accounting, calibration, gain, gaussian, planner, quantise, release, training
+from common.privacy import (
+    accounting,
+    calibration,
+    consent,
+    figures,
+    gain,
+    gaussian,
+    patients,
+    planner,
+    quantise,
+    release,
+    training,
+)
 from common.privacy import audit as auditing
 from common.privacy import mechanism as facts
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Relation, Unit
@@ -255,9 +267,23 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: plan_noise(rate=x),
         lambda x: plan_noise(steps=x),
     ],
-    "training.warn_about": [
-        lambda x: training.warn_about(x, patients=10),
-        lambda x: training.warn_about(1e-5, patients=x),
+    "consent.guess_right_at_most": [lambda x: consent.guess_right_at_most(x or -1)],  # type: ignore[arg-type]
+    "consent.guess_sentence": [lambda x: consent.guess_sentence(HOSPITAL, x or -1)],  # type: ignore[arg-type]
+    "consent.group_guarantees": [lambda x: consent.group_guarantees(x or -1, BUDGET, HOSPITAL, EXACT)],  # type: ignore[arg-type]
+    "consent.delta_rule": [lambda x: consent.delta_rule(x, unit=Unit.PATIENT)],
+    "consent.warn_about": [
+        lambda x: consent.warn_about(x, unit=Unit.PATIENT, units=10),
+        lambda x: consent.warn_about(1e-5, unit=Unit.PATIENT, units=x),
+    ],
+    "figures.epsilon_text": [
+        lambda x: figures.epsilon_text(-1 if x in (0, math.inf) else x),  # both are written
+        lambda x: figures.epsilon_text(1.0, x),
+    ],
+    "figures.delta_text": [lambda x: figures.delta_text(x or -1), lambda x: figures.delta_text(1e-5, x)],
+    "figures.percent_text": [lambda x: figures.percent_text(x or -1)],
+    "patients.Combined": [
+        lambda x: patients.Combined(x or -1, 1e-5, patients.EXCHANGED, patients.APART),
+        lambda x: patients.Combined(1.0, x, patients.EXCHANGED, patients.APART),
     ],
     "release.noisy_sum": [lambda x: release_at(noise_std=x), lambda x: release_at(dimension=x)],
 }
@@ -266,7 +292,8 @@ CHECKED: dict[str, list[Call]] = {
 TAKES_NO_NUMBER = {
     "patients.Training",  # what a site's record says
     "patients.Trainings",
-    "patients.Combined",  # what is answered, from guarantees that were checked
+    "consent.group_sentence",  # from guarantees that were checked
+    "patients.of_each_patient",
     "patients.combine",
     "patients.worst",
     "training.Sampling",

@@ -6,13 +6,28 @@ from fractions import Fraction
 
 import pytest
 
-from common.privacy.accounting import Guarantee
-from common.privacy.mechanism import Protection, Relation, Unit
-from common.privacy.patients import APART, SMALLER, SUM, Training, Trainings, combine, worst
+from common.errors import InvalidInput
+from common.privacy.accounting import Guarantee, guarantee, max_mu_squared
+from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Relation, Unit
+from common.privacy.patients import (
+    APART,
+    EXCHANGED,
+    SMALLER,
+    SUM,
+    Combined,
+    Training,
+    Trainings,
+    combine,
+    of_each_patient,
+    worst,
+)
 from common.privacy.training import Neighbours, Sampling, TrainingEvent, TrainingGuarantee, epsilon_of
 
 EVENT = TrainingEvent(Sampling.POISSON, Fraction(1, 10), Fraction("1.13"), 200)
 ADD, REPLACE = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE
+ONE, OUT = Relation.REPLACE_ONE, Relation.ZERO_OUT
+COMPOSED = {"every_release_used_it": False}
+ZERO_OUT = Guarantee(4.0, 1e-5, "exact", Protection(Unit.HOSPITAL, OUT))
 RELEASE = Guarantee(20.0, 1e-5, "exact", Protection(Unit.PATIENT, Relation.REPLACE_ONE))
 
 
@@ -60,9 +75,56 @@ def test_each_condition_that_fails_is_named_and_both_are_composed_or_the_release
 
 
 def test_zero_out_releases_of_a_hospital_never_combine_with_an_add_remove_training() -> None:
-    release = Guarantee(4.0, 1e-5, "exact", Protection(Unit.HOSPITAL, Relation.ZERO_OUT))
-    both = combine(TrainingGuarantee(2.0, 1e-5, ADD), release, every_release_used_it=True)
-    assert (both.rule, both.epsilon) == (APART, 4.0)
+    both = combine(TrainingGuarantee(2.0, 1e-5, ADD), ZERO_OUT, every_release_used_it=True)
+    assert both.rule == APART
+    assert both.epsilon == pytest.approx(9.0846, abs=1e-3)  # not the 4 that hides a hospital left out
+
+
+def test_no_patient_is_ever_promised_what_protection_refuses() -> None:
+    for protection in (Protection(Unit.HOSPITAL, relation) for relation in Relation):
+        with pytest.raises(InvalidInput):
+            Combined(1.0, 1e-5, protection, APART)
+        release = Guarantee(4.0, 1e-5, "exact", protection)
+        for training_of in (None, TrainingGuarantee(2.0, 1e-5, ADD), TrainingGuarantee(2.0, 1e-5, REPLACE)):
+            for used in (True, False):
+                both = combine(training_of, release, every_release_used_it=used)
+                assert both.protection == EXCHANGED
+                assert "unit patient, relation replace-one" in str(both)
+                assert "zero-out" not in str(both)
+    with pytest.raises(InvalidInput):
+        Combined(1.0, 1e-5, "zero-out", APART)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("accountant", ["exact", "rdp", "paper"])
+@pytest.mark.parametrize("share", [Fraction(1, 1000), Fraction(1, 3), Fraction(1)])
+def test_a_patient_inside_a_zeroed_hospital_costs_what_replacing_the_hospital_costs(
+    accountant: str, share: Fraction
+) -> None:
+    """The oracle is the ledger's own composition of the same releases under replace-one: Δ = 2mR instead of mR."""
+    budget, mechanism = Budget(4.0, 1e-5), Mechanism(8, 1000, 3, Fraction(5000))
+    zeroed, replaced = (mechanism.mu_squared(Protection(Unit.HOSPITAL, relation)) for relation in (OUT, ONE))
+    count = share * max_mu_squared(AccountantName.EXACT, budget) / zeroed
+    release = guarantee(count * zeroed, budget, Protection(Unit.HOSPITAL, OUT), accountant)
+    wanted = guarantee(count * replaced, budget, Protection(Unit.HOSPITAL, ONE), accountant)
+    found = of_each_patient(release)
+    assert found.epsilon >= wanted.epsilon
+    assert found.epsilon == pytest.approx(wanted.epsilon, rel=1e-10)
+    assert (found.delta, found.accountant, found.protection) == (1e-5, accountant, EXCHANGED)
+
+
+def test_a_patient_costs_what_its_exchanged_hospital_costs_and_nothing_while_nothing_is_released() -> None:
+    for unit in Unit:
+        assert of_each_patient(Guarantee(4.0, 1e-5, "rdp", Protection(unit, ONE))).epsilon == 4.0
+    assert of_each_patient(Guarantee(0.0, 1e-5, "exact", Protection(Unit.HOSPITAL, OUT))).epsilon == 0.0
+    with pytest.raises(InvalidInput):  # a group's ε says nothing of a patient
+        of_each_patient(Guarantee(4.0, 1e-5, "exact", Protection(Unit.HOSPITAL, OUT), group=2))
+
+
+def test_a_sum_of_two_guarantees_is_not_rounded_below_them() -> None:
+    both = combine(TrainingGuarantee(0.1, 1e-5, REPLACE), Guarantee(0.7, 1e-5, "exact", EXCHANGED), **COMPOSED)
+    assert Fraction(both.epsilon) >= Fraction(0.1) + Fraction(0.7)
+    large = combine(TrainingGuarantee(0.1, 0.6, REPLACE), Guarantee(0.7, 0.6, "exact", EXCHANGED), **COMPOSED)
+    assert (large.rule, large.epsilon, large.delta) == (APART, 0.7, 0.6)  # their sum would promise nothing
 
 
 def test_trainings_of_one_voter_add_up_and_voters_of_one_deal_do_not() -> None:

@@ -18,7 +18,6 @@ from common.privacy.training import (
     epsilon_of_all,
     guarantee_of,
     plan_noise,
-    warn_about,
 )
 
 ADD, REPLACE = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE
@@ -161,8 +160,3 @@ def test_nonsense_never_reaches_an_accountant(bad: dict[str, object]) -> None:
 def test_a_pca_that_costs_more_than_the_plan_is_refused() -> None:
     with pytest.raises(InvalidInput, match="fits"):
         plan_noise(epsilon=0.5, delta=1e-5, rate=Fraction(1), steps=1, neighbours=ADD, releases=(Fraction(1),))
-
-
-def test_a_delta_above_a_tenth_of_one_patient_is_warned_about() -> None:
-    assert warn_about(1e-4, patients=160) is None
-    assert "160" in str(warn_about(1e-3, patients=160))

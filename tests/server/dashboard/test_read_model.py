@@ -194,8 +194,3 @@ def test_looking_leaves_no_file_beside_a_ledger_that_nobody_has_open(collected, 
 )
 def test_durations_read_as_a_person_says_them(seconds, words):
     assert views.duration(seconds) == words
-
-
-@pytest.mark.parametrize("value", [0.12345, 3.141, 7.9999, 8.0, 123.4, 8.92])
-def test_an_epsilon_is_never_rounded_down(value):
-    assert value <= float(views.up(value)) <= value * 1.01

@@ -1,0 +1,107 @@
+"""What a guarantee means to whoever has to agree to it: the plain sentence, groups of units, and whether δ is small.
+
+Everything follows from a bound on Σμ² and the settings; nothing is drawn, charged or measured. Figures are rounded up.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import floor, inf, isfinite, nextafter, sqrt
+
+from common.errors import InvalidInput
+from common.privacy.accounting import Guarantee, delta_exact, guarantee
+from common.privacy.figures import delta_text, epsilon_text, percent_text
+from common.privacy.mechanism import SAMPLER_DELTA, AccountantName, Budget, Protection, Relation, Unit
+
+GROUPS = (1, 2, 3, 4, 5)
+"""Sizes of the groups of units whose ε is stated before consent and in the certificate."""
+
+_WHO = "even for somebody who knows everything else and sees all that is ever released"
+
+
+def guess_right_at_most(mu_squared: Fraction) -> float:
+    """How often a guess which of two neighbouring worlds is the real one can be right, if both are equally likely.
+
+    (1 + TV)/2 with TV = 2Φ(μ/2) − 1, the total variation distance of N(0, 1) and N(μ, 1), and half of
+    ``SAMPLER_DELTA`` for the sampler; rounded up, at most 1. No test of any kind does better. Nothing released → 1/2.
+    Source: Dong, Roth & Su 2022, Theorem 2.13 and eq (6); Neyman & Pearson 1933.
+    """
+    if not isinstance(mu_squared, Fraction) or mu_squared < 0:
+        raise InvalidInput("mu^2", value=mu_squared, limit="a rational, 0 or above")
+    if mu_squared == 0:
+        return 0.5
+    distance = delta_exact(nextafter(sqrt(mu_squared), inf), 0.0)
+    return min(1.0, nextafter((1 + distance) / 2, inf) + float(SAMPLER_DELTA) / 2)
+
+
+def guess_sentence(protection: Protection, mu_squared: Fraction, *, yours: bool = False) -> str:
+    """The bound of :func:`guess_right_at_most` as a sentence; ``yours`` speaks to the hospital that is asked."""
+    hospital = "your hospital's" if yours else "a hospital's"
+    if protection.unit is Unit.PATIENT:
+        asked = f"one patient's data at {'your' if yours else 'a'} hospital were used, or had been exchanged for any "
+        asked += "other patient's,"
+    elif protection.relation is Relation.ZERO_OUT:
+        asked = f"{hospital} codes were counted, or had been left out, counting as zero,"
+    else:
+        asked = f"{hospital} data were used, or had been exchanged for any other hospital's,"
+    right = percent_text(guess_right_at_most(mu_squared))
+    return (
+        f"Guessing whether {asked} is right at most {right} of the time, {_WHO}; a coin toss is right 50 % of the time."
+    )
+
+
+def group_guarantees(
+    mu_squared: Fraction, budget: Budget, protection: Protection, accountant: AccountantName | str
+) -> tuple[Guarantee, ...]:
+    """The ε of every group in :data:`GROUPS` at the δ of ``budget``; a group beyond any use ends the list."""
+    found = []
+    for size in GROUPS:
+        try:
+            found.append(guarantee(mu_squared, budget, protection, accountant, group=size))
+        except InvalidInput:
+            if size == 1:
+                raise
+            break
+    return tuple(found)
+
+
+def group_sentence(groups: tuple[Guarantee, ...]) -> str:
+    """:func:`group_guarantees` in words: what a person known at several hospitals, or a group, can lose."""
+    first = groups[0]
+    if first.protection.unit is Unit.PATIENT:
+        who = "Patients who change together, or one person known at several hospitals,"
+    else:
+        who = "Hospitals whose data change together, because they share patients,"
+    stated = [f"{epsilon_text(one.epsilon)} for {one.group}" for one in groups]
+    beyond = "" if len(groups) == len(GROUPS) else f"; for more than {len(groups)} nothing useful is promised"
+    return (
+        f"{who} are hidden less well: ε = {', '.join(stated)}{beyond} ({first.accountant} accountant, "
+        f"δ = {delta_text(first.delta)}, {first.protection})."
+    )
+
+
+def delta_rule(delta: float, *, unit: Unit) -> str:
+    """Up to how many units the usual rule, δ at most 1/(10 n), is kept, as a sentence."""
+    most = floor(1 / (10 * _checked_delta(delta)))
+    kept = f"for n up to {most:,} {unit}{'' if most == 1 else 's'}" if most else "for no number n of units"
+    return f"δ = {delta_text(delta)} keeps the usual rule, δ at most 1/(10 n), {kept}."
+
+
+def warn_about(delta: float, *, unit: Unit, units: int) -> str | None:
+    """A sentence if δ > 1/(10n) for n ``units``: it would allow that one is disclosed whole now and then; else None."""
+    _checked_delta(delta)
+    if isinstance(units, bool) or not isinstance(units, int) or units < 1:
+        raise InvalidInput(f"{Unit(unit)}s", value=units, limit="an integer from 1")
+    if delta <= 1 / (10 * units):
+        return None
+    whom = f"{Unit(unit)}{'' if units == 1 else 's'}"
+    return (
+        f"δ = {delta_text(delta)} is above 1/(10 · {units} {whom}), so the guarantee would allow that one of them is "
+        "disclosed whole now and then; choose a smaller δ"
+    )
+
+
+def _checked_delta(delta: float) -> float:
+    if not isinstance(delta, float) or not isfinite(delta) or not 0 < delta < 1:
+        raise InvalidInput("delta", value=delta, limit="above 0 and below 1")
+    return delta

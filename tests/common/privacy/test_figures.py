@@ -1,0 +1,117 @@
+"""No figure is written smaller than it is: ε, δ and chances are rounded up, by less than one unit of the last digit."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from common.errors import InvalidInput
+from common.privacy.accounting import Guarantee
+from common.privacy.figures import delta_text, epsilon_text, percent_text
+from common.privacy.mechanism import Protection, Relation, Unit
+from common.privacy.training import Neighbours, TrainingGuarantee
+
+POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False, allow_nan=False)
+USUAL = st.floats(min_value=1e-6, max_value=3000)
+
+
+def unit_of_the_last_digit(value: Fraction, digits: int) -> Fraction:
+    """10^(e − digits + 1) for 10^e ≤ value < 10^(e+1), by integers alone."""
+    exponent = len(str(value.numerator)) - len(str(value.denominator))
+    while Fraction(10) ** exponent > value:
+        exponent -= 1
+    while Fraction(10) ** (exponent + 1) <= value:
+        exponent += 1
+    return Fraction(10) ** (exponent - digits + 1)
+
+
+@given(POSITIVE | USUAL, st.integers(1, 9))
+@example(8.00000005, 4)
+@example(9.9999, 4)
+@example(0.1, 4)
+@example(5e-324, 4)
+@example(1.7976931348623157e308, 4)
+def test_a_written_epsilon_is_never_below_the_true_one_and_no_further_above_than_its_last_digit(
+    epsilon: float, digits: int
+) -> None:
+    written, true = Fraction(epsilon_text(epsilon, digits)), Fraction(epsilon)
+    step = unit_of_the_last_digit(true, digits)
+    assert written >= true
+    assert written - step < true  # the least multiple of the last digit that will do
+    assert (written / step).denominator == 1
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "text"),
+    [
+        (8.0, "8"),
+        (8, "8"),
+        (8.00000005, "8.001"),
+        (math.nextafter(8.0, 9.0), "8.001"),
+        (3.30134, "3.302"),
+        (7.9999, "8"),
+        (7.999, "7.999"),
+        (0.0123451, "0.01235"),
+        (1234.2, "1235"),
+        (20000.0, "20000"),
+        (123456.0, "123500"),
+        (0.0, "0"),
+        (math.inf, "∞"),
+        (1e-9, "1.001e-9"),  # the float64 lies above the decimal
+        (1e300, "1.001e+300"),
+    ],
+)
+def test_epsilons_read_as_people_write_them(epsilon: float, text: str) -> None:
+    assert epsilon_text(epsilon) == text
+
+
+@pytest.mark.parametrize("write", [epsilon_text, delta_text, percent_text])
+@pytest.mark.parametrize("value", [math.nan, -1.0, -math.inf, True, "8", None])
+def test_what_is_no_loss_of_privacy_is_not_written(write: object, value: object) -> None:
+    with pytest.raises(InvalidInput):
+        write(value)  # type: ignore[operator]
+
+
+@given(st.floats(min_value=0, max_value=1, exclude_min=True), st.integers(1, 9))
+@example(1e-5, 3)
+@example(1.0000001e-5, 3)
+@example(0.1, 3)
+def test_a_written_delta_reads_back_as_no_smaller_a_number(delta: float, digits: int) -> None:
+    text = delta_text(delta, digits)
+    assert float(text) >= delta
+    assert Fraction(text) - unit_of_the_last_digit(Fraction(delta), digits) < Fraction(delta)
+
+
+def test_deltas_read_as_they_were_typed() -> None:
+    assert [delta_text(value) for value in (1e-3, 1e-5, 2.5e-6, 0.05)] == ["0.001", "1e-05", "2.5e-06", "0.05"]
+    assert [delta_text(value) for value in (1.0001e-5, 0.0010001)] == ["1.01e-05", "0.00101"]
+
+
+@given(st.floats(min_value=0, max_value=1))
+@example(0.9999999)
+@example(0.99994)
+@example(0.5)
+def test_a_chance_is_never_written_below_what_it_is(share: float) -> None:
+    written = Fraction(percent_text(share).removesuffix(" %"))
+    assert Fraction(100) >= written >= 100 * Fraction(share)
+    assert written - 100 * Fraction(share) < Fraction(1, 10)
+
+
+def test_chances_near_certainty_keep_the_digits_that_tell_them_from_it() -> None:
+    shares = (0.5, 0.85121, 0.99989, 0.999989, 1 - 1e-9)
+    assert [percent_text(share) for share in shares] == ["50 %", "85.2 %", "99.99 %", "99.999 %", "100 %"]
+    with pytest.raises(InvalidInput):
+        percent_text(1.01)
+
+
+@given(USUAL)
+def test_every_guarantee_says_its_epsilon_rounded_up(epsilon: float) -> None:
+    for said in (
+        Guarantee(epsilon, 1e-5, "exact", Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)),
+        TrainingGuarantee(epsilon, 1e-5, Neighbours.ADD_REMOVE),
+    ):
+        assert Fraction(str(said).split()[2]) >= Fraction(epsilon)
