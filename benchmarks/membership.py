@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
@@ -145,7 +146,7 @@ def main() -> None:
                     "epsilon": epsilon,
                     "auc": round(area(score.ravel(), members.ravel()), 3),
                     "interval": interval(score, members),
-                    "at_most": None if epsilon is None else round(most(epsilon), 3),
+                    "at_most": None if epsilon is None else math.ceil(1000 * most(epsilon)) / 1000,
                 }
             )
     unit = "record" if options.data is None else "patient"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ import typer
 
 from common.errors import InvalidInput
 from common.objects import write_atomically
+from common.privacy.figures import epsilon_text
 
 if TYPE_CHECKING:
     from consilium.bench.cells import Cell
@@ -133,10 +135,10 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             continue
         lines += [f"### {data}: {what}", "", "| method | ε | ours | seeds | published |", "|---|---|---|---|---|"]
         for row in sorted(mine, key=lambda r: (r["method"], r["epsilon"] is None, r["epsilon"] or 0)):
-            epsilon = "∞" if row["epsilon"] is None else f"{row['epsilon']:g}"
+            epsilon = epsilon_text(inf if row["epsilon"] is None else row["epsilon"])
             true = row.get("true_epsilon")
             if true is not None and row["epsilon"] is not None and true > row["epsilon"] * 1.01:
-                epsilon = f"{epsilon} claimed, {true:.1f} true"
+                epsilon = f"{epsilon} claimed, {epsilon_text(true, 3)} true"
             ours = "–" if row["mean"] is None else f"{row['mean']:.4f}" if data == "mnist" else f"{row['mean']:.2f}"
             if row.get("sd") is not None:
                 ours += f" ± {row['sd']:.4f}" if data == "mnist" else f" ± {row['sd']:.2f}"
@@ -149,7 +151,9 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         lines += ["| ε | ECE sampled | ECE mean | NLL sampled | NLL mean |", "|---|---|---|---|---|"]
         for row in sorted(calibrated, key=lambda r: r["epsilon"]):
             numbers = (row["sampled_ece"], row["mean_ece"], row["sampled_nll"], row["mean_nll"])
-            lines.append(f"| {row['epsilon']:g} | " + " | ".join(f"{number:.4f}" for number in numbers) + " |")
+            lines.append(
+                f"| {epsilon_text(row['epsilon'])} | " + " | ".join(f"{number:.4f}" for number in numbers) + " |"
+            )
         lines.append("")
     settled = [row for row in rows if "recipe" in row]
     if settled:
@@ -160,7 +164,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             "|---|---|---|---|---|---|---|",
         ]
         for row in settled:
-            recipe, epsilon = row["recipe"], "∞" if row["epsilon"] is None else f"{row['epsilon']:g}"
+            recipe, epsilon = row["recipe"], epsilon_text(inf if row["epsilon"] is None else row["epsilon"])
             settings = [recipe["batch"], recipe["epochs"], f"{recipe['rate']:g}", f"{recipe['clip']:g}"]
             settings += [f"{row['noise_multiplier']:.4g}", recipe["pca_noise"] or "–"]
             lines.append(f"| {row['data']} {row['method']} {epsilon} | " + " | ".join(map(str, settings)) + " |")
@@ -190,8 +194,12 @@ def figure(results: list[dict[str, Any]], path: Path) -> None:
             epochs = [point["epoch"] for point in runs[0][:length]]
             test = 1 - np.array([[point["test"] for point in run[:length]] for run in runs])
             train = 1 - np.array([[point["train"] for point in run[:length]] for run in runs])
-            axis.plot(epochs, test.mean(axis=0), color=colours[eps], label=f"ε {eps:g}, test ({len(runs)} seeds)")
-            axis.plot(epochs, train.mean(axis=0), color=colours[eps], linestyle=":", label=f"ε {eps:g}, train")
+            axis.plot(
+                epochs, test.mean(axis=0), color=colours[eps], label=f"ε {epsilon_text(eps)}, test ({len(runs)} seeds)"
+            )
+            axis.plot(
+                epochs, train.mean(axis=0), color=colours[eps], linestyle=":", label=f"ε {epsilon_text(eps)}, train"
+            )
             if len(runs) > 1:
                 sd = test.std(axis=0, ddof=1)
                 axis.fill_between(

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import t as student_t
 
+from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.gain import predicted_gain
 from consilium.bench.ablation import VARIANTS
 from consilium.bench.utility import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise, settings_json
@@ -138,8 +139,8 @@ def _heading(document: dict[str, Any], console: Console) -> None:
     setting = document["setting"]
     console.print(
         f"recipe {setting['recipe']}, {setting['hospitals']} sites × {setting['voters']} voters, "
-        f"ε = {setting['epsilon']:g}, δ = {setting['delta']:g}, unit {setting['unit']}, relation replace-one, "
-        f"{document['seeds']} seeds"
+        f"ε = {epsilon_text(setting['epsilon'])}, δ = {delta_text(setting['delta'])}, unit {setting['unit']}, "
+        f"relation replace-one, {document['seeds']} seeds"
     )
 
 

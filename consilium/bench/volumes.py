@@ -29,6 +29,7 @@ from client.training.standard import StandardTrainer
 from common.config import STUDENT_RECIPE, DataConfig, TrainingConfig
 from common.metrics import dice_per_class, mean_present
 from common.models.fit import predict
+from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import Unit
 from common.privacy.training import Neighbours, epsilon_of
 from consilium.bench.roles import Cases, Roles, load_cases
@@ -240,7 +241,7 @@ def volume_markdown(rows: list[dict[str, Any]]) -> list[str]:
     for row in order:
         at = ("∞", "–", "–")
         if row["epsilon"] is not None:
-            at = (f"{row['epsilon']:g}", f"{row['delta']:g}", f"{row['noise_multiplier']:.3f}")
+            at = (epsilon_text(row["epsilon"]), delta_text(row["delta"]), f"{row['noise_multiplier']:.3f}")
         spread = "" if row["sd"] is None else f" ± {row['sd']:.4f}"
         structures = ", ".join(f"{value:.3f}" for value in row["structures"])
         gap = "–" if row["over_dp_sgd"] is None else f"{row['over_dp_sgd']:+.4f}"
@@ -251,7 +252,8 @@ def volume_markdown(rows: list[dict[str, Any]]) -> list[str]:
         if "code_length" in row:
             shorter, plain = row["code_length"]
             lines.append(
-                f"{row['method']} at δ {row['delta']:g}: mean network {row['mean_network']:.4f}, mean of samples "
-                f"{row['mean_of_samples']:.4f}; length of the code {plain:.4f}, shortened by disagreement {shorter:.4f}"
+                f"{row['method']} at δ {delta_text(row['delta'])}: mean network {row['mean_network']:.4f}, mean of "
+                f"samples {row['mean_of_samples']:.4f}; length of the code {plain:.4f}, shortened by disagreement "
+                f"{shorter:.4f}"
             )
     return [*lines, ""]
