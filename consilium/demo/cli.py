@@ -111,6 +111,8 @@ def _summary(out: Path) -> str:
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     privacy = report["privacy"]
 
+    stated = f"δ = {delta_text(privacy['delta'])}, unit {privacy['unit']}, relation {privacy['relation']}"
+
     def dice(value: Any) -> str:
         return "n/a" if value is None else f"{value:.3f}"
 
@@ -120,8 +122,9 @@ def _summary(out: Path) -> str:
     gain = f"{student - max(scored):+.3f}" if scored and student is not None else "n/a"
     return "\n".join(
         [
-            f"ε = {epsilon_text(privacy['epsilon_exact'])} (exact), ε = {epsilon_text(privacy['epsilon_rdp'])} (RDP), "
-            f"δ = {delta_text(privacy['delta'])}, unit {privacy['unit']}, relation {privacy['relation']}, "
+            f"guaranteed ε = {epsilon_text(privacy['planned_epsilon'])} ({privacy['accountant']}), {stated}",
+            f"spent ε = {epsilon_text(privacy['epsilon_exact'])} (exact), ε = {epsilon_text(privacy['epsilon_rdp'])} "
+            f"(RDP), {stated}, "
             f"{privacy['queries']} queries, noise multiplier {privacy['noise_multiplier']:.4f}",
             f"Dice on test: student {dice(student)}, "
             f"mean teacher {dice(report['mean_teacher']['dice']['mean'])}, "

@@ -195,6 +195,43 @@ def test_one_scan_under_two_patients_stands_in_the_record_until_it_is_repaired(t
     assert load_cases(tmp_path) == replace(written, doubled=())
 
 
+def test_a_site_is_told_if_delta_is_large_for_its_patients_and_its_status_file_does_not_tell_how_many(
+    site: Path, tmp_path: Path
+) -> None:
+    large = tmp_path / "large"
+    large.mkdir()
+    unit = "delta = 1e-2\nunit = 'patient'"
+    (large / "study.toml").write_text(STUDY.replace("delta = 1e-3", unit))
+    caps = SITE.format(key="0" * 64).replace("delta = 1e-3", unit)
+    (large / "site.toml").write_text(caps.replace('"set"', json.dumps(str(site / "set"))))
+    warning = "δ = 0.01 is above 1/(10 · 100 patients)"
+    trained = CliRunner().invoke(site_app, ["train", "--site-dir", str(large), "--jobs", "1"], catch_exceptions=False)
+    assert f"warning, releases: {warning}" in trained.stderr
+    SiteLedger.open(large / "site-ledger.sqlite", "north", caps=load_site(large).caps, site="north").close()
+    assert f"warning: {warning}" in run("status", "--site-dir", str(large))
+    assert "100" not in run("status", "--site-dir", str(large), "--json").replace("1000", "")
+    assert "is above" not in run("status", "--site-dir", str(site))  # unit hospital: not for a site to say
+
+
+def test_a_hospital_reads_the_plain_sentence_where_it_joins_before_it_sends_its_request(
+    site: Path, tmp_path: Path
+) -> None:
+    kit = tmp_path / "kit"
+    kit.mkdir()
+    addresses = {"objects_url": "https://pate.example.org", "superlink": "pate.example.org:9092"}
+    keys = dict.fromkeys(("sealing_key", "signing_key"), "0" * 64)
+    (kit / "kit.json").write_text(json.dumps({"site": "north", **keys, **addresses}))
+    (kit / "study.toml").write_text(STUDY)
+    (kit / "ca.crt").write_bytes(b"not read here")
+    said = run("init", "--kit", str(kit), "--data", str(site / "set"), "--site-dir", str(tmp_path / "new"))
+    promise, request = said.index("right at most 85.2 % of the time"), said.index("request.json")
+    assert promise < request
+    assert "guarantees ε = 8 (exact), δ = 0.001, unit hospital, relation replace-one" in said
+    assert "whether your hospital's data were used, or had been exchanged for any other hospital's" in said
+    assert "a coin toss is right 50 % of the time" in said
+    assert said.splitlines()[-1].startswith("SHA256:")
+
+
 def test_without_a_training_there_is_no_record(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="site train"):
         load_cases(tmp_path)

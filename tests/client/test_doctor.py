@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from client.cli import site_app
 from client.doctor import State
 from client.doctor_data import check_data
-from common.config import DataConfig
+from common.config import DataConfig, PrivacyConfig
 from common.data.layouts import DatasetSettings
+from common.privacy.mechanism import Unit
 from tests.common.data.corpus import NAME, ONE, RULES
 
 SEEN = {
@@ -147,6 +148,15 @@ def test_a_good_dataset_needs_no_repair_and_says_what_counts_as_a_patient(tmp_pa
     study.write_text(STUDY)
     arguments = ["doctor", "--data", str(tmp_path / "set"), "--study", str(study)]
     assert CliRunner().invoke(site_app, arguments, catch_exceptions=False).exit_code == 0
+
+
+def test_a_delta_that_is_large_for_the_sites_own_patients_is_noted_at_unit_patient(tmp_path: Path) -> None:
+    data = make_good(tmp_path / "set", 9)
+    for unit, delta, noted in (("patient", 0.02, True), ("patient", 0.01, False), ("hospital", 0.02, False)):
+        stated = PrivacyConfig(epsilon=8.0, delta=delta, planned_queries=4, quorum=2, unit=Unit(unit))
+        found = [one for one in check_data(data, ONE, DatasetSettings(), stated=stated) if one.check == "delta"]
+        assert [one.state for one in found] == ([State.NOTE] if noted else [])
+        assert all("1/(10 · 9 patients)" in one.text for one in found)
 
 
 def test_a_structure_of_unusual_size_is_shown_to_a_person_and_still_used(tmp_path: Path) -> None:

@@ -95,6 +95,36 @@ def test_every_epsilon_in_words_has_its_terms_and_is_never_rounded_down(workspac
     assert "unit hospital, relation replace-one" in text
 
 
+def test_the_budget_is_the_guarantee_and_what_was_spent_stands_beside_it(workspace: Workspace, tmp_path: Path) -> None:
+    facts = certificate_facts(workspace)
+    assert facts["guarantee"]["epsilon"] == 8.0
+    assert 6 < facts["spent"]["epsilon"] < 6.5  # four answers of six: √(4/6) of μ
+    assert facts["guess_right_at_most"]["spent"] < facts["guess_right_at_most"]["guaranteed"]
+    guarantee, spend, groups, _ = facts["in_words"]
+    assert "ε = 8 and δ = 0.001" in guarantee
+    assert "right at most 85.2 % of the time" in spend
+    assert "By what was released so far it is right at most 80.3 % of the time" in spend  # Φ(√(4/6)/.480014/2)
+    assert "ε = 8 for 1, 20.82 for 2, 38.04 for 3, 59.63 for 4, 85.57 for 5" in groups
+    assert [one.get("group", 1) for one in facts["groups"]] == [1, 2, 3, 4, 5]
+    printed = RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "filed")]).stdout
+    assert "guaranteed ε = 8 (exact) at δ = 0.001, unit hospital, relation replace-one" in printed
+    assert re.search(r"spent of it ε = 6\.\d+ \(exact\) at δ = 0.001, unit hospital, relation replace-one", printed)
+
+
+def test_a_study_that_released_nothing_still_guarantees_its_budget_and_spent_nothing(tmp_path: Path) -> None:
+    study = Study(
+        name="trial",
+        data=DataConfig(labels=("background", "anterior"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
+        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=6, quorum=2),
+    )
+    made = Workspace(tmp_path / "study")
+    setup.create_study(made, study)
+    facts = certificate_facts(made)
+    assert (facts["guarantee"]["epsilon"], facts["spent"]["epsilon"]) == (8.0, 0.0)
+    assert facts["guess_right_at_most"]["spent"] == 0.5
+    assert RUN.invoke(app, [str(made.root), "--out", str(tmp_path / "filed")]).exit_code == 0
+
+
 def test_pdf_and_json_are_written_and_the_json_anchors_verify(workspace: Workspace, tmp_path: Path) -> None:
     key = public_hex(load_signing_key(workspace.signing_key_file))
     out = tmp_path / "filed"

@@ -60,6 +60,33 @@ def test_what_a_hospital_reads_names_unit_relation_budget_norm_and_who_sees_what
         assert fact in text
 
 
+def test_a_hospital_reads_the_plain_sentence_and_what_groups_lose_before_it_consents(study):
+    directory, created = study
+    text = " ".join(consilium("study", "show", str(directory), "--for-site").stdout.split())
+    right = "right at most 85.2 % of the time"  # Φ(1 / .480014 / 2) = .85121
+    for said in (text, " ".join(created.split())):
+        assert right in said
+        assert "exchanged for any other hospital's" in said
+        assert "knows everything else" in said
+        assert "a coin toss is right 50 % of the time" in said
+    assert "whether your hospital's data were used" in text
+    assert "ε = 8 for 1, 20.82 for 2, 38.04 for 3, 59.63 for 4, 85.57 for 5 (exact accountant, δ = 0.001, unit" in text
+
+
+def test_a_delta_too_large_for_the_units_is_warned_about_where_their_number_is_known(tmp_path):
+    terms = ("--labels", "a,b", "--grid", "16,16,16", "--queries", "4", "--quorum", "2", "--delta", "1e-3")
+    few = consilium("study", "init", str(tmp_path / "few"), "--name", "few", *terms)
+    assert "warning" not in few.stdout  # 1e-3 suits up to 100 hospitals
+    assert "for n up to 100 hospitals" in few.stdout
+    many = consilium("study", "init", str(tmp_path / "many"), "--name", "many", *terms[:-3], "200", *terms[-2:])
+    assert "warning: δ = 0.001 is above 1/(10 · 200 hospitals)" in many.stdout
+    patients = consilium("study", "init", str(tmp_path / "p"), "--name", "p", *terms, "--unit", "patient").stdout
+    assert "warning" not in patients
+    assert "for n up to 100 patients" in patients
+    shown = [consilium("study", "show", str(tmp_path / "p"), "--for-site", "--patients", n) for n in ("100", "101")]
+    assert ["Warning: δ = 0.001 is above 1/(10 · 101 patients)" in one.stdout for one in shown] == [False, True]
+
+
 def test_show_and_status_speak_json(study):
     directory, _ = study
     shown = json.loads(consilium("study", "show", str(directory / "study.toml"), "--json").stdout)

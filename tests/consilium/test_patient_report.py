@@ -35,6 +35,21 @@ def test_releases_before_the_training_make_it_a_sum() -> None:
     assert "ε = 33.38 at δ = 2e-05" in both
 
 
+def test_zero_out_releases_are_said_of_a_patient_as_replace_one_at_twice_the_mu() -> None:
+    zeroed = release_guarantee({**SPENT, "epsilon": 4.0, "unit": "hospital", "relation": "zero-out"})
+    for found in ((ADD, REPLACE), (None, None), (REPLACE,)):
+        (*_, both) = patient_lines(trainings(*found, covers=False), zeroed)
+        assert "zero-out" not in both
+        assert "unit patient, relation replace-one" in both
+    (*_, alone) = patient_lines(trainings(None, covers=False), zeroed)
+    assert "ε = 9.085 at δ = 1e-05" in alone  # (4, 1e-5) has μ 0.9249; twice that is (9.085, 1e-5) by the exact curve
+    (*_, beyond) = patient_lines(
+        trainings(None, covers=False),
+        release_guarantee({**SPENT, "epsilon": 1500.0, "unit": "hospital", "relation": "zero-out"}),
+    )
+    assert beyond == "with all releases: nothing of use for unit patient, relation replace-one"
+
+
 def test_a_site_without_private_trainings_adds_no_line_and_a_broken_report_is_refused() -> None:
     assert patient_lines(None, release_guarantee(SPENT)) == []
     assert patient_lines({"count": 0}, release_guarantee(SPENT)) == []

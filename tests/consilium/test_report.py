@@ -233,6 +233,15 @@ def test_page_needs_no_script_and_asks_nothing_of_any_network(page: str) -> None
     assert not [name for _, attrs in parsed.tags for name in attrs if name.startswith("on")]
 
 
+def test_the_page_calls_the_budget_the_guarantee_and_the_spend_spent() -> None:
+    facts = make_facts(pictures=0)
+    facts = replace(facts, privacy=replace(facts.privacy, epsilon_exact=5.0, epsilon_rdp=5.5, queries=40))
+    text = re.sub(r"\s+", " ", Outline(render_html(facts)).text)
+    assert text.index("The guarantee ε = 8 exact accountant") < text.index("ε = 5 spent of planned ε = 8")
+    assert "Guessing whether a hospital's data were used, or had been exchanged" in text
+    assert "right at most 85.2 % of the time" in text
+
+
 def test_every_epsilon_stands_with_accountant_delta_unit_and_relation(page: str) -> None:
     text = re.sub(r"\s+", " ", Outline(page).text)
     figures = [match.start() for match in re.finditer(r"ε = ", text)]

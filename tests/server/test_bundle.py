@@ -213,6 +213,17 @@ def test_privacy_facts_travel_with_the_weights(bundle: Path) -> None:
             assert word in text
 
 
+def test_the_bundle_states_the_budget_as_its_guarantee_and_the_spend_as_spend(bundle: Path) -> None:
+    facts = json.loads((bundle / "configs" / "privacy.json").read_text())
+    terms = "0.001) by the exact accountant, unit hospital, relation replace-one"
+    assert facts["guarantee"] == f"(ε, δ) = (8, {terms}"
+    assert facts["spent"] == f"(ε, δ) = (7.991, {terms}, by 16 releases"  # 7.99 as a float64 lies above 7.99
+    readme = (bundle / "docs" / "README.md").read_text()
+    assert f"Guaranteed by the study: {facts['guarantee']}." in readme
+    assert f"Spent of it when this was exported: {facts['spent']}." in readme
+    assert "(8.5, 0.001)" in dataclasses.replace(FACTS, epsilon_exact=8.5).guarantee()  # never less than was spent
+
+
 def test_the_epsilon_shown_is_that_of_the_accountant_that_kept_the_budget() -> None:
     assert FACTS.epsilon == 7.99
     assert dataclasses.replace(FACTS, accountant=AccountantName.RDP).epsilon == 8.87

@@ -52,6 +52,21 @@ def test_plan_prints_the_papers_headline_with_its_verdict() -> None:
     assert "8.876" in flat
 
 
+def test_plan_says_the_plain_sentence_and_warns_of_a_delta_that_is_large_for_the_patients() -> None:
+    code, text = call(plan_app, "--json")
+    facts = json.loads(text)
+    assert code == 0
+    assert facts["guess_right_at_most"] == pytest.approx(0.85121, abs=1e-5)
+    assert "right at most 85.2 % of the time" in facts["in_words"]
+    assert facts["delta_warning"] is None
+    patients = ("--unit", "patient", "--hospitals", "8", "--patients")
+    for count, warned in (("12", False), ("13", True)):  # 8 · 12 = 96 and 8 · 13 = 104 against 1e-3
+        assert (json.loads(call(plan_app, *patients, count, "--json")[1])["delta_warning"] is not None) is warned
+        flat = " ".join(call(plan_app, *patients, count)[1].replace("│", " ").split())
+        assert ("δ = 0.001 is above 1/(10 · 104 patients)" in flat) is warned
+        assert "exchanged for any other patient's" in flat
+
+
 def test_plan_reads_a_study_file_a_spectrum_and_writes_a_chart(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(STUDY)
     (tmp_path / "spectrum.json").write_text(json.dumps([0.5, 0.25, 0.125]))
