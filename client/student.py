@@ -139,6 +139,7 @@ def _check_bundle(files: Mapping[str, bytes], statement: StudentStatement, study
             for name in (AccountantName.EXACT, AccountantName.RDP)
         ]
         pairs.append((float(facts["delta"]), budget.delta))
+        pairs.append((float(facts.get("budget_epsilon", budget.epsilon)), budget.epsilon))  # older bundles state none
         complete = {"configs/metadata.json", "configs/inference.json", "models/model.pt"} <= files.keys()
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput("bundle has no privacy facts", remedy=_EXPORT_AGAIN) from error

@@ -120,11 +120,20 @@ class TrainingEvent:
 
 @dataclass(frozen=True, slots=True)
 class TrainingGuarantee:
-    """A patient-level ε of a site's training that cannot be printed without δ, unit and relation."""
+    """A patient-level ε of a site's training that cannot be printed without δ, unit and relation.
+
+    InvalidInput for a relation that no training is accounted under, such as the releases' zero-out.
+    """
 
     epsilon: float
     delta: float
     neighbours: Neighbours
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "neighbours", Neighbours(self.neighbours))
+        except ValueError as error:
+            raise InvalidInput("relation of a training", value=self.neighbours, limit=", ".join(Neighbours)) from error
 
     def __str__(self) -> str:
         words = f"unit {Unit.PATIENT}, relation {self.neighbours} (training)"

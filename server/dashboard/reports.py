@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from common.data.dataset import PatientIdentity
+from common.errors import InvalidInput
 from common.privacy.figures import delta_text, epsilon_text
+from common.privacy.training import Neighbours
 
 MAX_SHARED = 24
 
@@ -68,8 +70,8 @@ def _read(path: Path) -> SiteReport:
         return SiteReport(
             site=str(data["site"]),
             given=given,
-            spent_epsilon=float(data["spent"][gate]["epsilon"]),
-            cap_epsilon=float(data["cap"]["epsilon"]),
+            spent_epsilon=_epsilon(data["spent"][gate]["epsilon"]),
+            cap_epsilon=_epsilon(data["cap"]["epsilon"]),
             accountant=gate,
             queries_accepted=int(data["queries_accepted"]),
             codes_stored=int(data["codes_stored"]),
@@ -81,7 +83,7 @@ def _read(path: Path) -> SiteReport:
             patient_is=PatientIdentity(stated[-1]["identity"]).sentence if stated else "",
             shared=tuple(SharedFigure(str(name), str(value)) for name, value in list(shared.items())[:MAX_SHARED]),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidInput) as error:
         return SiteReport(
             site=path.stem,
             given=given,
@@ -89,8 +91,15 @@ def _read(path: Path) -> SiteReport:
         )
 
 
+def _epsilon(stated: Any) -> float:
+    """The number, if it can be written as an ε: InvalidInput for NaN and what is below 0."""
+    value = float(stated)
+    epsilon_text(value)
+    return value
+
+
 def _patient(guarantee: dict[str, Any] | None) -> str:
     if guarantee is None:
         return "a teacher was trained without a guarantee"
     epsilon, delta = epsilon_text(float(guarantee["epsilon"])), delta_text(float(guarantee["delta"]))
-    return f"ε {epsilon} at δ = {delta}, unit patient, relation {guarantee['relation']}"
+    return f"ε {epsilon} at δ = {delta}, unit patient, relation {Neighbours(guarantee['relation'])}"

@@ -231,11 +231,16 @@ def test_a_site_pulls_the_student_over_tls_and_has_the_servers_very_files(fed: F
     assert facts["receipts"] > 0
 
 
+@pytest.mark.parametrize("lie_about", [{"epsilon_exact": 1.0}, {"budget_epsilon": 1.0}, {"delta": 1e-9}])
 def test_nothing_is_unpacked_when_a_check_fails(
-    fed: Federation, statement: StudentStatement, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fed: Federation,
+    statement: StudentStatement,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    lie_about: dict[str, object],
 ) -> None:
     files = unpack((fed.root / "objects" / statement.bundle).read_bytes())
-    facts = json.loads(files["configs/privacy.json"]) | {"epsilon_exact": 1.0}
+    facts = json.loads(files["configs/privacy.json"]) | lie_about
     other = pack({**files, "configs/privacy.json": json.dumps(facts).encode()})
     served = {sha256_bytes(other): other}
     lying = replace(statement, bundle=sha256_bytes(other), size=len(other)).signed(fed.signing_key)

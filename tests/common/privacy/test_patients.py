@@ -93,6 +93,8 @@ def test_no_patient_is_ever_promised_what_protection_refuses() -> None:
                 assert "zero-out" not in str(both)
     with pytest.raises(InvalidInput):
         Combined(1.0, 1e-5, "zero-out", APART)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput):
+        TrainingGuarantee(1.0, 1e-5, "zero-out")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("accountant", ["exact", "rdp", "paper"])

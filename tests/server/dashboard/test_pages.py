@@ -222,6 +222,10 @@ def test_a_site_shares_nothing_by_default_and_what_it_shares_is_marked(tmp_path,
         "a teacher was trained without a guarantee",
     )
     assert [(one.name, one.value) for one in full.shared] == [("Dice on held-out cases", "0.81")]
+    for wrong in ({**guarantee, "relation": "zero-out"}, {**guarantee, "epsilon": float("nan")}):
+        trainings = {**report["trainings"], "guarantees": [wrong]}
+        (folder / "north.json").write_text(json.dumps({**report, "trainings": trainings}))
+        assert "is not what `consilium site status --json` prints" in read_reports(folder)["north"].problem
 
 
 # --- pictures
