@@ -17,8 +17,8 @@ _PLAIN = range(-5, 16)  # powers of ten of the leading digit written without an 
 def epsilon_text(epsilon: float, digits: int = 4) -> str:
     """The least decimal of ``digits`` significant digits that is not below ``epsilon``, without trailing zeros.
 
-    Exact on the float's value: 8.0 → ``8``, 8.00000005 → ``8.001``, 3.30134 → ``3.302``; 1.1, whose float64 lies above
-    it, → ``1.101``. The text is never below the value and less than one unit of its last possible digit above it.
+    8.0 → ``8``, 8.00000005 → ``8.001``, 3.30134 → ``3.302``; 1.1 → ``1.1``: a float64 is the shortest decimal that names
+    it. The text read back is never below the value, and less than one unit of its last possible digit above it.
     Edge cases: 0 → ``0``; infinity → ``∞``; below 1e-5 and from 1e16 on with an exponent; NaN, negative → InvalidInput.
     """
     value = _checked("epsilon to be written", epsilon)
@@ -31,13 +31,12 @@ def epsilon_text(epsilon: float, digits: int = 4) -> str:
 def delta_text(delta: float, digits: int = 3) -> str:
     """δ in at most ``digits`` significant digits, rounded up: 0.001, ``1e-05``, 1.0001e-5 → ``1.01e-05``.
 
-    A δ is a setting, so what counts is the shortest decimal that means the same float64: the one that was typed. The
-    text read back is never below ``delta``. NaN, infinite and negative → InvalidInput.
+    The text read back is never below ``delta``. NaN, infinite and negative → InvalidInput.
     """
     value = _checked("delta to be written", delta)
     if value.is_infinite():
         raise InvalidInput("delta to be written", value=delta, limit="a finite number, 0 or above")
-    return f"{float(_up(Decimal(repr(float(delta))), digits)):.{digits}g}"
+    return f"{float(_up(value, digits)):.{digits}g}"
 
 
 def percent_text(share: float, decimals: int = 1) -> str:
@@ -45,7 +44,8 @@ def percent_text(share: float, decimals: int = 1) -> str:
 
     Edge cases: above 99.9999 % → ``100 %``; NaN, negative, above 1 → InvalidInput.
     """
-    value = 100 * _checked("share to be written", share)
+    _checked("share to be written", share)
+    value = 100 * Decimal(share)  # exactly: nobody types a share
     if value > 100:
         raise InvalidInput("share to be written", value=share, limit="0 to 1")
     for places in range(decimals, _MOST_DECIMALS + 1):
@@ -56,10 +56,10 @@ def percent_text(share: float, decimals: int = 1) -> str:
 
 
 def _checked(what: str, value: float) -> Decimal:
-    """The number as a decimal, exactly."""
+    """The shortest decimal that names the float64: what was typed, where it was typed."""
     if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value) or value < 0:
         raise InvalidInput(what, value=value, limit="a number, 0 or above")
-    return Decimal(value)
+    return Decimal(repr(float(value)))
 
 
 def _up(value: Decimal, digits: int) -> Decimal:

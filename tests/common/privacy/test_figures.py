@@ -38,7 +38,9 @@ def unit_of_the_last_digit(value: Fraction, digits: int) -> Fraction:
 def test_a_written_epsilon_is_never_below_the_true_one_and_no_further_above_than_its_last_digit(
     epsilon: float, digits: int
 ) -> None:
-    written, true = Fraction(epsilon_text(epsilon, digits)), Fraction(epsilon)
+    text = epsilon_text(epsilon, digits)
+    assert float(text) >= epsilon
+    written, true = Fraction(text), Fraction(repr(epsilon))  # the shortest decimal that names the float64
     step = unit_of_the_last_digit(true, digits)
     assert written >= true
     assert written - step < true  # the least multiple of the last digit that will do
@@ -61,8 +63,10 @@ def test_a_written_epsilon_is_never_below_the_true_one_and_no_further_above_than
         (123456.0, "123500"),
         (0.0, "0"),
         (math.inf, "∞"),
-        (1e-9, "1.001e-9"),  # the float64 lies above the decimal
-        (1e300, "1.001e+300"),
+        (1.1, "1.1"),
+        (0.1, "0.1"),
+        (1e-9, "1e-9"),
+        (1e300, "1e+300"),
     ],
 )
 def test_epsilons_read_as_people_write_them(epsilon: float, text: str) -> None:
@@ -114,4 +118,4 @@ def test_every_guarantee_says_its_epsilon_rounded_up(epsilon: float) -> None:
         Guarantee(epsilon, 1e-5, "exact", Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)),
         TrainingGuarantee(epsilon, 1e-5, Neighbours.ADD_REMOVE),
     ):
-        assert Fraction(str(said).split()[2]) >= Fraction(epsilon)
+        assert Fraction(str(said).split()[2]) >= Fraction(repr(epsilon))
