@@ -17,8 +17,8 @@ _PLAIN = range(-5, 16)  # powers of ten of the leading digit written without an 
 def epsilon_text(epsilon: float, digits: int = 4) -> str:
     """The least decimal of ``digits`` significant digits that is not below ``epsilon``, without trailing zeros.
 
-    8.0 → ``8``, 8.00000005 → ``8.001``, 3.30134 → ``3.302``; 1.1 → ``1.1``: a float64 is the shortest decimal that names
-    it. The text read back is never below the value, and less than one unit of its last possible digit above it.
+    8.0 → ``8``, 8.00000005 → ``8.001``, 3.30134 → ``3.302``; 1.1 → ``1.1``: a float64 stands for the shortest decimal
+    that names it. The text read back is never below the value, and less than a unit of its last possible digit above.
     Edge cases: 0 → ``0``; infinity → ``∞``; below 1e-5 and from 1e16 on with an exponent; NaN, negative → InvalidInput.
     """
     value = _checked("epsilon to be written", epsilon)
