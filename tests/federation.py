@@ -58,15 +58,18 @@ def make_codec(study: Study, *, noise_std: float = 0.01) -> Codec:
 
 @dataclass
 class StubVoters:
-    """One teacher that sees the same ball in every volume, or fails in a chosen way."""
+    """Teachers that see the same ball in every volume, or fail in a chosen way when they are asked."""
 
     radius: float = 2.0
     failure: Exception | str | None = None
     calls: int = 0
     voters: int = 1
 
-    def predict(self, volume: bytes):
+    def predict(self, volume: bytes) -> list[Callable[[], np.ndarray | None]]:
         self.calls += 1
+        return [self.answer] * self.voters
+
+    def answer(self) -> np.ndarray | None:
         if isinstance(self.failure, Exception):
             raise self.failure
         body = ball((4, 4, 4), self.radius).astype(np.float32)
@@ -75,7 +78,7 @@ class StubVoters:
             probabilities = np.full_like(probabilities, np.nan)
         if self.failure == "huge":
             probabilities = probabilities * 1e30
-        return [probabilities] * self.voters
+        return probabilities
 
 
 @dataclass
