@@ -20,8 +20,6 @@ from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, Refused
 from common.ledger.keys import public_hex
 from common.ledger.verify import verify
 from common.messages import CodesRequest, encode
-from server.query import plan_queries
-from server.workspace import CodecRecord
 from tests.federation import Federation, make_study, part
 
 RUN = CliRunner()
@@ -233,8 +231,7 @@ def test_a_loaded_teacher_falls_silent_when_its_patient_is_withdrawn(tmp_path) -
     fed = Federation(tmp_path, study=make_study(voters_per_site=2))
     fed.voters["site-0"].voters = 2
     ledger, worker = fed.site_ledgers["site-0"], fed.workers[100]
-    record = CodecRecord(sha256=fed.codec_hash, dimension=fed.codec.dimension)
-    query = plan_queries(fed.study, codec=record, volumes=fed.volumes)[0]
+    query = fed.planned()[0]
     before, _ = worker._answer(query)
     ledger.withdraw_patient(slot=3, voter=1, subject="a" * 64, weights="b" * 64)
     after, word = worker._answer(query)

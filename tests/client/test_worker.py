@@ -15,8 +15,6 @@ from client.teacher import SAMPLES, Posterior, Teacher, Teachers, averaged
 from client.worker import _VolumeVoters
 from common.config import DataConfig
 from common.models.unet import build_unet
-from server.query import plan_queries
-from server.workspace import CodecRecord
 from tests.federation import Federation, make_study
 
 DATA = DataConfig(labels=("background", "core"), spacing_mm=(1, 1, 1), grid=(8, 8, 8))
@@ -41,8 +39,7 @@ def test_a_site_of_many_voters_holds_two_maps_at_most(tmp_path, monkeypatch) -> 
     fed = Federation(tmp_path, study=make_study(voters_per_site=9))
     worker = fed.workers[fed.sites[0].node_id]
     worker._voters = _VolumeVoters(Many(), DATA)  # type: ignore[arg-type]
-    record = CodecRecord(sha256=fed.codec_hash, dimension=fed.codec.dimension)
-    query = plan_queries(fed.study, codec=record, volumes=fed.volumes)[0]
+    query = fed.planned()[0]
     codes = worker._encoded(fed.codec, None, fed.volumes[0], query)
     fed.close()
     assert len(codes) == len(alive) == 9
