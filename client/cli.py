@@ -178,6 +178,8 @@ def status(
         warning = delta_warning(load_site(site_dir).caps, patients=load_cases(site_dir).patients)
         if warning is not None:
             typer.echo(f"warning: {warning}")
+    for voter in empty_slots(site_dir):
+        typer.echo(f"warning: voter {voter} has no teacher and votes zero; to fix: `consilium site train`", err=True)
 
 
 def joining_text(study: Study, *, file: Path) -> str:
@@ -191,6 +193,15 @@ def joining_text(study: Study, *, file: Path) -> str:
             f"all of it, before you send the request: `consilium study show {file} --for-site`",
         ]
     )
+
+
+def empty_slots(site_dir: Path) -> tuple[int, ...]:
+    """The voters for which the worker that started last found no teacher to load."""
+    from common.ledger.site import SiteLedger
+
+    with SiteLedger.read(site_dir / "site-ledger.sqlite") as ledger:
+        loaded = ledger.teachers()
+    return () if loaded is None else tuple(voter for voter, (served, _) in enumerate(loaded.voters) if not served)
 
 
 def status_text(facts: dict[str, Any]) -> str:
@@ -221,7 +232,7 @@ def status_text(facts: dict[str, Any]) -> str:
 
 
 def training_lines(trainings: dict[str, Any]) -> list[str]:
-    """What the site's trainings cost each patient, all composed; nothing where none was private."""
+    """What the site's private trainings cost each patient, all composed; nothing where there is none."""
     if not trainings["count"]:
         return []
     head = f"trainings on record: {trainings['count']} ({', '.join(trainings['strategies'])})"

@@ -18,6 +18,7 @@ from typing import Any
 from client.policy import SiteConfig, load_site
 from client.training.lock import writing
 from client.training.slots import load_slots, save_slots
+from common.canonical import sha256_file
 from common.config import load_study
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.receipts import Receipt, first_fork
@@ -68,7 +69,7 @@ def _withdraw(directory: Path, case: str) -> Withdrawal:
     record = _training(teachers, place.voter)
     repeated = case not in slots.order
     with _ledger(directory) as (_, ledger):
-        weights = record["report"]["weights"] if record else None
+        weights = _weights(teachers, place.voter)
         ledger.withdraw_patient(slot=place.slot, voter=place.voter, subject=place.subject, weights=weights)
         releases = ledger.spent().releases
     if not repeated:
@@ -83,7 +84,7 @@ def _withdraw(directory: Path, case: str) -> Withdrawal:
 
 def retired_voters(teachers: Path) -> frozenset[int]:
     """Voters whose teacher was trained on a patient since withdrawn, by what lies beside their weights."""
-    found = (int(path.parent.name.removeprefix("voter-")) for path in teachers.glob("voter-*/train.json"))
+    found = (int(path.name.removeprefix("voter-")) for path in teachers.glob("voter-[0-9][0-9][0-9]"))
     return frozenset(voter for voter in found if (_training(teachers, voter) or {}).get("identity") == RETIRED)
 
 
@@ -122,6 +123,8 @@ def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> 
 def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
     """Put the server's new sealing key into site.toml; whether it changed anything. The worker reads it at its start.
 
+    It goes on the site's record first: codes of queries accepted for the old key are sealed to the new one from then
+    on, and to no key that came into site.toml in any other way.
     InvalidInput unless a signing key in site.toml signed the notice and it names the key that stands there now.
     """
     server = load_site(directory).server
@@ -136,6 +139,9 @@ def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
             limit=f"in place of the key in site.toml, {server.sealing_key}",
             remedy="ask the consortium for the newest notice",
         )
+    if (directory / "site-ledger.sqlite").exists():
+        with _ledger(directory) as (_, ledger):
+            ledger.take_sealing_key(notice.sealing_key, replaces=server.sealing_key)
     path = directory / "site.toml"
     line = rf'(?m)^(\s*sealing_key\s*=\s*"){server.sealing_key}"'
     text, found = re.subn(line, rf'\g<1>{notice.sealing_key}"', path.read_text(encoding="utf-8"))
@@ -198,13 +204,20 @@ def _ledger(directory: Path) -> Iterator[tuple[SiteConfig, SiteLedger]]:
         yield config, ledger
 
 
+def _weights(teachers: Path, voter: int) -> str | None:
+    """SHA-256 of a voter's weights as they lie there, whatever its record says; None if there are none to read."""
+    try:
+        return sha256_file(teachers / f"voter-{voter:03d}" / "weights.pt")
+    except OSError:
+        return None
+
+
 def _training(teachers: Path, voter: int) -> dict[str, Any] | None:
+    """A voter's training record; None where there is none or it cannot be read, since then nothing loads it either."""
     path = teachers / f"voter-{voter:03d}" / "train.json"
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         _ = record["report"]["weights"], record["identity"]
-    except FileNotFoundError:
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput("record of a teacher", value=path.name, remedy="run `consilium site train`") from error
     return record

@@ -53,6 +53,8 @@ def check_site(directory: Path, *, now: datetime | None = None) -> tuple[Finding
         _disk(directory),
         _gpu(),
     ]
+    if (directory / "teachers" / "slots.json").exists():
+        findings.append(_teachers(config))
     if all(finding.ok for finding in findings[:3]):
         findings[3:3] = _server(config, now)
     return tuple(findings)
@@ -159,6 +161,24 @@ def _disk(directory: Path) -> Finding:
     if free < MIN_FREE_BYTES:
         return Finding("disk", False, found, f"make room: at least {MIN_FREE_BYTES >> 30} GiB")
     return Finding("disk", True, found)
+
+
+def _teachers(config: SiteConfig) -> Finding:
+    """Whether what a worker would load is there. It starts without, and each voter that is missing votes zero."""
+    from client.teacher import Teachers
+    from common.config import load_study
+
+    try:
+        study = load_study(config.path(config.study))
+        voters = study.privacy.voters_per_site
+        found = Teachers.load(config.path("teachers"), data=study.data, voters=voters, recipe=study.teacher)
+    except ConsiliumError as error:
+        return Finding("teachers", False, str(error), "put the kit's study.toml back, then `consilium site train`")
+    loaded = f"{sum(map(bool, found.served))} of {voters} voters have a teacher; the others vote zero"
+    if not found.problems:
+        return Finding("teachers", True, loaded)
+    reasons = "; ".join(f"voter {voter}: {problem}" for voter, problem in found.problems.items())
+    return Finding("teachers", False, f"{loaded} ({reasons})", "`consilium site train`, then restart the worker")
 
 
 def _gpu(memory: Callable[[], tuple[int, int] | None] | None = None) -> Finding:

@@ -1,7 +1,9 @@
 """A site's trained teachers, loaded once and asked for predictions.
 
-Refuses a directory without teachers, a gap in their numbers, weights that are not those their training recorded, and
-teachers trained for another study's grid or labels. Predictions are sensitive until coded, summed and noised.
+Whether one can be loaded is that voter's alone: one that is missing, broken, not what its training recorded or of
+another study's grid or labels leaves an empty slot, and the site takes part all the same, so that participation says
+nothing of what any voter was trained on. Refuses only a directory where no training was ever begun, which is a person's
+doing. Predictions are sensitive until coded, summed and noised.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,68 +23,151 @@ import torch
 from jaxtyping import Float
 
 from client.training.site import TRAIN_SCHEMA, voter_directory
-from common.canonical import check_schema
+from common.canonical import check_schema, digest
 from common.config import DataConfig, TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import best_device, predict
 from common.models.unet import build_unet, load_weights
 
+log = logging.getLogger(__name__)
+
+Ask = Callable[[], np.ndarray | None]
+"""Asks one voter: its probabilities float32[k, x, y, z], or None for an empty slot. Whatever it raises is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """One voter's network. ``weights`` is the SHA-256 of the weights' file that was read, ``served`` names all that an
+    answer depends on (:func:`served_hash`); with a ``posterior`` (dp-bbb) networks drawn around it are averaged."""
+
+    model: torch.nn.Module
+    recipe: TrainingConfig = field(default_factory=TrainingConfig)
+    weights: str = ""
+    served: str = ""
+    posterior: Posterior | None = None
+
+    def predict(self, image: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "k x y z"]:
+        """Class probabilities (float32) of one z-scored volume on the grid."""
+        patch, amp = self.recipe.patch, self.recipe.amp
+        if self.posterior is None:
+            return predict(self.model, image, patch=patch, amp=amp)
+        return averaged(predict(network, image, patch=patch, amp=amp) for network in self.posterior.around(self.model))
+
 
 @dataclass(frozen=True, slots=True)
 class Teachers:
-    """``models[i]`` is voter i, None where all its slots are empty; ``weights[i]`` its weights' SHA-256.
+    """``voters[i]`` is voter i, None where there is no teacher; ``problems`` says why one could not be loaded.
 
-    ``posteriors[i]`` is set for a voter trained by dp-bbb: the predictions of networks drawn around its mean network
-    are averaged.
+    ``stand_in``: random weights in the teachers' own architecture. An empty slot is answered for by it, and its answer
+    thrown away, so that it takes as long as a real one.
     """
 
     data: DataConfig
-    models: tuple[torch.nn.Module | None, ...]
-    weights: tuple[str | None, ...]
-    posteriors: tuple[Posterior | None, ...] = ()
-    recipe: TrainingConfig = field(default_factory=TrainingConfig)
+    voters: tuple[Teacher | None, ...]
+    stand_in: Teacher | None = None
+    problems: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, directory: Path, *, data: DataConfig | None = None) -> Teachers:
-        """Load every voter below ``directory`` (a site's ``teachers``); ``data`` is what they must be trained for."""
-        found = sorted(directory.glob("voter-*"))
-        if not found:
+    def load(
+        cls,
+        directory: Path,
+        *,
+        data: DataConfig | None = None,
+        voters: int | None = None,
+        recipe: TrainingConfig | None = None,
+    ) -> Teachers:
+        """Load every voter below ``directory`` (a site's ``teachers``) that can be loaded.
+
+        ``data`` is what they must be trained for, ``voters`` how many the study has, ``recipe`` its teachers'; by
+        default these are what is found. InvalidInput where no training was begun, and without ``data`` where no teacher
+        can be loaded.
+        """
+        numbers = [int(path.name.removeprefix("voter-")) for path in directory.glob("voter-[0-9][0-9][0-9]")]
+        if not numbers and not (directory / "slots.json").exists():
             raise InvalidInput("no teachers", value=str(directory), remedy="run `consilium site train`")
-        if found != [voter_directory(directory, voter) for voter in range(len(found))]:
-            raise InvalidInput("teachers are not numbered from 0 without a gap", remedy="run `consilium site train`")
-        voters = [_load_voter(path) for path in found]
-        settings = {voter.data for voter in voters}
-        if len(settings) > 1 or (data is not None and settings != {data}):
-            raise InvalidInput(
-                "teachers are trained for other labels, channels, spacing or grid",
-                remedy="run `consilium site train` with this study",
-            )
+        count = max(numbers, default=-1) + 1 if voters is None else voters
+        found: dict[int, Teacher] = {}
+        problems: dict[int, str] = {}
+        for voter in range(count):
+            try:
+                trained_for, teacher = load_teacher(voter_directory(directory, voter))
+                if trained_for != (data := data or trained_for):
+                    raise InvalidInput(
+                        "teacher is trained for other labels, channels, spacing or grid",
+                        value=f"voter {voter}",
+                        remedy="run `consilium site train` with this study",
+                    )
+            except Exception as error:  # noqa: BLE001  whatever it is, it is this voter's alone
+                problems[voter] = str(error) if isinstance(error, InvalidInput) else type(error).__name__
+                log.warning("event=no-teacher voter=%d cause=%s", voter, type(error).__name__)
+                continue
+            if teacher is not None:
+                found[voter] = teacher
+        if data is None:
+            raise InvalidInput("no teacher can be loaded", value=next(iter(problems.values()), None))
         return cls(
-            data=voters[0].data,
-            models=tuple(voter.model for voter in voters),
-            weights=tuple(voter.weights for voter in voters),
-            posteriors=tuple(voter.posterior for voter in voters),
-            recipe=voters[0].recipe,
+            data=data,
+            voters=tuple(found.get(voter) for voter in range(count)),
+            stand_in=_stand_in(data, next(iter(found.values()), None), recipe or TrainingConfig()),
+            problems=problems,
         )
 
-    def predict(self, image: Float[np.ndarray, "c x y z"]) -> Iterator[Float[np.ndarray, "k x y z"] | None]:
-        """Class probabilities (float32) of one z-scored volume on the grid by every voter, in their order.
+    @property
+    def models(self) -> tuple[torch.nn.Module | None, ...]:
+        return tuple(None if voter is None else voter.model for voter in self.voters)
 
-        Each is computed when it is asked for: m voters of a large volume need the memory of one.
+    @property
+    def weights(self) -> tuple[str | None, ...]:
+        """SHA-256 of each voter's weights."""
+        return tuple(None if voter is None else voter.weights for voter in self.voters)
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """What each voter answers with (:func:`served_hash`), empty for an empty slot."""
+        return tuple(voter.served if voter else "" for voter in self.voters)
+
+    def without(self, silent: Collection[int]) -> Teachers:
+        """These teachers with the slots of some voters empty."""
+        voters = tuple(None if number in silent else voter for number, voter in enumerate(self.voters))
+        return dataclasses.replace(self, voters=voters)
+
+    def ask(self, image: Float[np.ndarray, "c x y z"]) -> tuple[Ask, ...]:
+        """One question a voter about one z-scored volume on the grid, to be put when its turn comes.
+
+        Each is computed when it is asked for: m voters of a large volume need the memory of one. InvalidInput for a
+        volume of another shape, which is public.
         """
         expected = (len(self.data.channels), *self.data.grid)
         if image.shape != expected:
             raise InvalidInput("volume's shape", value=image.shape, limit=str(expected))
-        return (None if model is None else self._mean(voter, model, image) for voter, model in enumerate(self.models))
+        return tuple(partial(self._answer, voter, image) for voter in self.voters)
 
-    def _mean(
-        self, voter: int, model: torch.nn.Module, image: Float[np.ndarray, "c x y z"]
-    ) -> Float[np.ndarray, "k x y z"]:
-        posterior = self.posteriors[voter] if self.posteriors else None
-        patch, amp = self.recipe.patch, self.recipe.amp
-        if posterior is None:
-            return predict(model, image, patch=patch, amp=amp)
-        return averaged(predict(network, image, patch=patch, amp=amp) for network in posterior.around(model))
+    def predict(self, image: Float[np.ndarray, "c x y z"]) -> Iterator[Float[np.ndarray, "k x y z"] | None]:
+        """The answers to :meth:`ask`, one after the other."""
+        return (ask() for ask in self.ask(image))
+
+    def _answer(self, voter: Teacher | None, image: Float[np.ndarray, "c x y z"]) -> np.ndarray | None:
+        if voter is not None:
+            return voter.predict(image)
+        if self.stand_in is not None:
+            self.stand_in.predict(image)
+        return None
+
+
+def served_hash(weights: str, posterior: str | None) -> str:
+    """Names what a teacher answers with: the SHA-256 of its weights, for dp-bbb a hash over weights and posterior."""
+    if posterior is None:
+        return weights
+    return digest("posterior-teacher", {"posterior": posterior, "weights": weights})
+
+
+def _stand_in(data: DataConfig, like: Teacher | None, recipe: TrainingConfig) -> Teacher:
+    """A network nobody trained, as large as the teachers and asked like them."""
+    recipe = recipe if like is None else like.recipe
+    model = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels), seed=0)
+    still = tuple(torch.zeros_like(parameter) for parameter in model.parameters())
+    drawn = Posterior(still, seed=0) if like is not None and like.posterior is not None else None
+    return Teacher(model.to(best_device()).eval(), recipe, posterior=drawn)
 
 
 SAMPLES = 10
@@ -134,16 +221,11 @@ def _entropy(probabilities: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class _Voter:
-    data: DataConfig
-    recipe: TrainingConfig
-    model: torch.nn.Module | None = None
-    weights: str | None = None
-    posterior: Posterior | None = None
+def load_teacher(directory: Path) -> tuple[DataConfig, Teacher | None]:
+    """One voter's teacher and what it was trained for; no teacher if its training came to its end without one.
 
-
-def _load_voter(directory: Path) -> _Voter:
+    InvalidInput for one that is not trained to the end or is not what its training recorded.
+    """
     try:
         record = json.loads((directory / "train.json").read_text(encoding="utf-8"))
         check_schema("teacher", record["schema"], known=TRAIN_SCHEMA)
@@ -156,12 +238,12 @@ def _load_voter(directory: Path) -> _Voter:
             "teacher is not trained to the end", value=directory.name, remedy="run `consilium site train`"
         ) from error
     if expected is None:
-        return _Voter(data, recipe)
+        return data, None
     model = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels))
-    load_weights(directory / "weights.pt", model, expected_hash=expected)
+    weights = load_weights(directory / "weights.pt", model, expected_hash=expected)
     spread = None if posterior is None else _posterior(directory / "posterior.pt", model, expected=posterior)
     model.to(best_device()).eval()
-    return _Voter(data, recipe, model, expected, spread)
+    return data, Teacher(model, recipe, weights, served_hash(weights, posterior), spread)
 
 
 def _known(kind: type[DataConfig] | type[TrainingConfig], record: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client.training.private.charge import record_trainings
+from client.training.private.charge import record_trained, record_trainings
 from common.errors import DaemonFailed, InvalidInput
 from common.privacy.consent import warn_about
 from common.privacy.mechanism import Unit
@@ -63,8 +63,8 @@ def train(
 ) -> None:
     """Train one teacher per voter on this site's own patients. Stop it with Ctrl-C; run it again to go on.
 
-    How many are trained at once changes no weight. With a private strategy each training is charged in the site's
-    ledger before its first step, and a step that was interrupted stays spent.
+    How many are trained at once changes no weight. Each training goes into the site's ledger before its first step,
+    with a private strategy charged in full, and its teacher's hash at its end; a step that was interrupted stays spent.
     Exit code 6: another training or a withdrawal is writing here. 7: a voter's process died; the others are done.
     Example: consilium site train --site-dir /srv/consilium --jobs 4
     Example: consilium site train --site-dir /srv/consilium --strategy dp-sgd --epsilon 8 --delta 1e-5
@@ -121,6 +121,7 @@ def train(
     except KeyboardInterrupt:
         typer.echo("interrupted: run the same command again to go on where it stopped", err=True)
         raise typer.Exit(130) from None
+    record_trained(site_dir, tasks, report)
     cases = record_cases(site_dir / "teachers", dataset, report.problems)
     for pair in cases.doubled:
         typer.echo(f"warning: {pair.sentence}", err=True)

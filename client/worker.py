@@ -1,24 +1,30 @@
 """The teacher worker: the site's long-lived process that holds models and data and answers the server's messages.
 
 It trusts nothing that arrives: an offer is reviewed against the consented study and the site's own ledger before any
-inference, a codes request is answered only for accepted queries and while neither a veto nor an alarm stands, public
-objects are taken by content hash. After acceptance every failure of a query is the zero code, sealed like any other;
-the reason stays in the site's log. A code is stored before it leaves, and a retry gets the stored one.
+inference, a codes request is answered only for queries that were accepted for this very study and server and while
+neither a veto nor an alarm stands, public objects are taken by content hash. After acceptance a voter's failure is that
+voter's zero code and a failure of what is public the zero code of all, sealed like any other; the reason stays in the
+site's log. A code is stored before it leaves, and a retry gets the stored one unless a patient was withdrawn since.
+
+What the server sees of a site's data beside the codes is when a reply comes: a whole number of ticks after the request,
+with the codes of all queries asked for or of none, whatever each of them cost. Which tick it is, is what remains.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import grpc
 import numpy as np
@@ -34,6 +40,7 @@ from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, Refused
 from common.ledger.receipts import Receipt
 from common.ledger.site import SiteLedger
 from common.messages import (
+    MAX_DEADLINE_S,
     CodesReply,
     CodesRequest,
     Offer,
@@ -56,75 +63,122 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+REPLY_TICK_S = 1.0
+"""A reply to a codes request leaves at the end of a tick of this length, counted from the request's arrival."""
+
+Ask = Callable[[], NDArray[np.float32] | None]
+"""Asks one voter: its probabilities [c, x, y, z], or None for an empty slot. Whatever it raises is that voter's own."""
+
 
 class Voters(Protocol):
     """The site's teachers, as the worker needs them."""
 
-    def predict(self, volume: bytes) -> Iterable[NDArray[np.float32] | None]:
-        """One probability map [c, x, y, z] a voter for a public volume's bytes; None for an empty slot.
+    def predict(self, volume: bytes) -> Sequence[Ask]:
+        """One question a voter about a public volume's bytes, in the voters' order, each put when its turn comes.
 
-        Taken one at a time: m maps of a large volume would not fit.
+        What this itself raises must depend on the volume alone: it silences all voters. An empty slot's question takes
+        as long as another's. Put one at a time: m maps of a large volume would not fit.
         """
 
 
 class _VolumeVoters:
     """Teachers that take a public volume's bytes."""
 
-    def __init__(self, teachers: Teachers, data: DataConfig, *, silent: Callable[[], frozenset[int]]) -> None:
-        self._teachers, self._data, self._silent = teachers, data, silent
+    def __init__(self, teachers: Teachers, data: DataConfig) -> None:
+        self._teachers, self._data = teachers, data
 
-    def predict(self, volume: bytes) -> Iterator[NDArray[np.float32] | None]:
+    def predict(self, volume: bytes) -> Sequence[Ask]:
         from common.data.volume import volume_from_bytes
 
-        for voter, answer in enumerate(self._teachers.predict(volume_from_bytes(volume, self._data).image)):
-            yield None if voter in self._silent() else answer  # silent: lost a patient since it was trained
+        return self._teachers.ask(volume_from_bytes(volume, self._data).image)
 
 
+T = TypeVar("T")
 Fetch = Callable[[str], bytes]
 """Gets a public object by content hash, verified."""
 
 
 class Worker:
-    """Answers messages; free of gRPC, sockets and torch, so that tests drive the very object that serves."""
+    """Answers messages; free of gRPC, sockets and torch, so that tests drive the very object that serves.
+
+    ``teachers`` is the digest of what the voters were loaded from, as the ledger gave it, and ``loaded_at`` the
+    ledger's row count before they were: a voter that lost a patient since is asked like the others, and its answer
+    thrown away. ``sleep`` may end early and give true, which says that the worker is being stopped.
+    """
 
     def __init__(
-        self, *, config: SiteConfig, consent: Consent, ledger: SiteLedger, voters: Voters, fetch: Fetch
+        self,
+        *,
+        config: SiteConfig,
+        consent: Consent,
+        ledger: SiteLedger,
+        voters: Voters,
+        fetch: Fetch,
+        teachers: str = "",
+        loaded_at: int | None = None,
+        tick_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
+        if not 0 <= tick_s <= MAX_DEADLINE_S:
+            raise InvalidInput("tick of a worker's replies", value=tick_s, limit=f"0 to {MAX_DEADLINE_S} seconds")
         self._config, self._consent, self._ledger = config, consent, ledger
-        self._voters, self._fetch = voters, fetch
+        self._voters, self._fetch, self._teachers = voters, fetch, teachers
+        self._loaded_at = ledger.row_count if loaded_at is None else loaded_at
+        self._tick_s, self._clock, self._sleep = tick_s, clock, sleep
         self._codecs: dict[str, Codec] = {}
         self._lock = threading.Lock()
 
     def handle(self, body: bytes) -> bytes:
-        """The reply to one message. Raises :class:`Refused` or :class:`InvalidInput` for what deserves none."""
-        message = decode(body)
-        with self._lock:
-            if not isinstance(message, Several):
-                return encode(self._reply(message))
-            replies = (self._reply_or_none(part) for part in message.parts)
-            return encode(Several(tuple(reply for reply in replies if reply is not None)))
+        """The reply to one message. Raises :class:`Refused` or :class:`InvalidInput` for what deserves none.
 
-    def _reply(self, message: Part) -> Part:
+        Where codes are asked for, reply and refusal alike wait for the end of a tick, without keeping other messages
+        from being handled. Only then are the codes read and sealed: a veto or a withdrawal given meanwhile holds.
+        """
+        arrived, message = self._clock(), decode(body)
+        parts = message.parts if isinstance(message, Several) else (message,)
+        try:
+            with self._lock:
+                begun = [_attempt(partial(self._begin, part, arrived=arrived), part) for part in parts]
+        finally:
+            if any(isinstance(part, CodesRequest) for part in parts):
+                self._wait_for_tick(arrived)
+        with self._lock:
+            replies = [
+                one if isinstance(one, ConsiliumError) else _attempt(one, part)
+                for one, part in zip(begun, parts, strict=True)
+            ]
+        if isinstance(message, Several):  # a part that is refused keeps no other from its own reply
+            return encode(Several(tuple(reply for reply in replies if not isinstance(reply, ConsiliumError))))
+        (reply,) = replies
+        if isinstance(reply, ConsiliumError):
+            raise reply
+        return encode(reply)
+
+    def _wait_for_tick(self, arrived: float) -> None:
+        if self._tick_s == 0:
+            return
+        spent = self._clock() - arrived
+        ticks = max(1, math.ceil(spent / self._tick_s))
+        if self._sleep(max(0.0, ticks * self._tick_s - spent)):
+            raise Refused("stopping", "the worker is being stopped before the end of the tick")
+
+    def _begin(self, message: Part, *, arrived: float) -> Callable[[], Part]:
+        """Do all of a message's work that may take long; what is given back makes the reply."""
         match message:
             case Offer():
                 reason, held = self._decide(message), self._ledger.held(message.ledger)
-                return OfferReply(message.batch, reason, ledger_row=held.seq, ledger_head=held.hash)
+                reply = OfferReply(message.batch, reason, ledger_row=held.seq, ledger_head=held.hash)
+                return lambda: reply
             case CodesRequest():
-                return self._codes(message)
+                self._compute(message, until=arrived + message.deadline_s)
+                return partial(self._sealed, message)
             case Receipts():
                 self._file(message)
                 held = self._ledger.held(message.ledger)
-                return ReceiptsReply(ledger_row=held.seq, ledger_head=held.hash)
+                return lambda: ReceiptsReply(ledger_row=held.seq, ledger_head=held.hash)
             case _:
                 raise Refused("malformed", "a worker answers offers, codes requests and receipts")
-
-    def _reply_or_none(self, message: Part) -> Part | None:
-        """One part's reply; a part that is refused keeps no other from its own."""
-        try:
-            return self._reply(message)
-        except ConsiliumError as error:
-            log.warning("event=refused part=%s cause=%s", type(message).__name__, type(error).__name__)
-            return None
 
     def _decide(self, offer: Offer) -> str:
         reason = review(offer, self._consent)
@@ -132,36 +186,55 @@ class Worker:
             self._ledger.refuse(offer.study, offer.queries, "not-allowed")
         if reason == "accepted":
             try:
-                self._ledger.reserve(offer.study, offer.queries)
+                key = self._config.server.sealing_key
+                self._ledger.reserve(offer.study, offer.queries, ledger=offer.ledger, sealing_key=key)
             except Refused as error:
                 reason = error.reason
         log.info("event=offer batch=%s queries=%d decision=%s", offer.batch[:12], len(offer.queries), reason)
         return reason
 
-    def _codes(self, request: CodesRequest) -> CodesReply:
-        if request.study != self._consent.study.id:
-            raise Refused("unknown-study", "codes asked for another study than the one consented to")
-        until = time.monotonic() + request.deadline_s
+    def _compute(self, request: CodesRequest, *, until: float) -> None:
+        """Store the code of every query asked for that has none yet, as far as the time allows."""
+        for query_id in request.queries:
+            query = self._accepted(request, query_id)
+            while self._ledger.code(query_id) is None:  # again where a patient was withdrawn while it was computed
+                if self._clock() >= until:
+                    return
+                computed_at = self._ledger.row_count
+                code, outcome = self._answer(query)
+                self._ledger.store_code(
+                    query_id, code, outcome=outcome, teachers=self._teachers, computed_at=computed_at
+                )
+
+    def _sealed(self, request: CodesRequest) -> CodesReply:
+        """The codes of all queries asked for, sealed; of none while one is missing, which another attempt goes on with.
+
+        So their number says nothing of how long each took.
+        """
         sealed: list[tuple[str, bytes]] = []
         for query_id in request.queries:
-            self._check_open(request)
-            query = self._ledger.reserved(query_id)
-            if query is None:
-                raise Refused("not-accepted", f"query {query_id[:12]} was never accepted here")
+            self._accepted(request, query_id)
             code = self._ledger.code(query_id)
             if code is None:
-                if time.monotonic() >= until:
-                    break
-                code, outcome = self._answer(query)
-                self._ledger.store_code(query_id, code, outcome=outcome)
+                sealed.clear()
+                break
             context = SealContext(study=request.study, query=query_id, site=self._config.site, attempt=request.attempt)
-            self._check_open(request)
             sealed.append((query_id, seal(code, public_key=self._config.server.sealing_public_key, context=context)))
         log.info("event=codes batch=%s attempt=%d codes=%d", request.batch[:12], request.attempt, len(sealed))
         return CodesReply(batch=request.batch, attempt=request.attempt, codes=tuple(sealed))
 
+    def _accepted(self, request: CodesRequest, query_id: str) -> QuerySpec:
+        """The query, if its code may leave for who asks. Refused for another study or server than it was accepted for,
+        and while a veto or an alarm stands: looked up for every code, since one may be given while a batch is computed.
+        """
+        if request.study != self._consent.study.id:
+            raise Refused("unknown-study", "codes asked for another study than the one consented to")
+        self._check_open(request)
+        key = self._config.server.sealing_key
+        return self._ledger.accepted(query_id, study_id=request.study, ledger=request.ledger, sealing_key=key)
+
     def _check_open(self, request: CodesRequest) -> None:
-        """That no veto and no alarm stands; asked for every code, since one may be given while a batch is computed."""
+        """That no veto and no alarm stands."""
         cause = self._ledger.stopped(request.study)
         if cause is not None:
             log.warning("event=stopped cause=%s batch=%s", cause, request.batch[:12])
@@ -184,27 +257,31 @@ class Worker:
     def _answer(self, query: QuerySpec) -> tuple[NDArray[np.int64], str]:
         """The site's integer code, the sum over its voters, and a word for the site's own record. # sensitive
 
-        The zero code whatever goes wrong: after acceptance a failure must look like any other answer.
+        What cannot be read of what is public (codec, frame, a volume) is the zero code of all voters, which says
+        nothing of a patient; whatever goes wrong in one voter's slot is the zero code of that voter alone. After
+        acceptance a failure must look like any other answer.
         """
         mechanism = query.mechanism
         total = np.zeros(mechanism.dimension, dtype=np.int64)
         try:
             codec, frame = self._codec(query), self._frame(query)
             codes = [self._encoded(codec, frame, volume, query) for volume in query.volumes]
-            voters = list(zip(*codes, strict=True))
-            if len(voters) > mechanism.voters_per_site:
-                raise InvalidInput("voters", value=len(voters), limit=f"at most {mechanism.voters_per_site}")
         except Exception as error:  # noqa: BLE001
             log.warning("event=zero-code query=%s cause=%s", query.id[:12], type(error).__name__)
             return total, "zero-code"
         zero_votes = 0
-        for slot, each in enumerate(voters):
+        for slot, each in enumerate(zip(*codes, strict=True)):
             try:
-                known = [code for code in each if code is not None]
+                known = [code for code, _ in each if code is not None]
                 if len(known) < len(each):
                     raise InvalidInput("voter's codes", limit="one a volume")
                 code = known[0] if frame is None else frame.encode(np.stack(known))
-                total += quantise(code, radius_int=mechanism.radius_int)
+                vote = quantise(code, radius_int=mechanism.radius_int)
+                if vote.shape != total.shape:
+                    raise InvalidInput("voter's code", value=vote.shape, limit=str(total.shape))
+                if not all(votes for _, votes in each):
+                    raise InvalidInput("voter", limit="a teacher in this slot that no patient was withdrawn from")
+                total += vote
             except Exception as error:  # noqa: BLE001  one voter's failure is that voter's zero code
                 log.warning("event=zero-vote query=%s slot=%d cause=%s", query.id[:12], slot, type(error).__name__)
                 zero_votes += 1
@@ -212,18 +289,37 @@ class Worker:
 
     def _encoded(
         self, codec: Codec, frame: Frame | None, volume: str, query: QuerySpec
-    ) -> list[NDArray[np.float64] | None]:
-        """Every voter's unclipped code of one public volume; None for a voter that has none. # sensitive"""
-        codes: list[NDArray[np.float64] | None] = []
-        for slot, probabilities in enumerate(self._voters.predict(self._fetch(volume))):
+    ) -> list[tuple[NDArray[np.float64] | None, bool]]:
+        """The unclipped code of one public volume in each of the study's m slots, and whether the slot may vote.
+
+        None where the voter failed. A slot that may not vote is coded all the same: it takes the time of the others.
+        There are m whatever was found on disk: beyond m nobody is asked. # sensitive
+        """
+        asks = list(self._voters.predict(self._fetch(volume)))
+        silent = self._ledger.withdrawn_voters(after=self._loaded_at)
+        codes: list[tuple[NDArray[np.float64] | None, bool]] = []
+        for slot in range(query.mechanism.voters_per_site):
             try:
-                if probabilities is None:
-                    raise InvalidInput("voter", limit="a trained teacher in this slot")
-                codes.append(codec.encode(probabilities if frame is None else frame.sharpen(probabilities)))
+                code, votes = self._code(asks[slot] if slot < len(asks) else _nobody, codec, frame)
+                codes.append((code, votes and slot not in silent))
             except Exception as error:  # noqa: BLE001
                 log.warning("event=no-code query=%s slot=%d cause=%s", query.id[:12], slot, type(error).__name__)
-                codes.append(None)
+                codes.append((None, False))
         return codes
+
+    def _code(self, ask: Ask, codec: Codec, frame: Frame | None) -> tuple[NDArray[np.float64], bool]:
+        """One voter's unclipped code of one volume, that of nobody's prediction in an empty slot, and which it is.
+
+        The map itself is gone when this returns. # sensitive
+        """
+        answer = ask()
+        probabilities = self._uniform() if answer is None else answer
+        return codec.encode(probabilities if frame is None else frame.sharpen(probabilities)), answer is not None
+
+    def _uniform(self) -> NDArray[np.float32]:
+        """Nobody's prediction: every label as likely as the others."""
+        data = self._consent.study.data
+        return np.full((len(data.labels), *data.grid), 1 / len(data.labels), dtype=np.float32)
 
     def _codec(self, query: QuerySpec) -> Codec:
         if query.codec not in self._codecs:
@@ -247,6 +343,19 @@ class Worker:
         if frame.dimension != query.mechanism.dimension:
             raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(frame.dimension))
         return frame
+
+
+def _nobody() -> None:
+    """Asks a slot that the site has no voter for."""
+
+
+def _attempt(make: Callable[[], T], part: Part) -> T | ConsiliumError:
+    """What ``make`` gives, or the refusal that it raised."""
+    try:
+        return make()
+    except ConsiliumError as error:
+        log.warning("event=refused part=%s cause=%s", type(part).__name__, type(error).__name__)
+        return error
 
 
 def serve(worker: Worker, *, socket: Path) -> grpc.Server:
@@ -286,8 +395,11 @@ def serve(worker: Worker, *, socket: Path) -> grpc.Server:
     return server
 
 
-def open_worker(directory: Path) -> Worker:
-    """The worker of a site's directory, with its models loaded."""
+def open_worker(directory: Path, *, sleep: Callable[[float], object] = time.sleep) -> Worker:
+    """The worker of a site's directory, with its models loaded and what they are on the site's record.
+
+    A voter whose teacher cannot be loaded, or that lost a patient since it was trained, is an empty slot.
+    """
     from client.fetch import PublicObjects  # torch and TLS only where a real worker runs
     from client.teacher import Teachers
 
@@ -295,18 +407,38 @@ def open_worker(directory: Path) -> Worker:
     study = load_study(config.path(config.study))
     ledger = SiteLedger.open(directory / "site-ledger.sqlite", config.pool, caps=config.caps, site=config.site)
     ledger.consent(study)
-    if has_trained(directory):  # before anything is accepted
-        ledger.state_identity(load_cases(directory).patient_identity)
+    _state_identity(ledger, directory)  # before anything is accepted
     loaded_at, retired = ledger.row_count, retired_voters(directory / "teachers")
-    teachers = Teachers.load(directory / "teachers")
+    teachers = Teachers.load(
+        directory / "teachers", data=study.data, voters=study.privacy.voters_per_site, recipe=study.teacher
+    )
+    gone = ledger.withdrawn_weights()
+    teachers = teachers.without(
+        retired | {slot for slot, weights in enumerate(teachers.weights) if (slot, weights) in gone}
+    )
     objects = PublicObjects(config)
     return Worker(
         config=config,
         consent=Consent.of(study),
         ledger=ledger,
-        voters=_VolumeVoters(teachers, study.data, silent=lambda: retired | ledger.withdrawn_voters(after=loaded_at)),
+        voters=_VolumeVoters(teachers, study.data),
         fetch=objects.get,
+        teachers=ledger.state_teachers(teachers.served),
+        loaded_at=loaded_at,
+        tick_s=REPLY_TICK_S,
+        sleep=sleep,
     )
+
+
+def _state_identity(ledger: SiteLedger, directory: Path) -> None:
+    """What counts as a patient, from the record of the last training. One that cannot be read stops nothing: it was
+    written with the patients' files, and the training itself was put on record before."""
+    if not has_trained(directory):
+        return
+    try:
+        ledger.state_identity(load_cases(directory).patient_identity)
+    except InvalidInput as error:
+        log.warning("event=no-identity cause=%s", type(error).__name__)
 
 
 def run_worker(directory: Path, *, socket: Path) -> None:
@@ -315,7 +447,7 @@ def run_worker(directory: Path, *, socket: Path) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    server = serve(open_worker(directory), socket=socket)
+    server = serve(open_worker(directory, sleep=stop.wait), socket=socket)
     log.info("event=ready")
     stop.wait()
     server.stop(grace=2).wait()

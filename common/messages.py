@@ -18,7 +18,11 @@ from common.canonical import canonical_bytes, check_hash, check_schema, checked_
 from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
 
-MESSAGE_SCHEMA = 2
+MESSAGE_SCHEMA = 3
+
+MAX_ATTEMPT = 1_000_000
+MAX_DEADLINE_S = 604_800
+"""A week, as a study's own deadlines may be at most; asked every second for that long, an attempt has six digits."""
 
 NO_HEAD = "0" * 64
 """The head of one who holds no receipt yet."""
@@ -68,9 +72,13 @@ class OfferReply:
 
 @dataclass(frozen=True, slots=True)
 class CodesRequest:
-    """Ask for the sealed codes of accepted queries; ``attempt`` numbers the asking, ``deadline_s`` bounds the work."""
+    """Ask for the sealed codes of queries that were accepted for this very study and server (``ledger`` is its id).
+
+    ``attempt`` numbers the asking, ``deadline_s`` bounds the work.
+    """
 
     study: str
+    ledger: str
     batch: str
     attempt: int
     deadline_s: int
@@ -79,7 +87,7 @@ class CodesRequest:
 
 @dataclass(frozen=True, slots=True)
 class CodesReply:
-    """Sealed codes by query id. A query the site could not finish in time is missing, never explained."""
+    """Sealed codes by query id: of every query asked for, or of none where the site was not done in time."""
 
     batch: str
     attempt: int
@@ -142,6 +150,7 @@ def _document(message: Part) -> dict[str, Any]:
         case CodesRequest():
             body = {
                 "study": message.study,
+                "ledger": message.ledger,
                 "batch": message.batch,
                 "attempt": message.attempt,
                 "deadline_s": message.deadline_s,
@@ -177,7 +186,7 @@ def _part(document: dict[str, Any]) -> Part:
             body = checked_fields(document, {"study": str, "ledger": str, "batch": str, "queries": list})
             return Offer(
                 study=check_hash(body["study"]),
-                ledger=body["ledger"],
+                ledger=_ledger_id(body["ledger"]),
                 batch=check_hash(body["batch"]),
                 queries=tuple(QuerySpec.from_json(item) for item in body["queries"]),
             )
@@ -187,16 +196,21 @@ def _part(document: dict[str, Any]) -> Part:
                 raise InvalidInput("reason of an offer's reply", limit=", ".join(sorted(REASONS)))
             return OfferReply(batch=check_hash(body["batch"]), reason=body["reason"], **_checked_head(body))
         case "codes":
-            kinds = {"study": str, "batch": str, "attempt": int, "deadline_s": int, "queries": list}
+            kinds = {"study": str, "ledger": str, "batch": str, "attempt": int, "deadline_s": int, "queries": list}
             body = checked_fields(document, kinds)
-            if body["attempt"] < 1 or body["deadline_s"] < 1:
-                raise InvalidInput("attempt and deadline of a codes request", limit="integers from 1")
+            for name, most in (("attempt", MAX_ATTEMPT), ("deadline_s", MAX_DEADLINE_S)):
+                if not 1 <= body[name] <= most:
+                    raise InvalidInput(f"{name} of a codes request", value=body[name], limit=f"1 to {most}")
+            queries = tuple(check_hash(item) for item in body["queries"])
+            if len(set(queries)) != len(queries):
+                raise InvalidInput("queries of a codes request", value=len(queries), limit="each once")
             return CodesRequest(
                 study=check_hash(body["study"]),
+                ledger=_ledger_id(body["ledger"]),
                 batch=check_hash(body["batch"]),
                 attempt=body["attempt"],
                 deadline_s=body["deadline_s"],
-                queries=tuple(check_hash(item) for item in body["queries"]),
+                queries=queries,
             )
         case "codes-reply":
             body = checked_fields(document, {"batch": str, "attempt": int, "codes": list})
@@ -207,11 +221,18 @@ def _part(document: dict[str, Any]) -> Part:
             body = checked_fields(document, {"ledger": str, "receipts": list})
             if not all(isinstance(receipt, str) for receipt in body["receipts"]):
                 raise InvalidInput("receipts", limit="a list of strings")
-            return Receipts(ledger=body["ledger"], receipts=tuple(body["receipts"]))
+            return Receipts(ledger=_ledger_id(body["ledger"]), receipts=tuple(body["receipts"]))
         case "receipts-reply":
             return ReceiptsReply(**_checked_head(checked_fields(document, _HEAD)))
         case _:
             raise InvalidInput("message kind", limit=", ".join(sorted(_KINDS.values())))
+
+
+def _ledger_id(text: str) -> str:
+    """A server ledger's id goes into the site's own rows, so it is checked here: 1 to 128 letters and digits."""
+    if not 1 <= len(text) <= 128 or not (text.isascii() and text.isalnum()):
+        raise InvalidInput("id of the server's ledger", limit="1 to 128 letters and digits")
+    return text
 
 
 _HEAD: dict[str, type] = {"ledger_row": int, "ledger_head": str}

@@ -356,6 +356,7 @@ class Aggregator:
                 *self._owed_receipts(by_node[node]),
                 CodesRequest(
                     study=self._study.id,
+                    ledger=self._ledger.ledger_id,
                     batch=batch.id,
                     attempt=attempt,
                     deadline_s=max(1, int(deadline_s)),

@@ -24,10 +24,11 @@ from common.events import EventLog, read_events
 from common.ledger.keys import public_hex
 from common.ledger.site import SiteLedger
 from common.ledger.store import Ledger, PoolDeclaration
-from common.messages import Part, Several, decode
+from common.messages import CodesReply, CodesRequest, Offer, Part, Several, decode
 from common.objects import ObjectStore
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import QuerySpec
+from common.sealing import SealContext, unseal
 from server.query import Aggregator, Reply, plan_queries
 from server.workspace import CodecRecord, Site
 
@@ -58,15 +59,18 @@ def make_codec(study: Study, *, noise_std: float = 0.01) -> Codec:
 
 @dataclass
 class StubVoters:
-    """One teacher that sees the same ball in every volume, or fails in a chosen way."""
+    """Teachers that see the same ball in every volume, or fail in a chosen way when they are asked."""
 
     radius: float = 2.0
     failure: Exception | str | None = None
     calls: int = 0
     voters: int = 1
 
-    def predict(self, volume: bytes):
+    def predict(self, volume: bytes) -> list[Callable[[], np.ndarray | None]]:
         self.calls += 1
+        return [self.answer] * self.voters
+
+    def answer(self) -> np.ndarray | None:
         if isinstance(self.failure, Exception):
             raise self.failure
         body = ball((4, 4, 4), self.radius).astype(np.float32)
@@ -75,7 +79,7 @@ class StubVoters:
             probabilities = np.full_like(probabilities, np.nan)
         if self.failure == "huge":
             probabilities = probabilities * 1e30
-        return [probabilities] * self.voters
+        return probabilities
 
 
 @dataclass
@@ -186,11 +190,9 @@ class Federation:
 
     def core(self, queries: Sequence[QuerySpec] | None = None, *, before: int = 0) -> Aggregator:
         """A new core, as after a restart: it knows only what is on disk. By default it asks all that is planned."""
-        record = CodecRecord(sha256=self.codec_hash, dimension=self.codec.dimension)
-        planned = plan_queries(self.study, codec=record, volumes=self.volumes, frame=self.frame)
         return Aggregator(
             study=self.study,
-            queries=planned if queries is None else queries,
+            queries=self.planned() if queries is None else queries,
             before=before,
             sites=lambda: self.sites,
             ledger=self.ledger,
@@ -199,6 +201,34 @@ class Federation:
             sampler=self.sampler,
             retry_pause_s=0.05,
         )
+
+    def planned(self) -> tuple[QuerySpec, ...]:
+        record = CodecRecord(sha256=self.codec_hash, dimension=self.codec.dimension)
+        return plan_queries(self.study, codec=record, volumes=self.volumes, frame=self.frame)
+
+    def offer(self, queries: Sequence[QuerySpec], **changes) -> Offer:
+        """What the server would send to have these accepted."""
+        facts = {"study": self.study.id, "ledger": self.ledger.ledger_id, "batch": "b" * 64, "queries": tuple(queries)}
+        return Offer(**facts | changes)
+
+    def request(self, queries: Sequence[QuerySpec], **changes) -> CodesRequest:
+        """What the server would send for their codes."""
+        facts = {"study": self.study.id, "ledger": self.ledger.ledger_id, "batch": "b" * 64, "attempt": 1}
+        return CodesRequest(**facts | {"deadline_s": 60, "queries": tuple(query.id for query in queries)} | changes)
+
+    def opened(self, reply: bytes, queries: Sequence[QuerySpec], *, site: str = "site-0") -> list[np.ndarray]:
+        """The codes in a reply to :meth:`request`, opened as the core opens them."""
+        message = decode(reply)
+        assert isinstance(message, CodesReply)
+        return [
+            unseal(
+                sealed,
+                private_key=self.sealing_key,
+                context=SealContext(study=self.study.id, query=query.id, site=site, attempt=message.attempt),
+                dimension=query.mechanism.dimension,
+            )
+            for query, (_, sealed) in zip(queries, message.codes, strict=False)
+        ]
 
     def events(self, kind: str) -> list[dict]:
         return [event for event in read_events(self.events_file) if event["event"] == kind]

@@ -11,6 +11,7 @@ off together with its heads leaves a shorter valid file: only someone outside wh
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -417,6 +418,31 @@ class Chain:
         self._last = row
         return row
 
+    def drop_payloads(self, *, before: int) -> None:
+        """Delete the payloads of rows before row ``before``, inside the current transaction; the rows stay.
+
+        The one deletion a ledger knows. The trigger against all others is put aside for it, in the same transaction.
+        """
+        if not self._in_transaction:
+            raise RuntimeError("deletion outside a transaction")
+        guard = f"{self.payload_table}_no_delete"
+        self._db.execute(f"DROP TRIGGER {guard}")
+        self._db.execute(f"DELETE FROM {self.payload_table} WHERE seq < ?", (before,))
+        self._db.execute(schema_sql(self.role)[guard])
+
+    def has_payload(self, *, before: int) -> bool:
+        """Whether a payload of a row before row ``before`` is there."""
+        found = self._db.execute(f"SELECT 1 FROM {self.payload_table} WHERE seq < ? LIMIT 1", (before,)).fetchone()
+        return found is not None
+
+    def settle(self) -> None:
+        """Bring the write-ahead log into the file and empty it, so that no copy of what was deleted stays there.
+
+        Where a reader is in the way the next checkpoint does it.
+        """
+        with contextlib.suppress(sqlite3.OperationalError):
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def use_key(self, key: Ed25519PrivateKey) -> None:
         """Sign later heads with ``key`` (after a key row was committed)."""
         self._key, self.public_key = key, public_hex(key)
@@ -536,6 +562,7 @@ def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3
                     "journal mode", value=mode_now, limit="WAL", remedy="put the ledger on a local disk, not a share"
                 )
             connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA trusted_schema = OFF")
     except (sqlite3.DatabaseError, UnicodeError) as error:

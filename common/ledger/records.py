@@ -326,22 +326,33 @@ class NoteRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReservationRecord:
-    """Site: an accepted query, charged at acceptance and never given back."""
+    """Site: an accepted query, charged at acceptance and never given back.
+
+    ``ledger`` is the id of the server's ledger that offered it, ``sealing_key`` the server's public key (hex) that its
+    code is to be sealed to. Both are empty in rows of before they were recorded: those name their study alone.
+    """
 
     study_id: str
     query: QuerySpec
     query_id: str
     pool: str
+    ledger: str
+    sealing_key: str
 
 
 @dataclass(frozen=True, slots=True)
 class CodeRecord:
-    """Site: the code that answers a reserved query is fixed; ``outcome`` says in one word whether it is a real one."""
+    """Site: the code that answers a reserved query is fixed; ``outcome`` says in one word whether it is a real one.
+
+    ``teachers`` is the digest of the :class:`TeachersRecord` it was computed with, empty where that is not known. A
+    second one for the query takes the first one's place after a patient was withdrawn in between.
+    """
 
     query_id: str
     dimension: int
     outcome: str
     code_sha256: str
+    teachers: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +390,38 @@ class TrainingRecord:
     deal: str
     strategy: str
     event: TrainingEvent | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRecord:
+    """Site: a training on record came to its end, and ``served`` is the SHA-256 of the teacher it made."""
+
+    training_id: str
+    voter: int
+    served: str
+
+
+@dataclass(frozen=True, slots=True)
+class TeachersRecord:
+    """Site: what its worker loaded: for every voter the SHA-256 of its teacher and the training that made it.
+
+    Both are empty for a voter without a teacher; the training is empty where none on record made these bytes.
+    """
+
+    voters: tuple[tuple[str, str], ...]
+
+    @property
+    def digest(self) -> str:
+        """What a code's row names these teachers by."""
+        return digest("teachers", [list(voter) for voter in self.voters])
+
+
+@dataclass(frozen=True, slots=True)
+class SealingKeyRecord:
+    """Site: by the server's notice, what was accepted for the key ``replaces`` may be sealed to ``sealing_key``."""
+
+    sealing_key: str
+    replaces: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,6 +491,9 @@ Record = (
     | DecisionRecord
     | PatientRecord
     | TrainingRecord
+    | TrainedRecord
+    | TeachersRecord
+    | SealingKeyRecord
     | IdentityRecord
     | ReceiptRecord
     | AlarmRecord
@@ -648,23 +694,29 @@ def _note(body: dict[str, Any]) -> NoteRecord:
 
 
 def _reservation(body: dict[str, Any]) -> ReservationRecord:
-    fields = checked_fields(body, {"pool": str, "query": dict, "query_id": str, "study": str})
+    known_for = {"ledger": "", "sealing_key": ""}  # a row of before these were recorded has neither
+    kinds: dict[str, type] = {"pool": str, "query": dict, "query_id": str, "study": str}
+    fields = checked_fields(known_for | body, kinds | dict.fromkeys(known_for, str))
     query = QuerySpec.from_json(fields["query"])
     return ReservationRecord(
         study_id=check_hash(fields["study"]),
         query=query,
         query_id=_query_id(query, fields),
         pool=check_name(fields["pool"], what="pool name"),
+        ledger=fields["ledger"] and check_name(fields["ledger"], what="ledger id"),
+        sealing_key=fields["sealing_key"] and check_hash(fields["sealing_key"]),
     )
 
 
 def _code(body: dict[str, Any]) -> CodeRecord:
-    fields = checked_fields(body, {"code_sha256": str, "dimension": int, "outcome": str, "query_id": str})
+    kinds = {"code_sha256": str, "dimension": int, "outcome": str, "query_id": str, "teachers": str}
+    fields = checked_fields({"teachers": ""} | body, kinds)
     return CodeRecord(
         query_id=check_hash(fields["query_id"]),
         dimension=_whole(fields["dimension"]),
         outcome=check_name(fields["outcome"], what="outcome"),
         code_sha256=check_hash(fields["code_sha256"]),
+        teachers=fields["teachers"] and check_hash(fields["teachers"]),
     )
 
 
@@ -696,6 +748,28 @@ def _training(body: dict[str, Any]) -> TrainingRecord:
         strategy=check_name(fields["strategy"], what="training strategy"),
         event=TrainingEvent.from_json(fields["events"][0]) if fields["events"] else None,
     )
+
+
+def _trained(body: dict[str, Any]) -> TrainedRecord:
+    fields = checked_fields(body, {"served": str, "training": str, "voter": int})
+    if fields["voter"] < 0:
+        raise InvalidInput("voter of a training", value=fields["voter"], limit="a number from 0")
+    return TrainedRecord(check_hash(fields["training"]), fields["voter"], check_hash(fields["served"]))
+
+
+def _teachers(body: dict[str, Any]) -> TeachersRecord:
+    voters = checked_fields(body, {"voters": list})["voters"]
+    for voter in voters:
+        if not isinstance(voter, list) or len(voter) != 2 or not all(isinstance(value, str) for value in voter):
+            raise InvalidInput("voter's teacher", limit="its hash and its training's, each may be empty")
+        for value in filter(None, voter):
+            check_hash(value)
+    return TeachersRecord(tuple((served, training) for served, training in voters))
+
+
+def _sealing_key(body: dict[str, Any]) -> SealingKeyRecord:
+    fields = checked_fields(body, {"replaces": str, "sealing_key": str})
+    return SealingKeyRecord(check_hash(fields["sealing_key"]), check_hash(fields["replaces"]))
 
 
 def _identity(body: dict[str, Any]) -> IdentityRecord:
@@ -775,6 +849,9 @@ _READERS: dict[str, dict[str, Callable[[dict[str, Any]], Record]]] = {
         "decision": _decision,
         "patient": _patient,
         "training": _training,
+        "trained": _trained,
+        "teachers": _teachers,
+        "sealing-key": _sealing_key,
         "identity": _identity,
         "refusal": _refusal,
         "receipt": _receipt,

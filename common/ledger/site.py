@@ -5,8 +5,9 @@ moment the site accepts it, and stays charged whether or not a release follows. 
 the stored one answers every retry. Refuses acceptance past the pool's lifetime cap, the study's budget or the day's
 cap, for a study that was not consented to, is paused or withdrawn, and after a receipt that contradicts the record.
 
-The file holds codes, which are sensitive: it and its signing key are readable by their owner only. It holds no
-patient's name, image or label. Threads must take turns by a lock of the caller's.
+The file holds codes, which are sensitive: it and its signing key are readable by their owner only. When a patient is
+withdrawn every code stored before is deleted: asked for again it is computed anew, without that patient's voter. It
+holds no patient's name, image or label. Threads must take turns by a lock of the caller's.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from common.ledger.records import (
     PoolRecord,
     Spend,
     StudyTerms,
+    TeachersRecord,
     check_name,
     parse_body,
 )
@@ -106,6 +108,7 @@ class SiteLedger(OpenLedger[SiteBooks]):
             if not restored and (problem := ledger.forgotten()) is not None:
                 raise LedgerCorrupt(f"{problem}; to fix: `consilium site recover --own-ledger`")
             ledger._declare(pool, site or pool, caps)
+            ledger._drop_withdrawn_codes()
         except BaseException:
             ledger.close()
             raise
@@ -142,11 +145,21 @@ class SiteLedger(OpenLedger[SiteBooks]):
         """Put on record that the patient in ``slot`` left; ``weights`` (SHA-256) are those of the voter's teacher.
 
         ``subject`` is a keyed hash of the case's name: the ledger never holds the name. The same subject again adds no
-        row. Releases already made stay made and charged: nothing can recall them.
+        row. Every code stored before is deleted with it: it may hold the patient's vote. Releases already made stay
+        made and charged: nothing can recall them.
         """
         with self._writing():
             if subject not in self._books.patients:
                 self._append("patient", {"slot": slot, "subject": subject, "voter": voter, "weights": weights or ""})
+                self._chain.drop_payloads(before=self._books.last_withdrawal)
+        self._chain.settle()
+
+    def _drop_withdrawn_codes(self) -> None:
+        """Delete what a version that did not delete with the withdrawal left; no such code is given out anyway."""
+        if self._chain.has_payload(before=self._books.last_withdrawal):
+            with self._writing():
+                self._chain.drop_payloads(before=self._books.last_withdrawal)
+            self._chain.settle()
 
     def record_training(
         self, training_id: str, *, voter: int, deal: str, strategy: str, event: TrainingEvent | None
@@ -163,6 +176,46 @@ class SiteLedger(OpenLedger[SiteBooks]):
             self._append("training", {**body, "training": training_id, "voter": voter})
         return True
 
+    def record_trained(self, training_id: str, served: str) -> None:
+        """Put on record that a training came to its end and made the teacher of this hash; known already: no row.
+
+        InvalidInput for a training that was never recorded: what nobody put on record has no event to count.
+        """
+        check_hash(served)
+        with self._writing():
+            if training_id not in self._books.trainings:
+                raise InvalidInput("training", value=training_id[:12], limit="one on record since it began")
+            if (training_id, served) not in self._books.trained:
+                _, training = self._books.trainings[training_id]
+                self._append("trained", {"served": served, "training": training_id, "voter": training.voter})
+
+    def state_teachers(self, served: Sequence[str]) -> str:
+        """Put on record what a worker loaded: each voter's hash, empty for none; the digest that codes name it by.
+
+        The training behind each is looked up here, by content. What the newest such row says already adds no row.
+        """
+        with self._writing():
+            books = self._books
+            voters = [[hash_, books.training_of(voter, hash_) if hash_ else ""] for voter, hash_ in enumerate(served)]
+            record = TeachersRecord(tuple((hash_, training) for hash_, training in voters))
+            if record != books.newest_teachers:
+                self._append("teachers", {"voters": voters})
+        return record.digest
+
+    def teachers(self) -> TeachersRecord | None:
+        """What the newest worker loaded, None before the first."""
+        self._catch_up()
+        return self._books.newest_teachers
+
+    def take_sealing_key(self, sealing_key: str, *, replaces: str) -> None:
+        """Put on record that codes of what was accepted for the key ``replaces`` may be sealed to this one from now on.
+
+        The caller has checked the server's signature. Known already: no row.
+        """
+        with self._writing():
+            if sealing_key not in self._books.sealing_keys.get(replaces, ()):
+                self._append("sealing-key", {"replaces": replaces, "sealing_key": sealing_key})
+
     def state_identity(self, identity: PatientIdentity) -> None:
         """Put on record what counts as one patient from now on; what holds already adds no row."""
         with self._writing():
@@ -176,10 +229,9 @@ class SiteLedger(OpenLedger[SiteBooks]):
         return training_id in self._books.trainings
 
     def trainings(self) -> Trainings:
-        """Every training on record and whether all that was accepted was answered after one of each voter."""
+        """Every training on record, whether a code was computed with its teacher, and whether that is known of all."""
         self._catch_up()
-        rows = self._books.trainings.values()
-        first = min((reservation.seq for reservation in self._books.reservations.values()), default=None)
+        served = self._books.served_trainings
         return Trainings(
             tuple(
                 Training(
@@ -187,11 +239,17 @@ class SiteLedger(OpenLedger[SiteBooks]):
                     deal=record.deal,
                     strategy=record.strategy,
                     event=record.event,
-                    before_releases=first is None or seq < first,
+                    served=training_id in served,
                 )
-                for seq, record in rows
-            )
+                for training_id, (_, record) in self._books.trainings.items()
+            ),
+            every_code_traced=bool(self._books.computed_with) and "" not in served,
         )
+
+    def withdrawn_weights(self) -> frozenset[tuple[int, str]]:
+        """(voter, SHA-256 of its weights) of every teacher that a withdrawn patient was in: they never vote again."""
+        self._catch_up()
+        return frozenset((record.voter, record.weights) for _, record in self._books.patients.values())
 
     def withdrawn_voters(self, *, after: int = 0) -> frozenset[int]:
         """The voters who lost a patient in a row past ``after``: models loaded before must not vote any more."""
@@ -227,21 +285,25 @@ class SiteLedger(OpenLedger[SiteBooks]):
 
     # --- accepting and answering
 
-    def reserve(self, study_id: str, queries: Sequence[QuerySpec]) -> None:
+    def reserve(self, study_id: str, queries: Sequence[QuerySpec], *, ledger: str = "", sealing_key: str = "") -> None:
         """Accept a batch as a whole: charge every query of it that was not accepted before, or none.
 
-        Refused with a word fit to leave the site, after a refusal row: ``unknown-study``, ``paused`` (a veto, or an
-        alarm, or a query that a receipt shows as released), ``wrong-mechanism`` (other voters than the study says),
-        ``budget``, ``daily-cap``. What was accepted stays accepted, and costs nothing when it is offered again; but
-        a released query is never asked for by a server that still has its ledger. After :meth:`recover` it is accepted
-        and charged as a new one, since its answer will be drawn anew.
+        ``ledger`` is the server ledger's id in the offer, ``sealing_key`` the server's key (hex) that the codes are to
+        be sealed to: both go on record, and the codes to nobody else. Empty, they are not compared.
+
+        Refused with a word fit to leave the site, after a refusal row: ``unknown-study`` (also for a query that was
+        accepted for another study or server), ``paused`` (a veto, or an alarm, or a query that a receipt shows as
+        released), ``wrong-mechanism`` (other voters than the study says), ``budget``, ``daily-cap``. What was
+        accepted stays accepted, and costs nothing when it is offered again; but a released query is never asked for by
+        a server that still has its ledger. After :meth:`recover` it is accepted and charged as a new one, since its
+        answer will be drawn anew.
         """
         with self._writing():
-            refusal = self._reserve(study_id, queries)
+            refusal = self._reserve(study_id, queries, ledger=ledger, sealing_key=sealing_key)
         if refusal is not None:  # raised outside: the refusal row is committed
             raise refusal
 
-    def _reserve(self, study_id: str, queries: Sequence[QuerySpec]) -> Refused | None:
+    def _reserve(self, study_id: str, queries: Sequence[QuerySpec], *, ledger: str, sealing_key: str) -> Refused | None:
         books = self._books
         study = books.studies.get(study_id)
         if study is None:
@@ -254,9 +316,10 @@ class SiteLedger(OpenLedger[SiteBooks]):
         again = {q.id: q for q in queries if books.is_settled(q.id)}
         if again:
             return self._refuse(study_id, again, "released-before", word="paused")
+        asker = {"study_id": study_id, "ledger": ledger, "sealing_key": sealing_key}
         known = [books.reservations[query.id] for query in queries if query.id in books.reservations]
-        if any(reservation.study_id != study_id for reservation in known):
-            return Refused("unknown-study", "a query of the batch was accepted for another study")
+        if not all(books.is_for(reservation, **asker) for reservation in known):
+            return Refused("unknown-study", "a query of the batch was accepted for another study or server")
         mechanisms = [
             query.mechanism
             for query_id, query in new.items()
@@ -272,9 +335,11 @@ class SiteLedger(OpenLedger[SiteBooks]):
             return self._refuse(study_id, new, "daily-cap", word="daily-cap")
         for query_id, query in new.items():
             body: dict[str, object] = {
+                "ledger": ledger,
                 "pool": self.pool,
                 "query": query.to_json(),
                 "query_id": query_id,
+                "sealing_key": sealing_key,
                 "study": study_id,
             }
             self._append("reservation", body)
@@ -314,12 +379,43 @@ class SiteLedger(OpenLedger[SiteBooks]):
         reservation = self._books.reservations.get(query_id)
         return None if reservation is None else reservation.query
 
-    def store_code(self, query_id: str, code: NDArray[np.int64], *, outcome: str = "stored") -> None:
+    def accepted(self, query_id: str, *, study_id: str, ledger: str, sealing_key: str) -> QuerySpec:
+        """The query accepted under this id, for whoever asks for its code now: a study, and the server by its ledger's
+        id and its sealing key.
+
+        Refused (``not-accepted``) unless it was accepted for just these, or for a sealing key that the server has
+        announced this one in the place of; and (``released-before``) if receipts show every release that was paid for.
+        An acceptance of before ledger and key were recorded is held to its study alone.
+        """
+        check_hash(query_id)
+        self._catch_up()
+        reservation = self._books.reservations.get(query_id)
+        if reservation is None or not self._books.is_for(
+            reservation, study_id=study_id, ledger=ledger, sealing_key=sealing_key
+        ):
+            raise Refused("not-accepted", f"query {query_id[:12]} was never accepted here for who asks")
+        if not self._books.awaits_release(query_id):
+            raise Refused("released-before", f"query {query_id[:12]} was released, as its receipt shows")
+        return reservation.query
+
+    def store_code(
+        self,
+        query_id: str,
+        code: NDArray[np.int64],
+        *,
+        outcome: str = "stored",
+        teachers: str = "",
+        computed_at: int | None = None,
+    ) -> bool:
         """Fix the code that answers an accepted query, before it leaves. # the code is sensitive until noised
 
-        The same code again adds nothing; another one for the same query is refused, and so is a code that is not
-        int64[l] within the norm m·R, or of a query never accepted. ``outcome`` is the site's own word for how it came
-        about (a zero code's reason, say); it never leaves the site.
+        The same code again adds nothing; another one for the same query is refused unless a patient was withdrawn
+        since, and so is a code that is not int64[l] within the norm m·R, or of a query never accepted. ``outcome`` is
+        the site's own word for how it came about (a zero code's reason, say); it never leaves the site. ``teachers`` is
+        what :meth:`state_teachers` gave; empty: nobody can say which they were.
+
+        ``computed_at`` is the row count when its computation began. False, with nothing kept, if a patient was
+        withdrawn after it: the code may hold that patient's vote.
         """
         check_hash(query_id)
         check_name(outcome, what="outcome")
@@ -332,25 +428,29 @@ class SiteLedger(OpenLedger[SiteBooks]):
                 raise InvalidInput("code", value=type(code).__name__, limit=f"int64[{mechanism.dimension}]")
             if not within(code, bound_int=mechanism.site_radius_int):
                 raise InvalidInput("norm of a code", limit=f"{mechanism.site_radius_int} grid steps, m·R")
+            if computed_at is not None and self._books.last_withdrawal > computed_at:
+                return False
             data = code.astype("<i8").tobytes()
-            stored = self._books.codes.get(query_id)
-            if stored is not None:
-                if stored[1].code_sha256 != sha256_bytes(data):
+            if self._books.code_stands(query_id):
+                if self._books.codes[query_id][1].code_sha256 != sha256_bytes(data):
                     raise InvalidInput(f"code of query {query_id[:12]}", limit="the one already stored")
-                return
+                return True
             body: dict[str, object] = {
                 "code_sha256": sha256_bytes(data),
                 "dimension": mechanism.dimension,
                 "outcome": outcome,
                 "query_id": query_id,
+                "teachers": teachers,
             }
             self._append("code", body, payload=(query_id, data))
+        return True
 
     def code(self, query_id: str) -> NDArray[np.int64] | None:
-        """The stored code (read-only int64[l]) of a query, or None. # sensitive until noised"""
+        """The stored code (read-only int64[l]) of a query; None if there is none of after the last withdrawal of a
+        patient. # sensitive until noised"""
         check_hash(query_id)
         self._catch_up()
-        if query_id not in self._books.codes:
+        if not self._books.code_stands(query_id):
             return None
         seq, record = self._books.codes[query_id]
         found = self._chain.payload(query_id)
@@ -565,7 +665,7 @@ class SiteLedger(OpenLedger[SiteBooks]):
             "queries_accepted": len(books.reservations),
             "queries_today": books.per_day.get(today, 0),
             "queries_per_day": books.declared.queries_per_day or 0,
-            "codes_stored": len(books.codes),
+            "codes_stored": sum(books.code_stands(query_id) for query_id in books.codes),
             "receipted": len(books.receipted),
             "released_again": books.released_again,
             "patients_withdrawn": len(books.patients),
@@ -576,9 +676,7 @@ class SiteLedger(OpenLedger[SiteBooks]):
             "restored": len(books.restored_at),
             "trainings": {
                 **self.trainings().to_json(delta=declared.budget.delta),
-                "covers_every_release": self.trainings().covers_every_release(
-                    voters=max((terms.voters_per_site for terms in books.studies.values()), default=1)
-                ),
+                "covers_every_release": self.trainings().covers_every_release,
             },
             "refusals": len(books.refusals),
             "studies": [

@@ -31,10 +31,13 @@ from common.ledger.records import (
     RefusalRecord,
     ReservationRecord,
     RestoredRecord,
+    SealingKeyRecord,
     Spend,
     StudyRecord,
     StudyTerms,
     SupersededRecord,
+    TeachersRecord,
+    TrainedRecord,
     TrainingRecord,
     charge_of,
     parse_record,
@@ -46,12 +49,17 @@ from common.privacy.mechanism import Mechanism, QuerySpec
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """An accepted query: charged on ``day`` (UTC date) in row ``seq``."""
+    """An accepted query: charged on ``day`` (UTC date) in row ``seq``, for the server of this ledger and sealing key.
+
+    ``ledger`` and ``sealing_key`` are empty where the row does not say.
+    """
 
     query: QuerySpec
     study_id: str
     day: str
     seq: int
+    ledger: str
+    sealing_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,13 @@ class SiteBooks:
         self.heads: dict[tuple[str, int], str] = {}
         self.alarms: dict[str, AlarmRecord] = {}
         self.patients: dict[str, tuple[int, PatientRecord]] = {}
+        self.last_withdrawal = 0
         self.trainings: dict[str, tuple[int, TrainingRecord]] = {}
+        self.trained: dict[tuple[str, str], int] = {}
+        self.teachers: dict[str, TeachersRecord] = {}
+        self.newest_teachers: TeachersRecord | None = None
+        self.computed_with: set[str] = set()
+        self.sealing_keys: dict[str, set[str]] = {}
         self.identities: list[tuple[int, IdentityRecord]] = []
         self.lost: dict[str, Spend] = {}
         self.pending: set[str] = set()
@@ -117,6 +131,46 @@ class SiteBooks:
         """Whether every acceptance of a query has its receipted release, and none may follow without a recovery."""
         released = self._released.get(query_id, 0)
         return 0 < released >= self._paid[query_id] and query_id not in self.reopened
+
+    def awaits_release(self, query_id: str) -> bool:
+        """Whether an acceptance of a query was paid for whose release no receipt has shown yet."""
+        return self._released.get(query_id, 0) < self._paid.get(query_id, 0)
+
+    def is_for(self, reservation: Reservation, *, study_id: str, ledger: str, sealing_key: str) -> bool:
+        """Whether an acceptance was for this study and this server: its ledger, and its sealing key or one that it
+        announced in the place of that one. What a row does not say, or the caller (empty), is not compared; in the
+        place of a row's ledger stands the one that the study's receipts came from."""
+        offered_by = reservation.ledger or self.lines.get(reservation.study_id, "")
+        keys, following = {reservation.sealing_key}, {reservation.sealing_key}
+        while following:
+            following = {new for old in following for new in self.sealing_keys.get(old, ())} - keys
+            keys |= following
+        return (
+            reservation.study_id == study_id
+            and (not offered_by or not ledger or offered_by == ledger)
+            and (not reservation.sealing_key or not sealing_key or sealing_key in keys)
+        )
+
+    def code_stands(self, query_id: str) -> bool:
+        """Whether a query has a code that was fixed after the last withdrawal of a patient."""
+        return query_id in self.codes and self.codes[query_id][0] > self.last_withdrawal
+
+    def training_of(self, voter: int, served: str) -> str:
+        """The training on record that made a voter's teacher, one without a guarantee first; empty if none did."""
+        made_it = [
+            training
+            for training, hash_ in self.trained
+            if hash_ == served and self.trainings[training][1].voter == voter
+        ]
+        return min(made_it, key=lambda training: self.trainings[training][1].event is not None, default="")
+
+    @property
+    def served_trainings(self) -> frozenset[str]:
+        """The trainings on record whose teachers computed a code; empty text among them for a teacher of none of them,
+        for a code that does not say, and for rows that were lost with an older copy."""
+        known = (self.teachers[digest].voters for digest in self.computed_with if digest)
+        served = {training for voters in known for made, training in voters if made}
+        return frozenset(served | ({""} if self.restored_at or "" in self.computed_with else set()))
 
     @property
     def limit(self) -> Fraction:
@@ -175,18 +229,38 @@ class SiteBooks:
             case ReservationRecord():
                 self._reserve(row, record)
             case CodeRecord():
-                _once(record.query_id, self.codes, "code of query")
+                if self.code_stands(record.query_id):
+                    raise InvalidInput(f"code of query {record.query_id}", limit="one, until a patient is withdrawn")
                 if record.dimension != self.reservations[record.query_id].query.mechanism.dimension:
                     raise InvalidInput("dimension of a code", value=record.dimension, limit="the query's")
+                if record.teachers:
+                    _ = self.teachers[record.teachers]
                 self.codes[record.query_id] = (row.seq, record)
+                self.computed_with.add(record.teachers)
             case DecisionRecord():
                 self._decide(record)
             case PatientRecord():
                 _once(record.subject, self.patients, "withdrawn patient")
                 self.patients[record.subject] = (row.seq, record)
+                self.last_withdrawal = row.seq
             case TrainingRecord():
                 _once(record.training_id, self.trainings, "training")
                 self.trainings[record.training_id] = (row.seq, record)
+            case TrainedRecord():
+                if self.trainings[record.training_id][1].voter != record.voter:
+                    raise InvalidInput("voter of a finished training", value=record.voter, limit="the training's")
+                if (record.training_id, record.served) in self.trained:
+                    raise InvalidInput(f"teacher of training {record.training_id}", limit="one row in the whole ledger")
+                self.trained[record.training_id, record.served] = row.seq
+            case TeachersRecord(voters=voters):
+                for voter, (served, training) in enumerate(voters):
+                    if training:
+                        _ = self.trained[training, served]
+                    if training and self.trainings[training][1].voter != voter:
+                        raise InvalidInput("voter of a teacher", value=voter, limit="the one it was trained as")
+                self.teachers[record.digest] = self.newest_teachers = record
+            case SealingKeyRecord():
+                self.sealing_keys.setdefault(record.replaces, set()).add(record.sealing_key)
             case IdentityRecord():
                 self.identities.append((row.seq, record))
             case ReceiptRecord(receipt=text):
@@ -281,7 +355,7 @@ class SiteBooks:
         for release in receipt.releases:
             if release.body["query_id"] not in self.reservations:
                 query = parse_release(release.body).query
-                self._regain(row, query, self.studies[receipt.study_id])
+                self._regain(row, query, self.studies[receipt.study_id], ledger=receipt.ledger_id)
         position = Position(receipt.head.seq, receipt.head.hash)
         self.known[receipt.ledger_id] = Known(position, receipt.after)
         self.lines[receipt.study_id] = receipt.ledger_id
@@ -302,7 +376,7 @@ class SiteBooks:
             raise InvalidInput("pool of a reservation", value=record.pool, limit=self.declared.declaration.pool)
         study, mechanism = self.studies[record.study_id], record.query.mechanism
         if self.is_prepaid(record.query_id, mechanism, study_id=study.id):
-            self._regain(row, record.query, study)
+            self._regain(row, record.query, study, ledger=record.ledger, sealing_key=record.sealing_key)
             return
         if (short := self.shortfall([mechanism], study_id=study.id)) is not None:
             raise InvalidInput(f"the reservation passes a limit ({short.reason})")
@@ -313,7 +387,9 @@ class SiteBooks:
             raise InvalidInput("the reservation passes the daily cap", value=self.declared.queries_per_day)
         self._charge(record.query_id, mechanism, study)
         self.per_day[day] = self.per_day.get(day, 0) + 1
-        self.reservations[record.query_id] = Reservation(record.query, study.id, day, row.seq)
+        self.reservations[record.query_id] = Reservation(
+            record.query, study.id, day, row.seq, record.ledger, record.sealing_key
+        )
 
     def _restore(self, row: Row, record: RestoredRecord) -> None:
         """What an older copy forgot is spent. Studies wait for a person, since a veto may be among what is lost."""
@@ -337,7 +413,7 @@ class SiteBooks:
         own = self._costs(mechanism, self.studies[study_id])[1]
         return query_id in self.pending and own <= self.lost.get(study_id, NOTHING).mu_squared
 
-    def _regain(self, row: Row, query: QuerySpec, study: StudyTerms) -> None:
+    def _regain(self, row: Row, query: QuerySpec, study: StudyTerms, *, ledger: str, sealing_key: str = "") -> None:
         """An acceptance whose row was lost, known by a receipt or offered again: it has been charged with the loss."""
         mechanism = query.mechanism
         self.pending.discard(query.id)
@@ -347,7 +423,7 @@ class SiteBooks:
         self._spent += uncounted
         self._study_spent[study.id] = self.spent_in(study.id) + uncounted
         self._paid[query.id] = 1
-        self.reservations[query.id] = Reservation(query, study.id, row.time_utc[:10], row.seq)
+        self.reservations[query.id] = Reservation(query, study.id, row.time_utc[:10], row.seq, ledger, sealing_key)
 
     def _owe(self, receipt: Receipt) -> None:
         """Add what a receipt off the line charged for this site's queries to what a recovered ledger must hold."""

@@ -22,49 +22,59 @@ from common.privacy.training import Neighbours, TrainingEvent, TrainingGuarantee
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One training on a site's record; ``before_releases``: it began before the site accepted its first query."""
+    """One training on a site's record; ``served``: a code on record was computed with a teacher it made."""
 
     voter: int
     deal: str
     strategy: str
     event: TrainingEvent | None
-    before_releases: bool
+    served: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Trainings:
-    """All trainings of a site. A patient belongs to one voter of a deal, so voters of one deal do not add up."""
+    """All trainings of a site. A patient belongs to one voter of a deal, so voters of one deal do not add up.
+
+    ``every_code_traced``: there are codes on record, and each names the training of every teacher that computed it.
+    """
 
     all: tuple[Training, ...]
+    every_code_traced: bool = False
+
+    @property
+    def private(self) -> tuple[Training, ...]:
+        """Those that were charged: begun or finished, served or not, all count."""
+        return tuple(training for training in self.all if training.event is not None)
 
     def guarantee(self, *, delta: float, neighbours: Neighbours) -> TrainingGuarantee | None:
-        """The patient-level ε of every training composed, for the worst voter; None if any gives no guarantee.
+        """The patient-level ε of every private training composed, for the worst voter; None if there is none, or if a
+        teacher of a training without a guarantee was served. One that never was says nothing to anybody.
 
         With patients dealt more than once nobody can say which voters a patient met: then everything is composed.
         """
-        if not self.all or any(training.event is None for training in self.all):
+        if not self.private or any(training.served and training.event is None for training in self.all):
             return None
         groups: dict[int, list[TrainingEvent]] = {}
-        one_deal = len({training.deal for training in self.all}) == 1
-        for training in self.all:
+        one_deal = len({training.deal for training in self.private}) == 1
+        for training in self.private:
             assert training.event is not None
             groups.setdefault(training.voter if one_deal else 0, []).append(training.event)
         composed = {tuple(events) for events in groups.values()}
         worst = max(epsilon_of_all(events, delta=delta, neighbours=neighbours) for events in composed)
         return TrainingGuarantee(worst, delta, neighbours)
 
-    def covers_every_release(self, *, voters: int) -> bool:
-        """Whether no release can have used a teacher without a guarantee: each voter was trained privately before the
-        first acceptance, and never without afterwards."""
-        private = all(training.event is not None for training in self.all)
-        early = {training.voter for training in self.all if training.before_releases}
-        return private and early >= set(range(voters))
+    @property
+    def covers_every_release(self) -> bool:
+        """Whether no release used a teacher without a guarantee: every code was computed with teachers whose bytes are
+        known to come from finished private trainings, whatever else was trained and never served."""
+        served = [training for training in self.all if training.served]
+        return self.every_code_traced and bool(self.private) and all(one.event is not None for one in served)
 
     def to_json(self, *, delta: float) -> dict[str, object]:
         """Counts, strategies and the patient-level ε under both relations, or null where there is none."""
         return {
-            "count": len(self.all),
-            "strategies": sorted({training.strategy for training in self.all}),
+            "count": len(self.private),
+            "strategies": sorted({one.strategy for one in self.all if one.served or one.event is not None}),
             "guarantees": [
                 None if found is None else found.to_json()
                 for neighbours in Neighbours

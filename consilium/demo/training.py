@@ -14,7 +14,7 @@ from client.cases import record_cases, site_dataset
 from client.policy import load_site
 from client.setup import public_start
 from client.training.lock import writing
-from client.training.private.charge import record_trainings
+from client.training.private.charge import record_trained, record_trainings
 from client.training.private.settings import PrivateSettings
 from client.training.side_by_side import side_by_side
 from client.training.site import Crash, SiteReport, VoterTask, plan_site, site_report
@@ -49,8 +49,8 @@ def train_all(
 ) -> dict[str, SiteReport]:
     """Train (or resume) the teachers of every site directory; returns each site's training report.
 
-    ``seed`` deals and trains where Consilium made the data itself; patients of other data are dealt at random. With
-    ``private`` each training is charged in its site's own ledger first.
+    ``seed`` deals and trains where Consilium made the data itself; patients of other data are dealt at random. Each
+    training is put on its site's own record first, with ``private`` charged, and at its end what it made.
     """
     with ExitStack() as locks:
         for directory in sites.values():
@@ -64,11 +64,13 @@ def _train_all(
     datasets: dict[str, Dataset] = {}
     owners: list[str] = []
     tasks: list[VoterTask] = []
+    planned_at: dict[str, tuple[VoterTask, ...]] = {}
     for number, (name, directory) in enumerate(sites.items()):
         with _naming(name):
             datasets[name], planned = _plan(directory, seed=seed + number, private=private)
             record_trainings(directory, planned, again=False)
         tasks += planned
+        planned_at[name] = planned
         owners += [name] * len(planned)
     outcomes = side_by_side(processes)(tasks, _Steps(tasks, on_steps))
     reports = {}
@@ -79,6 +81,7 @@ def _train_all(
             raise DaemonFailed(f"site {name}: teacher {crash.voter}: {crash.reason}; run the same command to go on")
         with _naming(name):
             reports[name] = site_report(own)
+            record_trained(sites[name], planned_at[name], reports[name])
             record_cases(sites[name] / "teachers", datasets[name], reports[name].problems)
     return reports
 

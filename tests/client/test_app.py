@@ -74,7 +74,9 @@ def test_a_worker_that_is_away_costs_its_deadline_and_no_more(tmp_path: Path, mo
 
 
 def test_codes_are_given_the_time_the_request_allows() -> None:
-    request = CodesRequest(study="a" * 64, batch="b" * 64, attempt=1, queries=("c" * 64,), deadline_s=123)
+    request = CodesRequest(
+        study="a" * 64, ledger="f" * 32, batch="b" * 64, attempt=1, queries=("c" * 64,), deadline_s=123
+    )
     assert app._timeout_s(encode(request)) == 133.0
     assert app._timeout_s(b"nonsense") == app.OFFER_TIMEOUT_S
 

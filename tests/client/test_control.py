@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -15,12 +16,11 @@ from client.cli import site_app
 from client.control import retired_voters
 from client.policy import AllowLists, ServerFacts, load_site
 from client.training.slots import load_or_deal, load_slots
-from client.worker import _VolumeVoters
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, Refused
 from common.ledger.keys import public_hex
 from common.ledger.verify import verify
 from common.messages import CodesRequest, encode
-from tests.federation import Federation, part
+from tests.federation import Federation, make_study, part
 
 RUN = CliRunner()
 
@@ -227,19 +227,18 @@ def test_slots_of_the_first_schema_are_read_and_can_lose_a_patient(fed, hospital
     assert slots.place("p1").slot == 1
 
 
-def test_a_loaded_teacher_falls_silent_when_its_patient_is_withdrawn(fed, monkeypatch) -> None:
-    class Loaded:
-        def predict(self, _image):
-            return ["first", "second"]
-
-    monkeypatch.setattr("common.data.volume.volume_from_bytes", lambda *_: type("V", (), {"image": None}))
-    ledger = fed.site_ledgers["site-0"]
-    start = ledger.row_count
-    voters = _VolumeVoters(Loaded(), fed.study.data, silent=lambda: ledger.withdrawn_voters(after=start))
-    assert list(voters.predict(b"")) == ["first", "second"]
+def test_a_loaded_teacher_falls_silent_when_its_patient_is_withdrawn(tmp_path) -> None:
+    fed = Federation(tmp_path, study=make_study(voters_per_site=2))
+    fed.voters["site-0"].voters = 2
+    ledger, worker = fed.site_ledgers["site-0"], fed.workers[100]
+    query = fed.planned()[0]
+    before, _ = worker._answer(query)
     ledger.withdraw_patient(slot=3, voter=1, subject="a" * 64, weights="b" * 64)
-    assert list(voters.predict(b"")) == ["first", None]
-    assert ledger.withdrawn_voters(after=ledger.row_count) == frozenset()
+    after, word = worker._answer(query)
+    fed.close()
+    assert before.any()
+    assert np.array_equal(2 * after, before), "the other voter's vote alone"
+    assert word == "zero-votes-1"
 
 
 # --- heads
@@ -292,6 +291,8 @@ def test_a_receipt_nobody_signed_is_no_evidence_of_a_fork(fed, tmp_path) -> None
 
 
 def test_codes_of_a_study_never_consented_to_do_not_leave(fed) -> None:
-    request = CodesRequest(study="e" * 64, batch="b" * 64, attempt=1, deadline_s=1, queries=("a" * 64,))
+    request = CodesRequest(
+        study="e" * 64, ledger="f" * 32, batch="b" * 64, attempt=1, deadline_s=1, queries=("a" * 64,)
+    )
     with pytest.raises(Refused):
         fed.workers[100].handle(encode(request))

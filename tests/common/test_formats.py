@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from client.policy import load_site
-from client.teacher import Teachers
+from client.teacher import load_teacher
 from common.canonical import canonical_bytes, check_schema
 from common.codecs.base import load_codec, pack
 from common.config import parse_study
@@ -53,7 +53,7 @@ def _site(folder: Path, schema: int) -> None:
 def _teacher(folder: Path, schema: int) -> None:
     (folder / "voter-000").mkdir()
     (folder / "voter-000" / "train.json").write_text(json.dumps({"schema": schema}))
-    Teachers.load(folder)
+    load_teacher(folder / "voter-000")
 
 
 def _users(folder: Path, schema: int) -> None:

@@ -7,6 +7,9 @@ from client.app import OFFER_TIMEOUT_S, _timeout_s
 from common.canonical import canonical_bytes
 from common.errors import InvalidInput
 from common.messages import (
+    MAX_ATTEMPT,
+    MAX_DEADLINE_S,
+    MESSAGE_SCHEMA,
     NO_HEAD,
     CodesReply,
     CodesRequest,
@@ -21,7 +24,7 @@ from common.messages import (
 from tests.common.ledger.ledger_world import make_mechanism, make_query
 
 A, B = "a" * 64, "b" * 64
-ASKED = CodesRequest(study=A, batch=B, attempt=2, deadline_s=30, queries=(A, B))
+ASKED = CodesRequest(study=A, ledger="ledger", batch=B, attempt=2, deadline_s=30, queries=(A, B))
 PARTS = (
     Receipts(ledger="ledger", receipts=("one", "two")),
     ASKED,
@@ -68,7 +71,28 @@ def test_a_head_is_a_row_with_its_hash_or_nothing_at_all(row, head):
 )
 def test_several_messages_hold_whole_known_messages_and_nothing_else(change):
     with pytest.raises(InvalidInput):
-        decode(canonical_bytes({"kind": "several", "schema": 2, **change}))
+        decode(canonical_bytes({"kind": "several", "schema": MESSAGE_SCHEMA, **change}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attempt": 0},
+        {"attempt": -1},
+        {"attempt": MAX_ATTEMPT + 1},
+        {"attempt": 10**400},
+        {"deadline_s": 0},
+        {"deadline_s": MAX_DEADLINE_S + 1},
+        {"queries": (A, A)},
+        {"ledger": ""},
+        {"ledger": "a/../b"},
+        {"ledger": "a" * 129},
+    ],
+    ids=str,
+)
+def test_a_codes_request_out_of_all_measure_is_refused(change):
+    with pytest.raises(InvalidInput):
+        decode(encode(replace(ASKED, **change)))
 
 
 def test_a_codes_request_gets_its_own_deadline_however_it_travels():

@@ -1,11 +1,13 @@
-"""Trainings in the site's own ledger: charged before the first step, and what counts as a patient beside them.
+"""Trainings in the site's own ledger: on record before the first step, charged if private, and what each one made.
 
-Refuses a private training without a ledger to charge, and a second training on patients who paid for one already,
-unless that is what was asked for.
+Every training is recorded, also one without a guarantee, and at its end the hash of the teacher it made: so that what a
+worker serves is known by its bytes to come from one training or from none. Refuses a private training without a ledger
+to charge, and a second training on patients who paid for one already, unless that is what was asked for.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +20,7 @@ from common.privacy.patients import Training, Trainings
 from common.privacy.training import Neighbours
 
 if TYPE_CHECKING:
-    from client.training.site import VoterTask
+    from client.training.site import SiteReport, VoterReport, VoterTask
 
 
 def record_trainings(
@@ -26,32 +28,69 @@ def record_trainings(
 ) -> None:
     """Put these trainings on record, and ``identity``, what a patient of theirs is; what is there already adds nothing.
 
-    A training without a guarantee is recorded only beside private ones, since it ends what they promised. InvalidInput
-    if a private training has no ledger, or would be another one on the same voter's patients without ``again``.
+    A directory without site.toml has no record: its teachers' training will count as none. InvalidInput if a private
+    training has no ledger, or would be another one on the same voter's patients without ``again``.
     """
-    from client.policy import load_site
-
-    private = [task for task in tasks if task.private is not None]
-    path = site_dir / "site-ledger.sqlite"
-    if not private and not path.exists():
-        return
     if not (site_dir / "site.toml").exists():
-        if not private:
+        if all(task.private is None for task in tasks):
             return
         raise InvalidInput(
             "a private training needs the site's ledger", value=str(site_dir), remedy="`consilium site init` first"
         )
-    config = load_site(site_dir)
-    with SiteLedger.open(path, config.pool, caps=config.caps, site=config.site) as ledger:
+    with _ledger(site_dir) as ledger:
         if identity is not None:
             ledger.state_identity(identity)
         known = ledger.trainings()
-        for task in private:
-            _charge(ledger, known, task, again=again)
-        if not private and known.all:
-            for task in tasks:
-                plain = digest("plain-training", {"deal": task.deal, "row": ledger.head().seq, "voter": task.voter})
-                ledger.record_training(plain, voter=task.voter, deal=task.deal, strategy=task.trainer, event=None)
+        for task in tasks:
+            if task.private is not None:
+                _charge(ledger, known, task, again=again)
+            else:
+                ledger.record_training(
+                    _training_id(task), voter=task.voter, deal=task.deal, strategy=task.trainer, event=None
+                )
+
+
+def record_trained(site_dir: Path, tasks: Sequence[VoterTask], report: SiteReport) -> None:
+    """Put on record which teacher each training made that came to its end; what is there already adds nothing.
+
+    Until then (a crash in between) the teacher comes from no training that the record knows, and so does one whose
+    training was begun without a record. Running the same training again finishes it.
+    """
+    if not (site_dir / "site.toml").exists():
+        return
+    task_of = {task.voter: task for task in tasks}
+    with _ledger(site_dir) as ledger:
+        for voter in report.voters:
+            task = task_of[voter.voter]
+            served = _made(task, voter)
+            if served is not None and ledger.has_training(training_id := _training_id(task)):
+                ledger.record_trained(training_id, served)
+
+
+def _made(task: VoterTask, report: VoterReport) -> str | None:
+    """The hash of a voter's teacher as a worker will load it; None for a voter without one."""
+    from client.teacher import served_hash
+
+    if report.weights is None:
+        return None
+    posterior = json.loads((task.directory / "train.json").read_text(encoding="utf-8"))["posterior"]
+    return served_hash(report.weights, posterior)
+
+
+def _training_id(task: VoterTask) -> str:
+    """What the ledger knows a training by; all of one voter that have no guarantee are one, since they count alike."""
+    from client.training.private.trainer import charge_of
+
+    if task.private is not None:
+        return charge_of(task).training_id
+    return digest("plain-training", {"deal": task.deal, "strategy": task.trainer, "voter": task.voter})
+
+
+def _ledger(site_dir: Path) -> SiteLedger:
+    from client.policy import load_site
+
+    config = load_site(site_dir)
+    return SiteLedger.open(site_dir / "site-ledger.sqlite", config.pool, caps=config.caps, site=config.site)
 
 
 def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: bool) -> None:
@@ -60,10 +99,10 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
     charge = charge_of(task)
     if ledger.has_training(charge.training_id):
         return
-    earlier = [one for one in known.all if one.voter == charge.voter or one.deal != charge.deal]
+    earlier = [one for one in known.private if one.voter == charge.voter or one.deal != charge.deal]
     if earlier and not again:
         assert task.private is not None
-        new = Training(charge.voter, charge.deal, charge.strategy, charge.event, before_releases=False)
+        new = Training(charge.voter, charge.deal, charge.strategy, charge.event)
         total = Trainings((*earlier, new)).guarantee(delta=task.private.delta, neighbours=Neighbours.ADD_REMOVE)
         raise InvalidInput(
             f"patients of teacher {charge.voter} have paid for a training already",

@@ -399,27 +399,6 @@ def test_what_cannot_be_trained_is_refused(dataset: Dataset, tmp_path: Path) -> 
     assert sorted(TRAINERS) == ["dp-bbb", "dp-mac", "dp-sgd", "standard"]
 
 
-def test_teachers_that_are_missing_changed_or_of_another_study_are_refused(dataset: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="no teachers"):
-        Teachers.load(tmp_path / "t")
-    run(dataset, tmp_path / "t")
-    other = DataConfig(labels=DATA.labels, spacing_mm=(2, 2, 2), grid=DATA.grid)
-    with pytest.raises(InvalidInput, match="other labels"):
-        Teachers.load(tmp_path / "t", data=other)
-    with pytest.raises(InvalidInput, match="shape"):
-        Teachers.load(tmp_path / "t").predict(np.zeros((1, 8, 8, 8), dtype=np.float32))
-    first = voter_directory(tmp_path / "t", 0)
-    (first / "weights.pt").write_bytes((first / "weights.pt").read_bytes() + b"x")
-    with pytest.raises(InvalidInput, match="not the one recorded"):
-        Teachers.load(tmp_path / "t")
-    (first / "train.json").unlink()
-    with pytest.raises(InvalidInput, match="not trained to the end"):
-        Teachers.load(tmp_path / "t")
-    first.rename(voter_directory(tmp_path / "t", 5))
-    with pytest.raises(InvalidInput, match="without a gap"):
-        Teachers.load(tmp_path / "t")
-
-
 STUDY = """
 schema = 1
 name = "trial"

@@ -168,7 +168,7 @@ def test_hospitals_answer_by_it_through_worker_ledger_and_core(tmp_path: Path) -
     fed.core().run(fed.transport)
     answers = fed.ledger.answers(fed.study.id)
     assert len(answers) == fed.study.privacy.planned_queries
-    codes = [fed.codec.encode(voters.predict(b"")[0]) for voters in fed.voters.values()]
+    codes = [fed.codec.encode(voters.answer()) for voters in fed.voters.values()]
     assert {answer.query.codec for answer in answers} == {fed.codec_hash}
     released = np.mean([answer.noisy_sum for answer in answers], axis=0) / 2.0**GRID_BITS
     noise = float(answers[0].query.mechanism.noise_std) / 2**GRID_BITS / len(answers) ** 0.5

@@ -32,9 +32,9 @@ RELEASE = Guarantee(20.0, 1e-5, "exact", Protection(Unit.PATIENT, Relation.REPLA
 
 
 def training(
-    voter: int = 0, *, event: TrainingEvent | None = EVENT, deal: str = "a" * 64, early: bool = True
+    voter: int = 0, *, event: TrainingEvent | None = EVENT, deal: str = "a" * 64, served: bool = True
 ) -> Training:
-    return Training(voter, deal, "standard" if event is None else "dp-sgd", event, early)
+    return Training(voter, deal, "standard" if event is None else "dp-sgd", event, served)
 
 
 def test_the_smaller_holds_under_one_relation_and_delta_when_every_release_used_the_training() -> None:
@@ -47,9 +47,9 @@ def test_the_smaller_holds_under_one_relation_and_delta_when_every_release_used_
 
 
 def test_one_teacher_without_a_guarantee_removes_the_smaller_of_the_two() -> None:
-    mixed = Trainings((training(0), training(1, event=None)))
+    mixed = Trainings((training(0), training(1, event=None)), every_code_traced=True)
     assert mixed.guarantee(delta=1e-5, neighbours=REPLACE) is None
-    assert not mixed.covers_every_release(voters=2)
+    assert not mixed.covers_every_release
     both = combine(None, RELEASE, every_release_used_it=False)
     assert (both.rule, both.epsilon) == (APART, 20.0)
     assert "not every teacher" in str(both)
@@ -142,12 +142,30 @@ def test_trainings_of_one_voter_add_up_and_voters_of_one_deal_do_not() -> None:
     assert redealt.epsilon == again.epsilon
 
 
-def test_a_training_after_the_first_acceptance_does_not_cover_what_was_answered_before() -> None:
-    assert Trainings((training(0), training(1))).covers_every_release(voters=2)
-    assert not Trainings((training(0),)).covers_every_release(voters=2)
-    assert not Trainings((training(0), training(1, early=False))).covers_every_release(voters=2)
-    assert Trainings((training(0), training(1), training(1, early=False))).covers_every_release(voters=2)
-    assert not Trainings(()).covers_every_release(voters=1)
+def test_releases_are_covered_only_if_every_code_is_traced_to_private_trainings() -> None:
+    private, plain = (training(0), training(1)), training(1, event=None)
+    assert Trainings(private, every_code_traced=True).covers_every_release
+    assert not Trainings(private).covers_every_release, "a code whose teachers nobody knows"
+    assert not Trainings((*private, plain), every_code_traced=True).covers_every_release
+    assert not Trainings((), every_code_traced=True).covers_every_release
+    assert not Trainings((plain,), every_code_traced=True).covers_every_release
+
+
+def test_a_training_without_a_guarantee_that_was_never_served_takes_nothing_from_the_others() -> None:
+    private, shelved = (training(0), training(1)), training(0, event=None, deal="b" * 64, served=False)
+    both = Trainings((*private, shelved), every_code_traced=True)
+    assert both.covers_every_release
+    alone = Trainings(private).guarantee(delta=1e-5, neighbours=ADD)
+    assert alone is not None
+    assert both.guarantee(delta=1e-5, neighbours=ADD) == alone
+
+
+def test_a_private_training_that_was_never_served_is_paid_for_all_the_same() -> None:
+    once = Trainings((training(0),)).guarantee(delta=1e-5, neighbours=ADD)
+    unused = Trainings((training(0), training(0, served=False))).guarantee(delta=1e-5, neighbours=ADD)
+    assert once is not None
+    assert unused is not None
+    assert unused.epsilon > 1.3 * once.epsilon
 
 
 def test_a_federation_is_as_safe_as_its_worst_site() -> None:

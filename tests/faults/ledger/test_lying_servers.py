@@ -91,7 +91,9 @@ def assert_nothing_leaves(fed: Federation, match: str, *, node: int = 101) -> No
     assert isinstance(reply, OfferReply)
     assert reply.reason == "paused"
     stored = next(query.id for query in queries if ledger.code(query.id) is not None)
-    request = CodesRequest(study=fed.study.id, batch="b" * 64, attempt=1, deadline_s=1, queries=(stored,))
+    request = CodesRequest(
+        study=fed.study.id, ledger=fed.ledger.ledger_id, batch="b" * 64, attempt=1, deadline_s=1, queries=(stored,)
+    )
     calls = fed.voters[f"site-{node - 100}"].calls
     with pytest.raises(Refused) as refused:
         fed.workers[node].handle(encode(request))

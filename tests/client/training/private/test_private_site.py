@@ -320,15 +320,21 @@ def test_a_second_training_on_the_same_patients_is_refused_unless_asked_for_and_
     assert total.epsilon > 1.2
 
 
-def test_a_plain_training_beside_private_ones_ends_what_they_promised(dataset: Dataset, site: Path) -> None:
-    record_trainings(site, tasks(dataset, site / "teachers", None), again=False)
-    assert not (site / "site-ledger.sqlite").exists()  # nothing private: nothing to take back
-    record_trainings(site, tasks(dataset, site / "teachers", settings()), again=False)
-    record_trainings(site, tasks(dataset, site / "teachers", None), again=False)
+def test_a_plain_training_is_on_record_too_and_costs_nothing_while_it_is_not_served(
+    dataset: Dataset, site: Path
+) -> None:
+    plain = tasks(dataset, site / "teachers", None)
+    record_trainings(site, plain, again=False)
+    record_trainings(site, plain, again=False)
     with ledger_of(site) as ledger:
         trainings = ledger.trainings()
+    assert [(one.voter, one.event) for one in trainings.all] == [(0, None), (1, None)], "once each"
     assert trainings.guarantee(delta=1e-3, neighbours=Neighbours.ADD_REMOVE) is None
-    assert not trainings.covers_every_release(voters=2)
+    record_trainings(site, tasks(dataset, site / "teachers", settings()), again=False)  # nobody has paid yet
+    with ledger_of(site) as ledger:
+        trainings = ledger.trainings()
+    assert trainings.guarantee(delta=1e-3, neighbours=Neighbours.ADD_REMOVE) is not None
+    assert not trainings.covers_every_release, "no code is on record yet"
 
 
 def test_a_private_training_without_a_ledger_is_refused(dataset: Dataset, tmp_path: Path) -> None:

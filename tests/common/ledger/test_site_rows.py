@@ -1,0 +1,117 @@
+"""Rows of a site's ledger keep their bytes for ever; a file of before a field was known opens, verifies, goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client.policy import Caps
+from common.canonical import canonical_text, sha256_bytes
+from common.errors import InvalidInput, Refused
+from common.ledger.records import CodeRecord, ReservationRecord, TeachersRecord, parse_record
+from common.ledger.site import SiteLedger
+from common.ledger.verify import verify
+from tests.common.ledger.ledger_world import make_mechanism, make_query, make_study
+
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+GOLDEN = {
+    "code": f'{{"code_sha256":"{A}","dimension":4,"outcome":"stored","query_id":"{B}","teachers":"{C}"}}',
+    "trained": f'{{"served":"{A}","training":"{B}","voter":0}}',
+    "teachers": f'{{"voters":[["{A}","{B}"],["{C}",""],["",""]]}}',
+    "sealing-key": f'{{"replaces":"{A}","sealing_key":"{B}"}}',
+}
+CODE = np.array([1, -2, 3, -4], dtype=np.int64)
+CAPS = Caps(epsilon=8.0, delta=1e-3)
+
+
+@pytest.mark.parametrize("kind", GOLDEN)
+def test_the_bytes_of_a_row_are_read_for_ever(kind: str) -> None:
+    assert canonical_text(json.loads(GOLDEN[kind])) == GOLDEN[kind]
+    parse_record("site", kind, GOLDEN[kind])
+    with pytest.raises(InvalidInput):
+        parse_record("server", kind, GOLDEN[kind])
+
+
+def test_a_codes_teachers_are_named_by_this_hash() -> None:
+    """SHA-256 of the domain, a zero byte and the canonical bytes, as docs/ledger.md defines H."""
+    record = parse_record("site", "teachers", GOLDEN["teachers"])
+    assert isinstance(record, TeachersRecord)
+    plain = f'[["{A}","{B}"],["{C}",""],["",""]]'
+    assert record.digest == sha256_bytes(b"consilium/teachers/v1\0" + plain.encode())
+
+
+def test_rows_without_the_later_fields_are_read_as_saying_nothing() -> None:
+    old = GOLDEN["code"].replace(f',"teachers":"{C}"', "")
+    record = parse_record("site", "code", old)
+    assert isinstance(record, CodeRecord)
+    assert (record.code_sha256, record.teachers) == (A, "")
+    query = make_query(1, make_mechanism())
+    body = {"pool": "north", "query": query.to_json(), "query_id": query.id, "study": A}
+    reservation = parse_record("site", "reservation", canonical_text(body))
+    assert isinstance(reservation, ReservationRecord)
+    assert (reservation.ledger, reservation.sealing_key) == ("", "")
+    for kind, text in (("code", old[:-1] + ',"more":""}'), ("reservation", canonical_text(body | {"more": ""}))):
+        with pytest.raises(InvalidInput):
+            parse_record("site", kind, text)
+
+
+def write_old(path: Path) -> None:
+    """A ledger as the version before wrote it: acceptances without a server, codes without teachers."""
+    study, mechanism = make_study(), make_mechanism()
+    with SiteLedger.open(path, "north", caps=CAPS) as ledger:
+        ledger.consent(study)
+        for number in (1, 2):
+            query = make_query(number, mechanism)
+            with ledger._writing():
+                body = {"pool": "north", "query": query.to_json(), "query_id": query.id, "study": study.id}
+                ledger._append("reservation", body)
+        query = make_query(1, mechanism)
+        facts = {"code_sha256": sha256_bytes(CODE.tobytes()), "dimension": 4, "outcome": "stored"}
+        with ledger._writing():
+            ledger._append("code", {**facts, "query_id": query.id}, payload=(query.id, CODE.tobytes()))
+        with ledger._writing():  # a plain training beside private ones, as it was recorded then
+            ledger._append("training", {"deal": A, "events": [], "strategy": "standard", "training": B, "voter": 0})
+
+
+def test_a_file_of_the_version_before_opens_verifies_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "site-ledger.sqlite"
+    write_old(path)
+    assert verify(path).ok
+    study, (first, second, third) = make_study(), (make_query(n, make_mechanism()) for n in (1, 2, 3))
+    with SiteLedger.open(path, "north", caps=CAPS) as ledger:
+        spent = ledger.spent()
+        assert np.array_equal(ledger.code(first.id), CODE)  # type: ignore[arg-type]
+        asked = {"study_id": study.id, "ledger": "e" * 32, "sealing_key": A}
+        assert ledger.accepted(second.id, **asked) == second
+        with pytest.raises(Refused):
+            ledger.accepted(second.id, **asked | {"study_id": C})
+        ledger.reserve(study.id, [first, second], ledger="e" * 32, sealing_key=A)
+        assert ledger.spent() == spent
+        ledger.reserve(study.id, [third], ledger="e" * 32, sealing_key=A)
+        ledger.record_trained(B, C)
+        digest = ledger.state_teachers([C, ""])
+        for query in (second, third):
+            assert ledger.store_code(query.id, CODE, teachers=digest)
+        assert ledger.teachers() == TeachersRecord(((C, B), ("", "")))
+        assert not ledger.trainings().covers_every_release
+        ledger.withdraw_patient(slot=0, voter=0, subject=A, weights=C)
+        assert ledger.code(first.id) is None
+        assert ledger.store_code(first.id, CODE * 0, teachers=digest)
+    report = verify(path)
+    assert report.ok, report.problems
+    assert (report.kinds["code"], report.payloads) == (4, 1)
+
+
+def test_a_code_computed_before_a_withdrawal_is_not_stored_after_it(tmp_path: Path) -> None:
+    with SiteLedger.open(tmp_path / "site-ledger.sqlite", "north", caps=CAPS) as ledger:
+        ledger.consent(make_study())
+        query = make_query(1, make_mechanism())
+        ledger.reserve(make_study().id, [query])
+        began = ledger.row_count
+        ledger.withdraw_patient(slot=0, voter=0, subject=A, weights=None)
+        assert not ledger.store_code(query.id, CODE, computed_at=began)
+        assert ledger.code(query.id) is None
+        assert ledger.store_code(query.id, CODE, computed_at=ledger.row_count)
