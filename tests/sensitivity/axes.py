@@ -1,0 +1,164 @@
+"""Every option that the study and site files admit, and the values the sensitivity check tries.
+
+``AXES`` names the options that stand between a patient's file and the site's sum; ``ELSEWHERE`` the others, each with
+the reason why none of its values can move a sum. A test holds both against the fields of the configuration classes
+themselves, so a new option without a place here fails it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+
+from client.policy import AllowLists, Caps, Sharing, SiteConfig
+from client.training.private.settings import PrivateSettings
+from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.data.layouts import DatasetSettings
+
+Value = object
+Choice = dict[str, Value]
+"""Axis → value: one configuration."""
+
+CLASSES = (
+    DataConfig,
+    PrivacyConfig,
+    CodecConfig,
+    TrainingConfig,
+    CollectionConfig,
+    Study,
+    PrivateSettings,
+    DatasetSettings,
+    Caps,
+    AllowLists,
+    Sharing,
+    SiteConfig,
+)
+
+PLAIN_AXES: dict[str, tuple[Value, ...]] = {
+    "DataConfig.labels": (2, 3),
+    "DataConfig.spacing_mm": ((1.0, 1.0, 1.0), (1.25, 1.0, 1.0)),
+    "DataConfig.channels": (1, 2),
+    "PrivacyConfig.unit+relation": ("hospital/replace-one", "hospital/zero-out", "patient/replace-one"),
+    "PrivacyConfig.voters_per_site": (3, 2, 1),
+    "CodecConfig.name+joint": ("pca", "ball-ae", "pca/joint"),
+    "TrainingConfig.batch_size": (2, 1),
+    "TrainingConfig.patch": ((), (8, 8, 8)),
+    "TrainingConfig.augmentation": ("smooth", "rotate-mirror"),
+    "TrainingConfig.amp": (False, True),
+    "DatasetSettings.layout": ("msd", "nnunet", "bids", "table"),
+    "DatasetSettings.labels": ("as they are", "mapped"),
+    "scans of a patient": (1, 3),
+    "public start": (False, True),
+}
+"""What every training has. The last two are no field: how much data a patient has, and whether the kit held weights."""
+
+PRIVATE_AXES: dict[str, tuple[Value, ...]] = PLAIN_AXES | {
+    "PrivateSettings.strategy": ("dp-sgd", "dp-mac", "dp-bbb"),
+    "PrivateSettings.neighbours": ("add-remove", "replace-one"),
+    "PrivateSettings.sampling": ("poisson", "fixed-partition"),
+    "PrivateSettings.scans": (1, 2),
+    "PrivateSettings.chunk": (4, 2),
+    "PrivateSettings.method": ("vmap", "loop"),
+}
+
+ELSEWHERE: dict[str, str] = {
+    "DataConfig.grid": "a public shape; one that is not a cube is tried throughout",
+    "PrivacyConfig.epsilon": "sets the noise, which is no part of the sum",
+    "PrivacyConfig.delta": "sets the noise",
+    "PrivacyConfig.accountant": "sets the noise",
+    "PrivacyConfig.planned_queries": "the number of queries; several are asked throughout",
+    "PrivacyConfig.quorum": "read by the server alone",
+    "PrivacyConfig.edition": "a number in the query's id",
+    "CodecConfig.radius": "small throughout, so that the clip always acts",
+    "CodecConfig.max_dimension": "bounds l; a public number",
+    "CodecConfig.augmentations": "fitting on public label maps",
+    "TrainingConfig.channels": "the network's width",
+    "TrainingConfig.steps": "the same for every voter",
+    "TrainingConfig.learning_rate": "the same for every voter; large throughout",
+    "CollectionConfig.batch_size": "how queries are grouped in messages; sites answer query by query",
+    "CollectionConfig.offer_deadline_s": "read by the server alone",
+    "CollectionConfig.deadline_s": "a public number in the request",
+    "CollectionConfig.patience_s": "read by the server alone",
+    "Study.name": "a name",
+    "Study.data": "see DataConfig",
+    "Study.privacy": "see PrivacyConfig",
+    "Study.codec": "see CodecConfig",
+    "Study.teacher": "see TrainingConfig",
+    "Study.student": "trained at the server, on released answers",
+    "Study.collection": "see CollectionConfig",
+    "PrivateSettings.epsilon": "sets the noise of a training",
+    "PrivateSettings.delta": "sets the noise of a training",
+    "PrivateSettings.rate": "one half throughout: batches with and without the patient",
+    "PrivateSettings.steps": "the same for every voter",
+    "PrivateSettings.learning_rate": "post-processing of the noisy mean",
+    "PrivateSettings.clip": "small throughout, so that the clip always acts",
+    "PrivateSettings.eta": "a public scale before the clip",
+    "PrivateSettings.temperature": "dp-bbb's prior, which reads no data",
+    "PrivateSettings.prior_std": "dp-bbb's prior, which reads no data",
+    "PrivateSettings.initial_std": "dp-bbb's start, which reads no data",
+    "DatasetSettings.patients": "a table beside the data is read with the layouts msd and nnunet throughout",
+    "DatasetSettings.channels": "names of channels in the index; no file",
+    "DatasetSettings.choice": "which file of a BIDS session is meant; decided from names",
+    "Caps.epsilon": "decides acceptance from the ledger alone",
+    "Caps.delta": "decides acceptance from the ledger alone",
+    "Caps.accountant": "decides acceptance from the ledger alone",
+    "Caps.unit": "decides acceptance from the ledger alone",
+    "Caps.relation": "decides acceptance from the ledger alone",
+    "Caps.queries_per_day": "decides acceptance from the ledger alone",
+    "AllowLists.studies": "decided from hashes of public things",
+    "AllowLists.codecs": "decided from hashes of public things",
+    "AllowLists.volumes": "decided from hashes of public things",
+    "Sharing.case_counts": "what a site tells beyond its answers, by its own choice",
+    "SiteConfig.site": "a name",
+    "SiteConfig.pool": "a name",
+    "SiteConfig.data": "a path",
+    "SiteConfig.server": "keys and addresses",
+    "SiteConfig.caps": "see Caps",
+    "SiteConfig.allow": "see AllowLists",
+    "SiteConfig.study": "a path",
+    "SiteConfig.dataset": "see DatasetSettings",
+    "SiteConfig.share": "see Sharing",
+    "SiteConfig.root": "a path",
+}
+
+
+def fields() -> set[str]:
+    """Every option there is, as ``Class.field``."""
+    return {f"{kind.__name__}.{spec.name}" for kind in CLASSES for spec in dataclasses.fields(kind)}
+
+
+def placed() -> list[str]:
+    """Every option that has a place here; one axis may stand for two options of a class (``Class.one+other``)."""
+    axes = [name for name in PRIVATE_AXES if "." in name]
+    split = [f"{name.split('.')[0]}.{one}" for name in axes for one in name.split(".")[1].split("+")]
+    return [*split, *ELSEWHERE]
+
+
+def covering(axes: Mapping[str, Sequence[Value]], *, seed: int = 0) -> Iterator[Choice]:
+    """Configurations in which every two values of every two axes meet at least once; the first is every axis' first."""
+    names = list(axes)
+    open_pairs = {((a, x), (b, y)) for a, b in itertools.combinations(names, 2) for x in axes[a] for y in axes[b]}
+    draws = random.Random(seed)
+    row: Choice = {name: axes[name][0] for name in names}
+    while True:
+        yield row
+        open_pairs -= set(itertools.combinations(row.items(), 2))
+        if not open_pairs:
+            return
+        row = max((_candidate(axes, open_pairs, draws) for _ in range(40)), key=lambda one: _gain(one, open_pairs))
+
+
+def _gain(row: Choice, open_pairs: set[tuple[tuple[str, Value], tuple[str, Value]]]) -> int:
+    return sum(pair in open_pairs for pair in itertools.combinations(row.items(), 2))
+
+
+def _candidate(
+    axes: Mapping[str, Sequence[Value]],
+    open_pairs: set[tuple[tuple[str, Value], tuple[str, Value]]],
+    draws: random.Random,
+) -> Choice:
+    """A random row that meets one open pair for certain."""
+    fixed = dict(draws.choice(sorted(open_pairs, key=repr)))
+    return {name: fixed.get(name, draws.choice(list(axes[name]))) for name in axes}

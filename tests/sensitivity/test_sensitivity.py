@@ -1,0 +1,290 @@
+"""One patient's data moves one voter, by what is charged, and nothing that is public: in every configuration.
+
+Everything between a file and the site's sum runs for real on tiny data (``worlds``), in configurations in which every
+two values of every two options meet (``axes``). The bound is written out here and not taken from the code under test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from client.teacher import Teachers
+from client.training.private.volumes import Chunk, Patients
+from client.training.slots import Slots, by_seed, deal
+from client.worker import Ask, Worker
+from common.config import Study
+from common.data import layouts
+from common.data.dataset import Dataset
+from common.data.patients import counted_once
+from common.errors import InvalidInput
+from common.privacy.mechanism import QuerySpec
+from tests.sensitivity import worlds
+from tests.sensitivity.axes import CLASSES, PLAIN_AXES, PRIVATE_AXES, Choice, covering, fields, placed
+from tests.sensitivity.worlds import (
+    EXCHANGES,
+    PATIENTS,
+    RADIUS,
+    Observation,
+    Site,
+    World,
+    alone,
+    everything,
+    make_site,
+    nothing,
+    run,
+    slots_of,
+)
+
+CONFIGURATIONS: tuple[Choice, ...] = (*covering(PLAIN_AXES), *covering(PRIVATE_AXES))
+FAST = (0, len(tuple(covering(PLAIN_AXES))))
+"""The first configuration without and the first with private training; the others are slow."""
+
+GONE = {"cannot be read", "not finite", "labels of another study", "label elsewhere", "label gone", "not listed"}
+"""Exchanges after which nothing of the patient can be used."""
+
+R = int(RADIUS * 2**16)
+STEP_R = 2**24
+
+
+def number(index: int) -> object:
+    marks = () if index in FAST else pytest.mark.slow
+    return pytest.param(index, marks=marks, id=f"{index:02d}")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def allowed(choice: Choice) -> int:
+    """Δ of the site's sum in grid steps, as docs/privacy.md has it for a unit and a relation."""
+    voters = int(str(choice["PrivacyConfig.voters_per_site"]))
+    reach = {"hospital/replace-one": 2 * voters, "hospital/zero-out": voters, "patient/replace-one": 2}
+    return reach[str(choice["PrivacyConfig.unit+relation"])] * R
+
+
+def norm(vector: np.ndarray) -> float:
+    return float(np.sqrt(sum(int(value) ** 2 for value in vector.ravel())))
+
+
+def moved(one: Observation, other: Observation) -> set[int]:
+    """The voters of whose votes, or steps of a private training, a single bit differs."""
+    return {
+        voter
+        for mine, theirs in ((one.votes, other.votes), (one.steps, other.steps))
+        for voter, (own, its) in enumerate(zip(mine, theirs, strict=True))
+        if len(own) != len(its) or not all(map(np.array_equal, own, its))
+    }
+
+
+def check(base: Observation, other: Observation, *, voter: int, choice: Choice, name: str) -> None:
+    """That an exchange of one patient of ``voter`` moved this voter alone, no sum too far, and nothing public."""
+    assert other.public == base.public, f"{name}: something public changed"
+    assert moved(base, other) <= {voter}, f"{name}: voters {sorted(moved(base, other))} moved, not {voter} alone"
+    for mine, theirs in zip(base.sums, other.sums, strict=True):
+        assert norm(mine - theirs) <= 2 * R, f"{name}: the sum moved {norm(mine - theirs) / R:.2f} R"
+        assert norm(mine - theirs) <= max(allowed(choice), 2 * R)
+
+
+def check_steps(base: Observation, other: Observation, *, voter: int, name: str) -> None:
+    """The same of every step of a private training, met with the same weights in both worlds."""
+    assert moved(base, other) <= {voter}, f"{name}: the steps of voters {sorted(moved(base, other))} moved"
+    assert len(base.steps[voter]) == len(other.steps[voter]), f"{name}: another number of steps"
+    reach = 1 if name in GONE else 2
+    for mine, theirs in zip(base.steps[voter], other.steps[voter], strict=True):
+        found = norm(mine - theirs) / STEP_R
+        assert found <= reach, f"{name}: a step's sum moved {found:.2f} R"
+
+
+def check_adds_up(base: Observation, gone: Observation, alone: Observation, *, voter: int) -> None:
+    """That a patient's part of a step's sum is the same, to the bit, whoever else is there."""
+    for whole, others, own in zip(base.steps[voter], gone.steps[voter], alone.steps[voter], strict=True):
+        assert np.array_equal(whole, others + own), "a patient's presence moves the parts of others"
+
+
+def victim_of(index: int, site: Site, choice: Choice) -> tuple[str, int]:
+    """A patient in the first slot of its voter, before others in every order, and that voter."""
+    voter = index % int(str(choice["PrivacyConfig.voters_per_site"]))
+    return slots_of(site)[voter], voter
+
+
+def exchanges(choice: Choice) -> list[str]:
+    """Those that mean something in a layout: where every file is a patient, none can have another scan, and so on."""
+    layout = choice["DatasetSettings.layout"]
+    idle = set() if layout == "bids" else {"names its labels otherwise"}
+    idle |= set() if layout in ("bids", "nnunet") else {"a channel more"}
+    if choice["scans of a patient"] == 1 and layout in ("msd", "nnunet"):
+        idle |= {"a scan more", "filed under other names"}
+    return [name for name in EXCHANGES if name not in idle]
+
+
+@pytest.mark.parametrize("index", [number(index) for index in range(len(CONFIGURATIONS))])
+def test_one_patient_moves_one_voter_by_what_is_charged_and_nothing_public(index: int, tmp_path: Path) -> None:
+    choice = CONFIGURATIONS[index]
+    site = make_site(choice)
+    victim, voter = victim_of(index, site, choice)
+    private = "PrivateSettings.strategy" in choice
+    base = run(World(site), site, tmp_path / "base", choice)
+    assert all(norm(total) > 0 for total in base.sums)
+    frozen = run(World(site), site, tmp_path / "frozen", choice, frozen=True) if private else None
+    for place, name in enumerate(exchanges(choice)):
+        world = EXCHANGES[name](site, victim)
+        where = PATIENTS % len(base.votes) if name == "a newcomer" else voter
+        other = run(world, site, tmp_path / f"{place}", choice)
+        check(base, other, voter=where, choice=choice, name=name)
+        if frozen is not None and name not in ("a newcomer", "another patient", "ends its training", "ends its answer"):
+            met = run(world, site, tmp_path / f"{place}-frozen", choice, frozen=True)
+            check_steps(frozen, met, voter=voter, name=name)
+            if name == "cannot be read":
+                own = run(alone(site, victim), site, tmp_path / "alone", choice, frozen=True)
+                check_adds_up(frozen, met, own, voter=voter)
+
+
+@pytest.mark.parametrize("index", [number(index) for index in range(len(CONFIGURATIONS))])
+def test_a_whole_hospital_moves_its_sum_by_what_is_charged_and_nothing_public(index: int, tmp_path: Path) -> None:
+    choice = CONFIGURATIONS[index]
+    site = make_site(choice)
+    voters = int(str(choice["PrivacyConfig.voters_per_site"]))
+    base = run(World(site), site, tmp_path / "base", choice)
+    for name, world in (("everything exchanged", everything(site)), ("nothing to read", nothing(site))):
+        other = run(world, site, tmp_path / name, choice)
+        assert other.public == base.public, name
+        for mine, theirs in zip(base.sums, other.sums, strict=True):
+            assert norm(mine - theirs) <= 2 * voters * R
+            assert norm(mine) <= voters * R  # against the zero code: relation zero-out
+            assert norm(theirs) <= voters * R
+
+
+@pytest.mark.parametrize("index", [number(index) for index in range(len(CONFIGURATIONS))])
+def test_a_training_stopped_at_any_step_and_begun_again_moves_no_other_voter(index: int, tmp_path: Path) -> None:
+    choice = CONFIGURATIONS[index]
+    site = make_site(choice)
+    victim, voter = victim_of(index, site, choice)
+    whole = run(World(site), site, tmp_path / "whole", choice)
+    steps = 4 if "PrivateSettings.strategy" in choice else 3
+    for stop in range(steps) if index in FAST else (index % steps,):
+        base = run(World(site), site, tmp_path / f"base-{stop}", choice, interrupt=stop)
+        assert [len(own) for own in base.steps] == [len(own) for own in whole.steps]  # no step more than was planned
+        other = run(EXCHANGES["exchanged"](site, victim), site, tmp_path / f"other-{stop}", choice, interrupt=stop)
+        check(base, other, voter=voter, choice=choice, name=f"stopped after {stop} steps")
+
+
+def test_every_option_of_study_and_site_has_a_place_in_the_check() -> None:
+    assert fields() - set(placed()) == set(), "options that nobody has said of how they bear on the sum"
+    assert set(placed()) - fields() == set(), "options that are no more"
+    assert len(placed()) == len(set(placed()))
+    assert len(CLASSES) == len(set(CLASSES))
+
+
+# ---- faults put back -------------------------------------------------------------------------------------------------
+
+
+def finds(choice: Choice, name: str, root: Path, *, frozen: bool = False) -> bool:
+    """Whether the check raises its alarm over this exchange, or the site stops over it."""
+    site = make_site(choice)
+    victim, voter = victim_of(0, site, choice)
+    base = run(World(site), site, root / "base", choice, frozen=frozen)
+    try:
+        other = run(EXCHANGES[name](site, victim), site, root / "other", choice, frozen=frozen)
+        if frozen:
+            check_steps(base, other, voter=voter, name=name)
+            own = run(alone(site, victim), site, root / "alone", choice, frozen=True)
+            check_adds_up(base, other, own, voter=voter)
+        else:
+            check(base, other, voter=voter, choice=choice, name=name)
+    except (AssertionError, InvalidInput):
+        return True
+    return False
+
+
+def chosen(index: int, **options: object) -> Choice:
+    return CONFIGURATIONS[index] | {name.replace("__", "."): value for name, value in options.items()}
+
+
+PATCHED = chosen(FAST[1], TrainingConfig__patch=(8, 8, 8)) | {"scans of a patient": 3}
+PLAIN = chosen(FAST[0])
+
+
+def test_patches_drawn_by_row_number_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_row(self: Patients, turn: int, slot: int, scan: int) -> np.random.Generator:
+        return np.random.default_rng([turn, self._rows[slot][scan % len(self._rows[slot])], scan])
+
+    assert not finds(PATCHED, "cannot be read", tmp_path / "true", frozen=True)
+    monkeypatch.setattr(Patients, "_draws", by_row)
+    assert finds(PATCHED, "cannot be read", tmp_path / "fault", frozen=True)
+
+
+def test_chunks_made_of_the_filled_slots_alone_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Patients.chunks
+
+    def filled(self: Patients, batch: np.ndarray, size: int, *, turn: int = 0) -> Iterator[Chunk]:
+        return real(self, batch[np.isin(batch, list(self._rows))], size, turn=turn)
+
+    choice = PATCHED | {"TrainingConfig.patch": (), "PrivacyConfig.voters_per_site": 1}
+    assert not finds(choice, "not finite", tmp_path / "true", frozen=True)
+    monkeypatch.setattr(Patients, "chunks", filled)
+    assert finds(choice, "not finite", tmp_path / "fault", frozen=True)
+
+
+def test_one_voters_failure_that_silences_all_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Worker._code
+
+    def unguarded(self: Worker, ask: Ask, *rest: object) -> object:
+        try:
+            return real(self, ask, *rest)  # type: ignore[arg-type]
+        except Exception as error:
+            raise SystemExit from error  # past the handler of one voter
+
+    def whole(self: Worker, query: QuerySpec) -> tuple[np.ndarray, str]:
+        try:
+            return answer(self, query)
+        except SystemExit:
+            return np.zeros(query.mechanism.dimension, dtype=np.int64), "zero-code"
+
+    assert not finds(PLAIN, "ends its answer", tmp_path / "true")
+    answer = Worker._answer
+    monkeypatch.setattr(Worker, "_code", unguarded)
+    monkeypatch.setattr(Worker, "_answer", whole)
+    assert finds(PLAIN, "ends its answer", tmp_path / "fault")
+
+
+def test_a_copied_scan_that_stops_a_site_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def strict(dataset: Dataset) -> Dataset:
+        found = counted_once(dataset)
+        if found.doubled:
+            raise InvalidInput("one scan under two patients would count twice")
+        return found
+
+    assert not finds(PLAIN, "a copy of another patient", tmp_path / "true")
+    monkeypatch.setattr(layouts, "counted_once", strict)
+    assert finds(PLAIN, "a copy of another patient", tmp_path / "fault")
+
+
+def test_a_crashed_training_that_stops_a_site_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = worlds.load_teachers
+
+    def strict(folder: Path, study: Study) -> Teachers:
+        if len(list(folder.glob("voter-*/train.json"))) < study.privacy.voters_per_site:
+            raise InvalidInput("teachers are not numbered from 0 without a gap")
+        return real(folder, study)
+
+    assert not finds(PLAIN, "ends its training", tmp_path / "true")
+    monkeypatch.setattr(worlds, "load_teachers", strict)
+    assert finds(PLAIN, "ends its training", tmp_path / "fault")
+
+
+def test_a_deal_by_a_known_seed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_known_seed(order: Sequence[str], *, voters: int) -> Slots:
+        return deal(order, voters=voters, seed=3, shuffle=by_seed(3))
+
+    assert not finds(PLAIN, "another patient", tmp_path / "true")
+    monkeypatch.setattr(worlds, "dealt", by_known_seed)
+    assert finds(PLAIN, "another patient", tmp_path / "fault")
