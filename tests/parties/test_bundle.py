@@ -209,7 +209,8 @@ def test_two_parties_with_the_bundle_alone_connect_in_ten_minutes_and_answer_a_s
     # The request goes by mail; the consortium is told the fingerprint over the telephone.
     request = shutil.copy(site.folder / "site" / "request.json", server.folder / "study" / "request.json")
     os.chown(request, server.owner, server.owner)
-    approve = ("provision", "approve", "/study", "/study/request.json", "--fingerprint", fingerprint)
+    whom = ("--site", "north", "--pool", "north", "--fingerprint", fingerprint)
+    approve = ("provision", "approve", "/study", "/study/request.json", *whom)
     server.compose("exec", "-T", "server", "consilium", *approve)
     site.compose(*run, "worker", "site", "train", "--site-dir", "/site")
     site.compose("up", "-d")
