@@ -22,6 +22,7 @@ from common.errors import InvalidInput
 from common.node_auth import signed_headers
 from common.objects import MAX_OBJECT_BYTES, ObjectStore
 from common.pki import load_node_key
+from common.student_statement import MAX_STATEMENT_BYTES
 
 TIMEOUT_S = 30.0
 TRIES = 5
@@ -47,7 +48,7 @@ class PublicObjects:
         if name in self._store:
             return self._store.get(name)
         partial = self._cache / f".part-{check_hash(name)}"
-        self._download(f"/public/{name}", partial, on_bytes)
+        self._download(f"/public/{name}", partial, on_bytes, limit=MAX_OBJECT_BYTES)
         data = partial.read_bytes()
         partial.unlink()
         if sha256_bytes(data) != name:
@@ -60,15 +61,15 @@ class PublicObjects:
         nothing yet."""
         partial = self._cache / f".statement-{check_hash(study_id)}"
         partial.unlink(missing_ok=True)
-        self._download(f"/public/students/{study_id}", partial, lambda count: None)
+        self._download(f"/public/students/{study_id}", partial, lambda count: None, limit=MAX_STATEMENT_BYTES)
         data = partial.read_bytes()
         partial.unlink()
         return data
 
-    def _download(self, path: str, partial: Path, on_bytes: OnBytes) -> None:
+    def _download(self, path: str, partial: Path, on_bytes: OnBytes, *, limit: int) -> None:
         for remaining in reversed(range(TRIES)):
             try:
-                self._continue(path, partial, on_bytes)
+                self._continue(path, partial, on_bytes, limit=limit)
                 return
             except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
                 status = error.code if isinstance(error, urllib.error.HTTPError) else 0
@@ -79,7 +80,7 @@ class PublicObjects:
                     raise InvalidInput("public object cannot be fetched", value=path, remedy=remedy) from error
                 time.sleep(PAUSE_S)
 
-    def _continue(self, path: str, partial: Path, on_bytes: OnBytes) -> None:
+    def _continue(self, path: str, partial: Path, on_bytes: OnBytes, *, limit: int) -> None:
         have = partial.stat().st_size if partial.exists() else 0
         headers = signed_headers(self._key, method="GET", path=path, now=datetime.now(UTC))
         if have:
@@ -88,9 +89,9 @@ class PublicObjects:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self._tls) as reply:
             with partial.open("ab" if reply.status == 206 else "wb") as stream:
                 while chunk := reply.read(CHUNK_BYTES):
+                    if stream.tell() + len(chunk) > limit:
+                        raise InvalidInput("public object", value=path, limit=f"{limit} bytes")
                     stream.write(chunk)
                     on_bytes(stream.tell())
-                    if stream.tell() > MAX_OBJECT_BYTES:
-                        raise InvalidInput("public object", value=path, limit=f"{MAX_OBJECT_BYTES} bytes")
             if reply.length:  # bytes announced and not received
                 raise http.client.IncompleteRead(b"", reply.length)

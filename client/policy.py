@@ -15,7 +15,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
-from common.canonical import check_hash, check_schema
+from common.canonical import check_hash, check_name, check_pool, check_schema
 from common.config import StatedBudget, Study, read_section
 from common.data.layouts import DatasetSettings, read_settings
 from common.errors import InvalidInput
@@ -143,12 +143,8 @@ class SiteConfig:
     root: Path = field(default=Path())
 
     def __post_init__(self) -> None:
-        for name in ("site", "pool"):
-            value = getattr(self, name)
-            if not value or len(value) > 64 or not all(c.isascii() and (c.isalnum() or c in "-_./") for c in value):
-                raise InvalidInput(
-                    f"{name} in site.toml", value=value, limit="1 to 64 letters, digits, '-', '_', '.', '/'"
-                )
+        check_name(self.site, what="site in site.toml")
+        check_pool(self.pool, what="pool in site.toml")
 
     def path(self, name: str) -> Path:
         """``name`` relative to the site's directory."""

@@ -18,6 +18,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from client.policy import SiteConfig, load_site
+from common.admission import read_request
 from common.errors import ConsiliumError
 from common.node_auth import MAX_AGE_S, MAX_LEAD_S, signed_headers
 from common.pki import create_node_keys, expires, load_node_key, node_fingerprint, read_node_public_key, shared
@@ -110,14 +111,22 @@ def _server(config: SiteConfig, now: datetime) -> list[Finding]:
         case 404, _:
             findings.append(Finding("admission", True, "the server knows this site's key"))
         case 401, "unknown-key":
-            remedy = "send request.json to the consortium and read out its fingerprint; were you admitted, ask about it"
-            findings.append(Finding("admission", False, "the server does not know this site's key", remedy))
+            findings.append(Finding("admission", False, "the server does not know this site's key", _ask(config)))
         case 401, "clock":
             pass  # said already
         case _:
             remedy = "is something else answering at this address?"
             findings.append(Finding("admission", False, f"answer {status} {word}".strip(), remedy))
     return findings
+
+
+def _ask(config: SiteConfig) -> str:
+    """What to do about not being admitted, with the words to read out."""
+    try:
+        words = read_request(config.root / "request.json").fingerprint
+    except ConsiliumError:
+        return "make a new directory from the kit and send its request.json; were you admitted, ask about it"
+    return f"send request.json to the consortium and read out {words}; were you admitted, ask about it"
 
 
 def _unreachable(error: Exception, way: str, *, proxied: bool) -> Finding:

@@ -16,7 +16,7 @@ from client.cases import counts_for_server, has_trained
 from client.daemons import write_link
 from client.policy import load_site
 from common.admission import JoinRequest, write_request
-from common.canonical import checked_fields
+from common.canonical import check_name, checked_fields
 from common.config import Study, load_study
 from common.errors import InvalidInput
 from common.ledger.site import SiteLedger
@@ -53,6 +53,7 @@ class SiteKit:
         fields = checked_fields(
             record, dict.fromkeys(("site", "sealing_key", "signing_key", "objects_url", "superlink"), str)
         )
+        check_name(fields["site"], what="site in the startup kit")
         kit = cls(
             **fields,
             root_certificate=directory / "ca.crt",

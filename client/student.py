@@ -2,15 +2,14 @@
 
 A bundle is believed only if the server's key signed a statement about it that is of the study this site consented to,
 whose ledger contains every row this site was receipted, and whose cost is neither below this site's receipts nor above
-the study's budget. Refuses everything else with the one thing to do about it; nothing is written before all holds.
+the study's budget. Of the bundle itself weights, numbers and names are taken: every file is made here anew from the
+site's own template, because MONAI evaluates what a bundle's configuration says. Refuses everything else with the one
+thing to do about it; nothing is written before all holds.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -26,6 +25,7 @@ from common.ledger.keys import public_hex
 from common.ledger.receipts import Receipt, row_hashes
 from common.ledger.records import charge_of, parse_body
 from common.ledger.site import SiteLedger
+from common.models.student_bundle import METADATA, PrivacyFacts, check_same, read_values, regenerate, write_bundle
 from common.objects import write_atomically
 from common.privacy.accounting import Guarantee, max_mu_squared
 from common.privacy.mechanism import AccountantName
@@ -55,15 +55,29 @@ def pull(site_dir: Path, *, out: Path | None = None, on_bytes: OnBytes = lambda 
     study = load_study(config.path(config.study))
     out = out or site_dir / STUDENT_DIR
     target = out / "bundle"
-    if target.exists() and not (target / "configs" / "metadata.json").is_file():
+    if target.exists() and not (target / METADATA).is_file():
         raise InvalidInput("directory holds something other than a bundle", value=str(target), remedy="choose another")
     objects = PublicObjects(config)
     statement = StudentStatement.parse(objects.statement(study.id))
     with SiteLedger.read(_ledger_file(site_dir)) as ledger:
         receipts = check_statement(statement, study=study, keys=config.server.signing_public_keys, ledger=ledger)
-    files = unpack(objects.get(statement.bundle, on_bytes=on_bytes))
-    _check_bundle(files, statement, study)
-    _write(target, files)
+
+    def bounded(count: int) -> None:
+        if count > statement.size:
+            raise InvalidInput(
+                "student's bundle", value=f"{count} bytes", limit=f"the {statement.size} that were signed"
+            )
+        on_bytes(count)
+
+    archive = objects.get(statement.bundle, on_bytes=bounded)
+    if len(archive) != statement.size:
+        raise InvalidInput("student's bundle", value=f"{len(archive)} bytes", limit=f"the {statement.size} signed")
+    files = unpack(archive)
+    values = read_values(files)
+    _check_facts(values.privacy, statement, study)
+    own = regenerate(values, study)
+    check_same(files, own)
+    write_bundle(target, own)
     write_atomically(out / "statement.json", statement.render())
     privacy = study.privacy
     cost = statement.guarantee(privacy.budget, privacy.protection, privacy.accountant)
@@ -128,35 +142,22 @@ def _receipted(own: list[Receipt], study: Study) -> Fraction:
     return sum((charge_of(mechanism, protection, protection) for mechanism in mechanisms), start=Fraction(0))
 
 
-def _check_bundle(files: Mapping[str, bytes], statement: StudentStatement, study: Study) -> None:
-    """The privacy facts in the bundle are those that were signed."""
-    budget, protection = study.privacy.budget, study.privacy.protection
-    try:
-        facts = json.loads(files["configs/privacy.json"])
-        named = (facts["study"], facts["ledger_head"], facts["queries"], facts["unit"], facts["relation"])
-        pairs = [
-            (float(facts[f"epsilon_{name}"]), statement.guarantee(budget, protection, name).epsilon)
-            for name in (AccountantName.EXACT, AccountantName.RDP)
-        ]
-        pairs.append((float(facts["delta"]), budget.delta))
-        pairs.append((float(facts.get("budget_epsilon", budget.epsilon)), budget.epsilon))  # older bundles state none
-        complete = {"configs/metadata.json", "configs/inference.json", "models/model.pt"} <= files.keys()
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidInput("bundle has no privacy facts", remedy=_EXPORT_AGAIN) from error
-    signed = (study.id, statement.head.hash, statement.queries, str(protection.unit), str(protection.relation))
-    if not complete or named != signed or not all(math.isclose(a, b, rel_tol=1e-9) for a, b in pairs):
+def _check_facts(facts: PrivacyFacts, statement: StudentStatement, study: Study) -> None:
+    """The privacy facts in the bundle are those that were signed, about the study this site consented to."""
+    privacy = study.privacy
+    budget, protection = privacy.budget, privacy.protection
+    pairs = [
+        (facts.epsilon_exact, statement.guarantee(budget, protection, AccountantName.EXACT).epsilon),
+        (facts.epsilon_rdp, statement.guarantee(budget, protection, AccountantName.RDP).epsilon),
+        (facts.delta, budget.delta),
+        (facts.budget_epsilon, budget.epsilon),
+    ]
+    if facts.epsilon_paper is not None:
+        pairs.append((facts.epsilon_paper, statement.guarantee(budget, protection, AccountantName.PAPER).epsilon))
+    named = (facts.study, facts.ledger_head, facts.queries, facts.protection, facts.accountant, facts.voters_per_site)
+    signed = (study.id, statement.head.hash, statement.queries, protection, privacy.accountant, privacy.voters_per_site)
+    if named != signed or not all(math.isclose(a, b, rel_tol=1e-9) for a, b in pairs):
         raise InvalidInput("privacy facts in the bundle are not those that were signed", remedy=_EXPORT_AGAIN)
-
-
-def _write(target: Path, files: Mapping[str, bytes]) -> None:
-    """Put the files where ``target`` is, whole or not at all."""
-    fresh = target.with_name(f".{target.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    for name, content in files.items():
-        write_atomically(fresh / name, content)
-    if target.exists():
-        shutil.rmtree(target)
-    fresh.rename(target)
 
 
 def _ledger_file(site_dir: Path) -> Path:

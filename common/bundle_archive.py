@@ -2,13 +2,14 @@
 
 The archive is a ZIP without compression, dates or owners, so that the same student has the same SHA-256 wherever it is
 packed. Reading one refuses what an honest packer never writes: paths that are absolute, climb or hide, links, folders,
-a name twice, compression, encryption, and more bytes than stated.
+a name twice, compression, encryption, more bytes than stated, and any byte that packing the same files would not write.
 """
 
 from __future__ import annotations
 
 import io
 import re
+import struct
 import zipfile
 from collections.abc import Mapping
 
@@ -48,8 +49,18 @@ def unpack(data: bytes) -> dict[str, bytes]:
                 if _checked(entry.filename) in files:
                     raise InvalidInput("a bundle names a file twice", value=entry.filename)
                 files[entry.filename] = archive.read(entry)
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError) as error:
+    except (
+        zipfile.BadZipFile,
+        ValueError,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+        OSError,
+        struct.error,
+    ) as error:
         raise InvalidInput("a bundle's archive cannot be read", remedy="fetch it again") from error
+    if pack(files) != data:
+        raise InvalidInput("a bundle's archive holds more than its files", limit="the very bytes an export writes")
     return files
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -96,6 +97,23 @@ def check_hash(text: object) -> str:
     return text
 
 
+def check_name(text: object, *, what: str) -> str:
+    """Return ``text`` if it can stand in a path as one segment and in a command as one word, else refuse it."""
+    if not isinstance(text, str) or not _NAME.fullmatch(text):
+        raise InvalidInput(
+            what, value=str(text)[:80], limit="1 to 64 letters, digits, '-', '_', '.', beginning with a letter or digit"
+        )
+    return text
+
+
+def check_pool(text: object, *, what: str) -> str:
+    """Return ``text`` if it names a patient pool, else refuse it: names with '/' between them, 64 characters in all."""
+    if not isinstance(text, str) or len(text) > 64 or not all(map(_NAME.fullmatch, text.split("/"))):
+        limit = "names of letters, digits, '-', '_', '.', with '/' between them; 1 to 64 characters"
+        raise InvalidInput(what, value=str(text)[:80], limit=limit)
+    return text
+
+
 def check_schema(what: str, found: object, *, known: int) -> None:
     """Refuse a format that is not ``known``; the remedy says on which side the older program is."""
     if type(found) is int and found == known:
@@ -131,6 +149,7 @@ def _integer(text: str) -> int:
 
 _RATIONAL_BITS = int((MAX_RATIONAL_DIGITS - 1) * 3.3219)
 _DECODER = json.JSONDecoder(parse_float=_no_float, parse_int=_integer, parse_constant=_no_float)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _PLAIN = (str, int, bool, type(None))
 

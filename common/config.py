@@ -51,9 +51,26 @@ class DataConfig:
             raise InvalidInput("data.spacing_mm", value=self.spacing_mm, limit="three numbers from 0.05 to 20 mm")
         if len(self.grid) != 3 or not all(8 <= n <= 512 and n % 8 == 0 for n in self.grid):
             raise InvalidInput("data.grid", value=self.grid, limit="three multiples of 8 from 8 to 512 voxels")
+        for name in ("labels", "channels"):
+            for text in getattr(self, name):
+                check_text(text, what=f"name in data.{name}")
         voxels = self.grid[0] * self.grid[1] * self.grid[2]
         if voxels > MAX_GRID_VOXELS:
             raise InvalidInput("data.grid", value=self.grid, limit=f"at most {MAX_GRID_VOXELS} voxels in all")
+
+
+def check_text(text: object, *, what: str) -> str:
+    """A name from a study that is shown to people and written into configuration files: one short printable line.
+
+    InvalidInput for anything else, and for what MONAI's configuration language would take for an expression (``$``),
+    a reference (``@``), a file to read (``%``), a path of its own (``#``, ``::``) or a key of its own (``_``).
+    """
+    plain = isinstance(text, str) and 1 <= len(text) <= 64 and text.isprintable() and not text.startswith("_")
+    if not plain or any(sign in str(text) for sign in ("$", "@", "%", "#", "::")):
+        raise InvalidInput(
+            what, value=str(text)[:80], limit="1 to 64 printable characters, none of $ @ % # ::, no '_' at the start"
+        )
+    return str(text)
 
 
 class StatedBudget:

@@ -2,7 +2,7 @@
 
 An error says what was wrong, the value, the limit and the remedy; it never carries patient data, a code or a key.
 Exit codes: 0 done, 1 unexpected failure, 2 bad input, 3 budget exhausted, 4 quorum not reached, 5 ledger damaged,
-6 refused by policy, 7 a daemon failed, 8 `site doctor` found something to repair.
+6 refused by policy, 7 a daemon failed, 8 `site doctor` found something to repair, 9 a disk is full or failing.
 """
 
 from __future__ import annotations
@@ -50,6 +50,12 @@ class QuorumNotReached(ConsiliumError):
     """Fewer sites accepted than the study's quorum; nothing was dispatched or charged."""
 
     exit_code = 4
+
+
+class StorageFailed(ConsiliumError):
+    """A disk is full or failing. What was committed before stands; nothing since was charged or released."""
+
+    exit_code = 9
 
 
 class LedgerCorrupt(ConsiliumError):

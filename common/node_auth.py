@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -32,6 +33,9 @@ FLOWER_KEY, FLOWER_TIME, FLOWER_SIGNATURE = "flwr-public-key", "flwr-timestamp",
 MAX_AGE_S = 300.0
 MAX_LEAD_S = 60.0
 """How far a site's clock may run behind and ahead. Flower itself allows 305 s and 5 s."""
+
+MAX_REMEMBERED = 20_000
+"""Signatures of one key that are remembered at a time, over the six minutes that one may be used in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +59,10 @@ def read_admitted(path: Path) -> tuple[AdmittedNode, ...]:
 
 def write_admitted(path: Path, nodes: tuple[AdmittedNode, ...]) -> None:
     """Replace the list; no site and no key may stand twice."""
-    for field in ("site", "key"):
-        values = [getattr(node, field) for node in nodes]
+    for name in ("site", "key"):
+        values = [getattr(node, name) for node in nodes]
         if len(set(values)) != len(values):
-            raise InvalidInput(f"an admitted node's {field} stands twice", value=sorted(values))
+            raise InvalidInput(f"an admitted node's {name} stands twice", value=sorted(values))
     records = [{"site": node.site, "key": node.key} for node in nodes]
     write_atomically(path, (json.dumps(records, indent=1) + "\n").encode())
 
@@ -77,12 +81,13 @@ class Gatekeeper:
         self._file = nodes_file
         self._version: tuple[int, int] | None = None
         self._sites: dict[str, str] = {}
-        self._seen: dict[int, float] = {}
+        self._memories: dict[str, _Memory] = {}
 
     def admit(self, headers: Mapping[str, str], *, method: str, path: str, now: datetime) -> str:
         """The site that signed this request; :class:`Refused` with a word for why not.
 
-        Words: ``unsigned``, ``unknown-key``, ``signature``, ``clock``, ``replayed``.
+        Words: ``unsigned``, ``unknown-key``, ``signature``, ``clock``, ``replayed``, ``busy`` (more than
+        :data:`MAX_REMEMBERED` requests with one key in six minutes).
         """
         flower = FLOWER_KEY in headers
         names = (FLOWER_KEY, FLOWER_TIME, FLOWER_SIGNATURE) if flower else (KEY, TIME, SIGNATURE)
@@ -103,7 +108,7 @@ class Gatekeeper:
             raise Refused("signature") from error
         if not -MAX_LEAD_S <= age_s <= MAX_AGE_S:
             raise Refused("clock")
-        self._once(decode_dss_signature(raw)[0], now.timestamp())
+        self._once(key, decode_dss_signature(raw)[0], now.timestamp())
         return site
 
     def _known(self) -> dict[str, str]:
@@ -117,12 +122,31 @@ class Gatekeeper:
             self._version = version
         return self._sites
 
-    def _once(self, name: int, now_s: float) -> None:
-        if len(self._seen) > 4096:
-            self._seen = {seen: until for seen, until in self._seen.items() if until > now_s}
-        if self._seen.get(name, 0.0) > now_s:
+    def _once(self, key: str, name: int, now_s: float) -> None:
+        """Remember a signature by its r until it would be too late to send it."""
+        memory = self._memories.setdefault(key, _Memory())
+        memory.forget(before_s=now_s)
+        if name in memory.names:
             raise Refused("replayed")
-        self._seen[name] = now_s + MAX_AGE_S + MAX_LEAD_S
+        if len(memory.names) >= MAX_REMEMBERED:  # forgetting one early would let it be sent again
+            raise Refused("busy")
+        memory.keep(name, until_s=now_s + MAX_AGE_S + MAX_LEAD_S)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What one key signed lately, in the order in which it may be forgotten: a request costs the same however many."""
+
+    names: set[int] = field(default_factory=set)
+    order: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def keep(self, name: int, *, until_s: float) -> None:
+        self.names.add(name)
+        self.order.append((until_s, name))
+
+    def forget(self, *, before_s: float) -> None:
+        while self.order and self.order[0][0] <= before_s:
+            self.names.discard(self.order.popleft()[1])
 
 
 def _statement(method: str, path: str, stamp: str) -> bytes:

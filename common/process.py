@@ -348,11 +348,15 @@ def accepts(where: Path | str, port: int = 0) -> bool:
                 client.settimeout(1.0)
                 client.connect(str(where))
         else:
-            host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(where, where)
-            socket.create_connection((host, port), timeout=1.0).close()
+            socket.create_connection((reachable(where), port), timeout=1.0).close()
     except OSError:
         return False
     return True
+
+
+def reachable(bind: str) -> str:
+    """The address by which this machine reaches what is bound to ``bind``."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
 
 
 def log_tail(path: Path, *, lines: int = 12, max_bytes: int = 4096) -> str:

@@ -28,11 +28,13 @@ from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.chain import NO_HASH, SignedHead, check_time, row_hash
 from common.ledger.keys import hex_bytes
 from common.ledger.receipts import Link, Position
+from common.objects import MAX_OBJECT_BYTES
 from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.mechanism import AccountantName, Budget, Protection
 
 STATEMENT_SCHEMA = 1
 MAX_STATEMENT_BYTES = 64 << 20
+MAX_QUERIES = 1_000_000_000
 _DOMAIN = b"consilium/student/v1\0"
 
 
@@ -56,8 +58,9 @@ class StudentStatement:
         check_hash(self.study_id)
         check_hash(self.bundle)
         check_time(self.created_utc)
-        if self.size < 1 or self.queries < 1 or self.mu_squared <= 0:
-            raise InvalidInput("statement about a student", limit="a bundle, an answer and a cost above 0")
+        if not 1 <= self.size <= MAX_OBJECT_BYTES or not 1 <= self.queries <= MAX_QUERIES or self.mu_squared <= 0:
+            limit = f"a bundle of at most {MAX_OBJECT_BYTES} bytes, 1 to {MAX_QUERIES} answers, a cost above 0"
+            raise InvalidInput("statement about a student", limit=limit)
         if self.head.role != "server" or len(self.links) != self.head.seq:
             raise InvalidInput(
                 "rows of a statement", value=len(self.links), limit=f"the {self.head.seq} up to its head"
@@ -143,4 +146,6 @@ class StudentStatement:
 def _link(item: object) -> Link:
     if not isinstance(item, list) or len(item) != 3 or not all(isinstance(part, str) for part in item):
         raise InvalidInput("row of a statement", limit="time, kind and hash of a body")
+    if len(item[1]) > 64 or not item[1].isprintable():
+        raise InvalidInput("kind of a statement's row", value=item[1][:64], limit="at most 64 printable characters")
     return Link(time_utc=check_time(item[0]), kind=item[1], body_sha256=check_hash(item[2]))

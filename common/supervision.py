@@ -2,13 +2,16 @@
 
 Refuses to hammer: waits grow from a second to a minute, and a SuperNode that was killed waits for SuperLink to count it
 as gone, which takes up to 60 s without a heartbeat. A daemon that is not ready in its time is stopped and counts as
-ended. Facts name roles, pids, exit statuses and paths of logs; never a line of a log, which might speak of cases.
+ended; one that cannot start, because its port is another program's, is not started, and so is not ready by what that
+program answers. Facts name roles, pids, exit statuses and paths of logs; a line of a log only where whoever keeps the
+daemon says that its log speaks of no case.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import sys
 import time
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from common.process import Daemon, DaemonSpec, ProcessGroup
+from common.process import Daemon, DaemonSpec, ProcessGroup, log_tail
 
 LOG_MAX_BYTES = 16 << 20
 POLL_S = 0.5
@@ -31,7 +34,8 @@ class Kept:
     """A daemon to keep running. ``spec`` is asked anew at every start.
 
     ``after_kill_s`` is the wait after a death by signal; otherwise waits double from ``first_s`` to ``longest_s``, and
-    start over once the daemon has run for ``steady_s``.
+    start over once the daemon has run for ``steady_s``. ``obstacle`` is asked before each start: why it could not, with
+    the remedy, or nothing. ``quote`` lets the fact that it ended carry the last words of its log.
     """
 
     spec: Callable[[], DaemonSpec]
@@ -39,6 +43,8 @@ class Kept:
     longest_s: float = 60.0
     after_kill_s: float = 1.0
     steady_s: float = 120.0
+    obstacle: Callable[[], str] = lambda: ""
+    quote: bool = False
 
 
 @dataclass(slots=True)
@@ -50,6 +56,7 @@ class _Slot:
     due: float = 0.0
     wait_s: float = 0.0
     was_ready: bool = False
+    began: bool = False
     oom_kills: int = 0
 
 
@@ -103,9 +110,12 @@ class Supervisor:
 
     def _start(self, slot: _Slot) -> None:
         spec = slot.kept.spec()
+        if why := slot.kept.obstacle():
+            self._again(slot, spec, why, killed=False)
+            return
         _rotate(spec.log)
         slot.oom_kills = _oom_kills()
-        slot.daemon, slot.started, slot.ready = self._group.begin(spec), self._clock(), False
+        slot.daemon, slot.started, slot.ready, slot.began = self._group.begin(spec), self._clock(), False, True
         self._report("daemon-started", daemon=spec.label, pid=slot.daemon.pid, log=str(spec.log))
 
     def _ask(self, slot: _Slot) -> None:
@@ -123,10 +133,17 @@ class Supervisor:
         assert slot.daemon is not None
         spec = slot.daemon.spec
         self._group.stop(slot.daemon)  # whatever it started
+        self._again(slot, spec, why, killed=killed)
+
+    def _again(self, slot: _Slot, spec: DaemonSpec, why: str, *, killed: bool) -> None:
+        """Say that a daemon does not run, and plan its next start."""
         pause_s = max(slot.wait_s, slot.kept.after_kill_s) if killed else slot.wait_s
         slot.due, slot.wait_s = self._clock() + pause_s, min(2 * slot.wait_s, slot.kept.longest_s)
         slot.daemon, slot.ready = None, False
-        self._report("daemon-ended", daemon=spec.label, why=why, again_in_s=round(pause_s, 1), log=str(spec.log))
+        said = {"said": last_words(spec.log)} if slot.kept.quote and not killed and slot.began else {}
+        slot.began = False
+        facts = {"daemon": spec.label, "why": why, **said, "again_in_s": round(pause_s, 1), "log": str(spec.log)}
+        self._report("daemon-ended", **facts)
 
 
 def json_report(path: Path) -> Report:
@@ -141,6 +158,13 @@ def json_report(path: Path) -> Report:
                 log.write(line + "\n")
 
     return report
+
+
+def last_words(log: Path) -> str:
+    """The last line of a log that says what is wrong, else its last line; at most 400 characters."""
+    lines = [line.strip() for line in log_tail(log).splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"to fix:|\berror\b", line, re.IGNORECASE)]
+    return (telling or lines or [""])[-1][:400]
 
 
 def _oom_kills() -> int:

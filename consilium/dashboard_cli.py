@@ -47,6 +47,13 @@ def dashboard(
             help="Address of the TLS proxy in front, whose X-Forwarded-For and -Proto are believed.",
         ),
     ] = None,
+    hosts: Annotated[
+        str,
+        typer.Option(
+            envvar="CONSILIUM_DASHBOARD_HOSTS",
+            help="Names browsers call it by, separated by commas, beside those in the certificate.",
+        ),
+    ] = "",
     metrics_token_file: Annotated[
         Path | None,
         typer.Option(
@@ -79,7 +86,14 @@ def dashboard(
         token = read_token(metrics_token_file)
     from server.dashboard.app import Options
     from server.dashboard.serve import Listen, serve
+    from server.exact import CertificateHosts
 
+    given = frozenset(name.strip().lower() for name in (*hosts.split(","), bind) if name.strip())
+    if behind_proxy is not None and not hosts and certificate is None:
+        raise InvalidInput(
+            "--hosts is missing", remedy="name the host by which browsers reach the proxy, as in their address bar"
+        )
+    named = CertificateHosts(certificate) if certificate is not None else frozenset
     options = Options(
         study=study,
         state=state,
@@ -87,6 +101,7 @@ def dashboard(
         session_hours=session_hours,
         metrics_token=token,
         certifier=certificate_command,
+        hosts=lambda: given | named(),
     )
     if not UserFile(state / "users.json").users():
         typer.echo(

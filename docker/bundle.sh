@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Pack what a machine without internet needs into dist/offline/: images, compose files, documents, checksums and the lists
 # of what the images contain; for machines without containers the package, with the versions of what it needs. Variables: DOCKER, TAG (local), BUNDLE (dist/offline).
+# SIGNING_KEY: a study's keys/ledger.key, with which the checksums are signed; before there is one, docker/sign.sh later.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,7 +19,7 @@ done
 "$docker" save "consilium-site:$tag" | gzip -1 >"$out/images-site.tar.gz"
 "$docker" run --rm --network none --entrypoint sh "consilium-site:$tag" -c 'cd /opt/consilium/package && tar -c -- *.whl' |
   tar -x --no-same-owner -C "$out"
-cp constraints.txt docker/server.yml docker/site.yml README.md LICENSE "$out/"
+cp constraints.txt docker/requirements-party.txt docker/server.yml docker/site.yml README.md LICENSE "$out/"
 cp -r docker/systemd docs "$out/"
-(cd "$out" && find . -type f ! -name SHA256SUMS -print0 | sort -z | xargs -0 sha256sum >SHA256SUMS)
-echo "$out: $(du -sh "$out" | cut -f1); check it with \`sha256sum -c SHA256SUMS\`"
+docker/sign.sh "$out" ${SIGNING_KEY:+"$SIGNING_KEY"}
+echo "$out: $(du -sh "$out" | cut -f1); check it as docs/deployment.md says"

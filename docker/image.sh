@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Build the images consilium-server, -site, -dashboard and -gateway. Variables: DOCKER (the client), TAG (local),
-# DOCKER_BUILD_FLAGS (words for `docker build`), PIP_INDEX_URL, PIP_EXTRA_INDEX_URL (handed to pip), PIP_FIND_LINKS (folders whose wheels come along).
+# BASE (python:3.11-slim; name@sha256:… holds it to one image), DOCKER_BUILD_FLAGS (words for `docker build`), PIP_INDEX_URL, PIP_EXTRA_INDEX_URL (handed to pip), PIP_FIND_LINKS (folders whose wheels come along).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 docker=${DOCKER:-docker}
 tag=${TAG:-local}
-base=python:3.11-slim
+base=${BASE:-python:3.11-slim}
 
 for folder in ${PIP_FIND_LINKS:-}; do
   if [ -d "$folder" ]; then
@@ -15,12 +15,15 @@ for folder in ${PIP_FIND_LINKS:-}; do
 done
 
 if ! "$docker" image inspect "$base" >/dev/null 2>&1 && ! "$docker" pull "$base"; then
+  case $base in
+    *@sha256:*) echo "$base is held to its digest and cannot be pulled" >&2; exit 1 ;;
+  esac
   docker/base-image.sh "$base"
 fi
 
 # shellcheck disable=SC2086  # flags are words
 for image in gateway server site dashboard; do
   DOCKER_BUILDKIT=1 "$docker" build ${DOCKER_BUILD_FLAGS:-} --file docker/Dockerfile --target "$image" \
-    --tag "consilium-$image:$tag" \
+    --tag "consilium-$image:$tag" --build-arg BASE="$base" \
     ${PIP_INDEX_URL:+--build-arg PIP_INDEX_URL} ${PIP_EXTRA_INDEX_URL:+--build-arg PIP_EXTRA_INDEX_URL} .
 done

@@ -1,27 +1,43 @@
 """Write what an image contains: CycloneDX 1.5 JSON with the Python packages of an environment and Debian's packages.
 
-``sbom.py PYTHON FOLDER``: asks ``PYTHON -m pip inspect`` and ``dpkg-query``; standard library alone.
+``sbom.py PYTHON FOLDER REQUIREMENTS``: asks ``PYTHON -m pip inspect`` and ``dpkg-query``; the SHA-256 of a Python
+package's file is the one that REQUIREMENTS held pip to. Standard library alone.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 
-def python_components(python: str) -> list[dict[str, object]]:
-    """Every installed distribution of an environment, with its licence where it names one."""
+def python_components(python: str, hashes: dict[str, str]) -> list[dict[str, object]]:
+    """Every installed distribution of an environment, with its licence where it names one, and its file's SHA-256."""
     said = subprocess.run([python, "-m", "pip", "inspect"], check=True, capture_output=True, text=True)
     found = []
-    for entry in json.loads(said.stdout)["installed"]:
-        facts = entry["metadata"]
+    for installed in json.loads(said.stdout)["installed"]:
+        facts = installed["metadata"]
         licence = facts.get("license_expression") or facts.get("license", "").partition("\n")[0]
-        found.append(
-            component(f"pkg:pypi/{facts['name'].lower()}@{facts['version']}", facts["name"], facts["version"], licence)
+        entry = component(
+            f"pkg:pypi/{facts['name'].lower()}@{facts['version']}", facts["name"], facts["version"], licence
         )
+        if hashed := hashes.get(canonical(facts["name"])):
+            entry["hashes"] = [{"alg": "SHA-256", "content": hashed}]
+        found.append(entry)
     return found
+
+
+def required_hashes(requirements: Path) -> dict[str, str]:
+    """Package → SHA-256, from the lines ``name==version --hash=sha256:…``."""
+    lines = re.findall(r"^(\S+)==\S+ --hash=sha256:([0-9a-f]{64})$", requirements.read_text(encoding="utf-8"), re.M)
+    return {canonical(name): hashed for name, hashed in lines}
+
+
+def canonical(name: str) -> str:
+    """A package's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def debian_components() -> list[dict[str, object]]:
@@ -40,8 +56,9 @@ def component(purl: str, name: str, version: str, licence: str = "") -> dict[str
 
 def main() -> None:
     """Write ``sbom.json`` into the folder."""
-    python, folder = sys.argv[1], Path(sys.argv[2])
-    components = sorted([*python_components(python), *debian_components()], key=lambda entry: str(entry["purl"]))
+    python, folder, requirements = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    found = [*python_components(python, required_hashes(requirements)), *debian_components()]
+    components = sorted(found, key=lambda entry: str(entry["purl"]))
     folder.mkdir(parents=True, exist_ok=True)
     bom = {"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1, "components": components}
     (folder / "sbom.json").write_text(json.dumps(bom, indent=1) + "\n", encoding="utf-8")

@@ -29,12 +29,12 @@ from common.ledger.keys import load_signing_key
 from common.ledger.receipts import Link
 from common.ledger.store import Ledger
 from common.models.fit import OnStep
+from common.models.student_bundle import PrivacyFacts, export_bundle
 from common.models.unet import build_unet, load_weights, save_weights
 from common.objects import write_atomically
 from common.privacy.calibration import noise_multiplier
 from common.privacy.mechanism import AccountantName
 from common.student_statement import StudentStatement
-from server.bundle import PrivacyFacts, export_bundle
 from server.decisions import rejected_labels
 from server.decode import decode_answer
 from server.objects_app import statement_file

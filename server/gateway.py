@@ -1,10 +1,11 @@
 """The one port that sites reach: Flower's fleet traffic and the public objects, and nothing else.
 
-TLS ends here. Every request must be signed by a node key the consortium admitted; an unsigned, unknown, late or
-repeated one ends with 401 and one word, before any of its body reaches Flower. Of Flower's routes the ten that a
-SuperNode needs exist; control, runtime, documentation, registration and health do not. Bodies are bounded. The
-certificate and the list of admitted nodes are read again when their files change, so renewing and revoking need no
-restart.
+TLS ends here. Every request must name this server (``server.exact``) and be signed by a node key the consortium
+admitted; an unsigned, unknown, late or repeated one ends with 401 and one word, before any of its body reaches Flower.
+Of Flower's routes the ten that a SuperNode needs exist; control, runtime, documentation, registration and health do
+not. Connections (``server.listener``) and a site's share of the server (``server.shares``) are bounded; bodies and
+answers pass through without being held, in their time. The certificate and the list of admitted nodes are read again
+when their files change, so renewing and revoking need no restart.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import json
 import logging
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,14 +26,19 @@ from pathlib import Path
 import httpx
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from common.errors import InvalidInput, Refused
+from common.errors import DaemonFailed, InvalidInput, Refused
 from common.node_auth import Gatekeeper
+from server.exact import CertificateHosts, ExactPaths, Hosts, KnownHosts, sent_path
+from server.listener import GuardedProtocol, Listener
 from server.objects_app import objects_app
+from server.shares import Share, Shares
 
 FLEET_ROUTES = (
     "activate-node",
@@ -52,8 +59,16 @@ ACTIVATION_FAILED = 2004
 
 MAX_BODY_BYTES = {"/v1/fleet/push-object": 65 << 20}
 DEFAULT_MAX_BODY_BYTES = 1 << 20
+BODY_PAUSE_S = 15.0
+"""The longest silence within a body."""
+BODY_GRACE_S = 20.0
+BODY_BYTES_PER_S = 32 << 10
+"""A body has its grace and then the time that its length takes at this rate."""
 UPSTREAM_TIMEOUT_S = 60.0
-_PASSED_ON = ("content-type", "accept", "accept-encoding")
+UPSTREAM_CONNECTIONS = 512
+_PASSED_ON = ("content-type", "accept")
+_PASSED_BACK = (b"content-type", b"content-length")
+_SIGNED = ("flwr-", "consilium-")
 
 log = logging.getLogger(__name__)
 
@@ -71,54 +86,175 @@ class GatewayFiles:
 
 
 def gateway_app(
-    files: GatewayFiles, *, upstream: httpx.AsyncClient, clock: Clock = lambda: datetime.now(UTC)
+    files: GatewayFiles,
+    *,
+    upstream: httpx.AsyncClient,
+    hosts: Hosts | None = None,
+    clock: Clock = lambda: datetime.now(UTC),
 ) -> Starlette:
-    """The ASGI application. ``upstream`` is a client whose base address is SuperLink's."""
-
-    async def fleet(request: Request) -> Response:
-        body = await _body(request, limit=MAX_BODY_BYTES.get(request.url.path, DEFAULT_MAX_BODY_BYTES))
-        if body is None:
-            return _refuse(request, "too-large", status=413)
-        kept = {
-            name: value for name, value in request.headers.items() if name in _PASSED_ON or name.startswith("flwr-")
-        }
-        try:
-            answer = await upstream.post(request.url.path, content=body, headers=kept)
-        except httpx.TransportError as error:
-            return _later(type(error).__name__)
-        if answer.status_code >= 500:
-            return _later(f"status {answer.status_code}")
-        return Response(answer.content, answer.status_code, {"content-type": answer.headers.get("content-type", "")})
+    """The ASGI application. ``upstream`` is a client whose base address is SuperLink's; ``hosts`` are the names in the
+    certificate unless others are given."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         async with upstream:
             yield
 
-    routes = [Route(f"/v1/fleet/{name}", fleet, methods=["POST"]) for name in FLEET_ROUTES]
-    application = Starlette(routes=[*routes, Mount("/", objects_app(files.objects))], lifespan=lifespan)
-    application.add_middleware(_Signed, gatekeeper=Gatekeeper(files.nodes), clock=clock)
-    return application
+    routes = [
+        Route(f"/v1/fleet/{name}", _Fleet(upstream, f"/v1/fleet/{name}"), methods=["POST"]) for name in FLEET_ROUTES
+    ]
+    return Starlette(
+        routes=[*routes, Mount("/", objects_app(files.objects))],
+        lifespan=lifespan,
+        middleware=[
+            Middleware(KnownHosts, hosts=hosts or CertificateHosts(files.certificate)),
+            Middleware(_Signed, gatekeeper=Gatekeeper(files.nodes), clock=clock),
+            Middleware(ExactPaths),
+        ],
+    )
 
 
 class _Signed:
-    """Passes on what an admitted site signed; nothing of an unsigned request is read but its headers."""
+    """Passes on what an admitted site signed, within its share; of an unsigned request only the headers are read."""
 
     def __init__(self, app: ASGIApp, *, gatekeeper: Gatekeeper, clock: Clock) -> None:
         self._app, self._gatekeeper, self._clock = app, gatekeeper, clock
+        self._shares, self._said = Shares(), _Said()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            request = Request(scope)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            site = self._gatekeeper.admit(
+                _once_each(scope), method=scope["method"], path=sent_path(scope), now=self._clock()
+            )
+        except Refused as error:
+            self._said.refused(scope, error.reason)
+            await _refusal(scope, error.reason)(scope, receive, send)
+            return
+        except (InvalidInput, OSError) as error:  # the list of nodes cannot be read now
+            await _later(type(error).__name__)(scope, receive, send)
+            return
+        if (connection := scope.get("state", {}).get("connection")) is not None:
+            connection.admitted(site)
+        share = self._shares.of(site)
+        scope["share"] = share
+        try:
+            async with share.turn():
+                await self._app(scope, receive, send)
+        except Refused as error:
+            self._said.refused(scope, error.reason)
+            await _refusal(scope, error.reason)(scope, receive, send)
+
+
+class _Fleet:
+    """One of Flower's routes: passes a body to SuperLink as it comes, and the answer back as it comes."""
+
+    def __init__(self, upstream: httpx.AsyncClient, path: str) -> None:
+        self._upstream, self._path = upstream, path
+        self._limit = MAX_BODY_BYTES.get(path, DEFAULT_MAX_BODY_BYTES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            answer = await self._ask(request, scope["share"])
+        except ClientDisconnect:
+            return
+        except _BodyRefused as error:
+            await PlainTextResponse(f"{error.reason}\n", status_code=error.status)(scope, receive, send)
+            return
+        except httpx.TransportError as error:
+            await _later(type(error).__name__)(scope, receive, send)
+            return
+        try:
+            if answer.status_code >= 500:
+                await _later(f"status {answer.status_code}")(scope, receive, send)
+                return
+            kept = [(name, value) for name, value in answer.headers.raw if name.lower() in _PASSED_BACK]
+            await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
+            async for part in answer.aiter_bytes():
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            await answer.aclose()
+
+    async def _ask(self, request: Request, share: Share) -> httpx.Response:
+        announced = request.headers.get("content-length", "")
+        if announced.isdigit() and int(announced[:20]) > self._limit:
+            raise _BodyRefused("too-large", 413)
+        kept = {
+            name: value for name, value in request.headers.items() if name in _PASSED_ON or name.startswith("flwr-")
+        }
+        kept["accept-encoding"] = "identity"
+        if announced.isdigit():
+            kept["content-length"] = announced
+        body = _body(request, share, limit=self._limit)
+        async with contextlib.aclosing(body):
+            return await self._upstream.send(
+                self._upstream.build_request("POST", self._path, content=body, headers=kept), stream=True
+            )
+
+
+class _BodyRefused(Exception):
+    """Raised within a body that is too long or too slow; what is sent back says so in one word."""
+
+    def __init__(self, reason: str, status: int) -> None:
+        super().__init__(reason)
+        self.reason, self.status = reason, status
+
+
+async def _body(request: Request, share: Share, *, limit: int) -> AsyncGenerator[bytes]:
+    """The request's body part by part; _BodyRefused as soon as it is longer than ``limit`` bytes or stalls, Refused as
+    soon as it passes the site's share."""
+    started, size = time.monotonic(), 0
+    parts = request.stream()
+    try:
+        while True:
+            until = started + BODY_GRACE_S + size / BODY_BYTES_PER_S
             try:
-                self._gatekeeper.admit(request.headers, method=request.method, path=request.url.path, now=self._clock())
-            except Refused as error:
-                await _refuse(request, error.reason, status=401)(scope, receive, send)
+                async with asyncio.timeout(min(BODY_PAUSE_S, max(0.0, until - time.monotonic()))):
+                    part = await anext(parts)
+            except StopAsyncIteration:
                 return
-            except (InvalidInput, OSError) as error:  # the list of nodes cannot be read now
-                await _later(type(error).__name__)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+            except TimeoutError as error:
+                raise _BodyRefused("too-slow", 408) from error
+            if size + len(part) > limit:
+                raise _BodyRefused("too-large", 413)
+            share.take(len(part))
+            size += len(part)
+            if part:
+                yield part
+    finally:
+        share.give_back(size)
+
+
+class _Said:
+    """Says of each kind of refusal once a second at most, with a count: nobody fills the log's disk."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, tuple[float, int]] = {}
+
+    def refused(self, scope: Scope, reason: str) -> None:
+        at, count = self._kinds.get(reason, (0.0, 0))
+        now = time.monotonic()
+        if now - at < 1.0:
+            self._kinds[reason] = (at, count + 1)
+            return
+        self._kinds[reason] = (now, 0)
+        path = sent_path(scope)
+        level = logging.DEBUG if path == "/" else logging.WARNING  # the containers' health check asks for "/"
+        peer = scope["client"][0] if scope.get("client") else ""
+        log.log(level, "event=refused reason=%s path=%s peer=%s more=%d", reason, path[:80], peer, count)
+
+
+def _once_each(scope: Scope) -> Headers:
+    """The request's headers; Refused where one of those that prove who asks stands twice."""
+    names = [name.decode("latin-1") for name, _ in scope["headers"]]
+    signed = [name for name in names if name.startswith(_SIGNED)]
+    if len(set(signed)) != len(signed):
+        raise Refused("unsigned")
+    return Headers(scope=scope)
 
 
 def _later(cause: str) -> Response:
@@ -127,36 +263,25 @@ def _later(cause: str) -> Response:
     return PlainTextResponse("the server is busy or starting\n", status_code=503)
 
 
-def _refuse(request: Request, reason: str, *, status: int) -> Response:
+def _refusal(scope: Scope, reason: str) -> Response:
     """One word for the site. A SuperNode that asks to be let in is told in Flower's terms, which it logs."""
-    level = logging.DEBUG if request.url.path == "/" else logging.WARNING  # the containers' health check asks for "/"
-    peer = request.client.host if request.client else ""
-    log.log(level, "event=refused reason=%s path=%s peer=%s", reason, request.url.path[:80], peer)
-    if request.url.path == "/v1/fleet/activate-node":
+    if reason == "busy":
+        return PlainTextResponse("busy\n", status_code=503)
+    if sent_path(scope) == "/v1/fleet/activate-node":
         told = {"code": ACTIVATION_FAILED, "detail": f"refused: {reason}"}
         return Response(json.dumps(told), 412, media_type="application/json")
-    return PlainTextResponse(f"{reason}\n", status_code=status)
-
-
-async def _body(request: Request, *, limit: int) -> bytes | None:
-    """The request's body, or None as soon as it is longer than ``limit`` bytes."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > limit:
-        return None
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            return None
-        parts.append(part)
-    return b"".join(parts)
+    return PlainTextResponse(f"{reason}\n", status_code=401)
 
 
 async def serve(files: GatewayFiles, *, bind: str, port: int, superlink: str, superlink_ca: Path) -> None:
     """Serve until SIGTERM or SIGINT. A new certificate is taken up within a second, without closing a connection."""
     trust = ssl.create_default_context(cafile=str(superlink_ca))
     upstream = httpx.AsyncClient(
-        base_url=f"https://{superlink}", verify=trust, timeout=UPSTREAM_TIMEOUT_S, trust_env=False
+        base_url=f"https://{superlink}",
+        verify=trust,
+        timeout=UPSTREAM_TIMEOUT_S,
+        trust_env=False,
+        limits=httpx.Limits(max_connections=UPSTREAM_CONNECTIONS, max_keepalive_connections=32),
     )
     config = uvicorn.Config(
         gateway_app(files, upstream=upstream),
@@ -166,7 +291,8 @@ async def serve(files: GatewayFiles, *, bind: str, port: int, superlink: str, su
         ssl_keyfile=str(files.key),
         log_level="warning",
         server_header=False,
-        limit_concurrency=512,
+        http=GuardedProtocol,
+        ws="none",
         timeout_graceful_shutdown=5,
     )
     config.load()
@@ -174,7 +300,7 @@ async def serve(files: GatewayFiles, *, bind: str, port: int, superlink: str, su
     config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
     renewing = asyncio.create_task(_keep_certificate(config.ssl, files))
     try:
-        await uvicorn.Server(config).serve()
+        await Listener(config).serve()
     finally:
         renewing.cancel()
 
@@ -206,9 +332,13 @@ def main() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     files = GatewayFiles(objects=given.objects, nodes=given.nodes, certificate=given.certificate, key=given.key)
-    asyncio.run(
-        serve(files, bind=given.bind, port=given.port, superlink=given.superlink, superlink_ca=given.superlink_ca)
-    )
+    try:
+        asyncio.run(
+            serve(files, bind=given.bind, port=given.port, superlink=given.superlink, superlink_ca=given.superlink_ca)
+        )
+    except DaemonFailed as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Who belongs to a study and how it is reached: certificates, startup kits, admitting and revoking sites.
 
 Admitting binds a site's name to its node key and to the Flower node id the key was given; revoking takes effect at the
-gateway at once. Refuses a request of another study, with another fingerprint than was read out, or for a name, pool or
-key that is taken, and to revoke a site that is not admitted.
+gateway at once. Refuses a request of another study, with another fingerprint than was read out, for another site or
+pool than the operator says, or for a name, pool or key that is taken or ever was, and to revoke a site that is not
+admitted. Nothing is written before all of that holds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from datetime import datetime
 from pathlib import Path
 
 from common.admission import JoinRequest
-from common.errors import DaemonFailed, InvalidInput
+from common.canonical import check_name
+from common.errors import ConsiliumError, DaemonFailed, InvalidInput
 from common.node_auth import AdmittedNode, read_admitted, write_admitted
 from common.objects import write_atomically
 from common.pki import (
@@ -23,6 +25,7 @@ from common.pki import (
     expires,
     issue_server_certificate,
     node_fingerprint,
+    read_node_public_key,
 )
 from server import setup
 from server.workspace import Endpoint, Site, Workspace
@@ -36,7 +39,7 @@ Register = Callable[[Path, str], int]
 
 @dataclass(frozen=True, slots=True)
 class SiteStanding:
-    """An entry of ``consilium provision list``."""
+    """An entry of ``consilium provision list``; ``fingerprint`` is the node key's, as ``ssh-keygen -l`` prints it."""
 
     site: str
     pool: str
@@ -80,6 +83,7 @@ def renew(workspace: Workspace, *, valid_days: int = 365, now: datetime | None =
 
 def make_kit(workspace: Workspace, site: str, out: Path) -> None:
     """Write the startup kit of one site; nothing in it is secret."""
+    check_name(site, what="name of the site")
     endpoint = workspace.endpoint()
     setup.write_kit(
         workspace,
@@ -91,31 +95,48 @@ def make_kit(workspace: Workspace, site: str, out: Path) -> None:
     )
 
 
-def approve(workspace: Workspace, request: JoinRequest, *, fingerprint: str, register: Register) -> Site:
-    """Admit a site: its key with SuperLink, its pool with the ledger, its name with the gateway."""
+def approve(
+    workspace: Workspace, request: JoinRequest, *, site: str, pool: str, fingerprint: str, register: Register
+) -> Site:
+    """Admit a site: its key with SuperLink, its pool with the ledger, its name with the gateway.
+
+    ``site`` and ``pool`` are whom the operator means to admit, ``fingerprint`` what that site read out.
+    """
+    for what, asked, meant in (("site", request.site, site), ("patient pool", request.pool, pool)):
+        if asked != meant:
+            raise InvalidInput(
+                f"{what} of the join request",
+                value=asked,
+                limit=meant[:80],
+                remedy="admit nobody before you know who sent this request",
+            )
     if request.study != workspace.study().id:
         raise InvalidInput("study of the join request", value=request.study[:16], limit=workspace.study().id[:16])
-    if fingerprint != request.fingerprint:
+    if not request.has_fingerprint(fingerprint):  # the right one is not for this side to say: it would only be copied
         raise InvalidInput(
-            "fingerprint of the site's key",
-            value=fingerprint,
-            limit=request.fingerprint,
-            remedy="have the site read its fingerprint out again; if they still differ, the request was exchanged",
+            "fingerprint of the join request",
+            value=fingerprint[:80],
+            limit="the one that the site reads out",
+            remedy="have the site read it out again; if it still differs, the request was exchanged on the way",
         )
     known, admitted = workspace.registered(), read_admitted(workspace.nodes_file)
     for what, value, taken in (
         ("site", request.site, {site.name for site in known}),
         ("patient pool", request.pool, {site.pool for site in known}),
-        ("node key", request.node_key, {node.key for node in admitted}),
+        ("node key", request.node_key, {node.key for node in admitted} | _other_keys(workspace, request.site)),
     ):
         if value in taken:
             raise InvalidInput(f"{what} is registered already", value=value[:64], remedy="`consilium provision list`")
     key_file = workspace.node_keys_dir / f"{request.site}.pub"
     write_atomically(key_file, f"{request.node_key} {request.site}\n".encode())
-    site = Site(name=request.site, pool=request.pool, node_id=register(key_file, request.site))
-    setup.add_site(workspace, site)
+    try:
+        entry = Site(name=request.site, pool=request.pool, node_id=register(key_file, request.site))
+    except (ConsiliumError, OSError):
+        key_file.unlink()  # it was not admitted, so its key is not taken
+        raise
+    setup.add_site(workspace, entry)
     write_admitted(workspace.nodes_file, (*admitted, AdmittedNode(site=request.site, key=request.node_key)))
-    return site
+    return entry
 
 
 def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]) -> bool:
@@ -149,6 +170,11 @@ def standings(workspace: Workspace, *, nodes: Mapping[int, str]) -> tuple[SiteSt
         )
         for site in workspace.registered()
     )
+
+
+def _other_keys(workspace: Workspace, site: str) -> set[str]:
+    """Keys that another site than ``site`` has or had: a key that was revoked comes back under no name."""
+    return {read_node_public_key(path) for path in workspace.node_keys_dir.glob("*.pub") if path.stem != site}
 
 
 def _fingerprint(path: Path) -> str:

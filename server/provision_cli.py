@@ -63,23 +63,27 @@ def kit(
 def approve(
     directory: StudyDir,
     request: Annotated[Path, typer.Argument(help="The request.json the site sent.")],
-    fingerprint: Annotated[str, typer.Option(help="The key's fingerprint as the site read it out: SHA256:….")],
+    site: Annotated[str, typer.Option(help="The site you mean to admit.")],
+    pool: Annotated[str, typer.Option(help="The patient pool it agreed to answer for.")],
+    fingerprint: Annotated[str, typer.Option(help="The request's fingerprint as the site read it out: SHA256:….")],
 ) -> None:
     """Admit a site: its node key, its patient pool, its name. SuperLink must be up.
 
-    Example: consilium provision approve trial request.json --fingerprint SHA256:mVPwvez...
+    Example: consilium provision approve trial request.json --site north --pool north --fingerprint SHA256:mVPwvez...
     """
     from server.daemons import register_node
     from server.supervisor import flower_server
 
     workspace = Workspace(directory)
-    site = provision.approve(
+    admitted = provision.approve(
         workspace,
         read_request(request),
+        site=site,
+        pool=pool,
         fingerprint=fingerprint,
         register=lambda key, name: register_node(flower_server(workspace), key, name=name),
     )
-    typer.echo(f"admitted {site.name}, patient pool {site.pool}, as node {site.node_id}")
+    typer.echo(f"admitted {admitted.name}, patient pool {admitted.pool}, as node {admitted.node_id}")
 
 
 @provision_app.command("list")

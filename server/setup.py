@@ -20,6 +20,7 @@ from common.ledger.keys import (
     load_sealing_key,
     load_signing_key,
     public_hex,
+    public_pem,
 )
 from common.ledger.store import Ledger, PoolDeclaration
 from common.objects import write_atomically
@@ -140,6 +141,7 @@ def write_kit(
 ) -> None:
     """A site's startup kit: kit.json (name, public keys, addresses), ca.crt and study.toml; nothing in it is secret.
 
+    consortium.pem is the signing key's public half once more, for checking the offline bundle with openssl.
     For a joint study whose teachers have the student's network also start.pt, the public start.
     """
     keys = server_keys(workspace)
@@ -151,6 +153,7 @@ def write_kit(
         "superlink": superlink,
     }
     write_atomically(directory / "kit.json", (json.dumps(kit, indent=1) + "\n").encode())
+    write_atomically(directory / "consortium.pem", public_pem(load_signing_key(workspace.signing_key_file)))
     write_atomically(directory / "ca.crt", authority.read_bytes())
     write_atomically(directory / "study.toml", workspace.study_file.read_bytes())
     study = workspace.study()

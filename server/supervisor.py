@@ -7,6 +7,10 @@ with a reason (budget, quorum, bad input), which another try would not cure.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import http.client
+import ssl
 import sys
 import tempfile
 import time
@@ -17,9 +21,10 @@ from typing import Any
 from common.errors import ConsiliumError, DaemonFailed
 from common.events import read_events
 from common.pki import ServerIdentity
-from common.process import DaemonSpec, ProcessGroup, accepts, base_env
+from common.process import DaemonSpec, ProcessGroup, accepts, base_env, reachable
 from common.supervision import Kept, Supervisor, json_report
 from server.daemons import FlowerServer, app_dir, prepare, run_status, stop_run, submit, superexec, superlink
+from server.listener import cannot_listen
 from server.workspace import Workspace
 
 START_TIMEOUT_S = 120.0
@@ -62,8 +67,26 @@ def gateway_daemon(workspace: Workspace, *, bind: str) -> DaemonSpec:
         env=base_env(),
         cwd=folder,
         log=root / "logs" / "gateway.log",
-        ready=lambda: accepts(bind, endpoint.port),
+        ready=lambda: gateway_answers(bind, endpoint.port, folder / "ca.crt"),
     )
+
+
+def gateway_answers(bind: str, port: int, authority: Path) -> bool:
+    """Whether a gateway of this consortium listens there and turns an unsigned request away."""
+    context = ssl.create_default_context(cafile=str(authority))
+    context.check_hostname = False  # its certificate is this authority's, for names that may lead elsewhere from here
+    connection = http.client.HTTPSConnection(reachable(bind), port, timeout=2.0, context=context)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("GET", "/", headers={"host": "localhost"})
+        return connection.getresponse().status == 401
+    return False
+
+
+def port_taken(bind: str, port: int) -> str:
+    """Why nothing can listen at ``port`` now, with the remedy; nothing if it can."""
+    if not accepts(bind, port):
+        return ""
+    return cannot_listen(OSError(errno.EADDRINUSE, ""), bind, port)
 
 
 def serve(
@@ -78,9 +101,15 @@ def serve(
     server = flower_server(workspace, bind=internal_bind)
     prepare(server)
     report = json_report(workspace.root / "logs" / "daemons.jsonl")
-    kept = [Kept(spec=lambda: superlink(server)), Kept(spec=lambda: superexec(server))]
+    endpoint = workspace.endpoint()
+    inner = lambda: port_taken(internal_bind, endpoint.internal_port)  # noqa: E731
+    kept = [
+        Kept(spec=lambda: superlink(server), obstacle=inner, quote=True),
+        Kept(spec=lambda: superexec(server), quote=True),
+    ]
     if gateway:
-        kept.append(Kept(spec=lambda: gateway_daemon(workspace, bind=bind)))
+        outer = lambda: port_taken(bind, endpoint.port)  # noqa: E731
+        kept.append(Kept(spec=lambda: gateway_daemon(workspace, bind=bind), obstacle=outer, quote=True))
     with ProcessGroup() as group:
         try:
             Supervisor(group, kept, report=report).run(on_ready=on_ready)

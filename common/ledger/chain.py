@@ -26,7 +26,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.canonical import canonical_bytes, canonical_text, check_hash, checked_fields, digest, sha256_bytes
-from common.errors import InvalidInput, LedgerCorrupt
+from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, StorageFailed
 from common.ledger.keys import hex_bytes, public_hex, signing_public_key, sync_directory
 
 SCHEMA_VERSION = 1
@@ -309,7 +309,7 @@ class Chain:
                 yield row
                 self._last = row  # only now: a row the reader refused stays unread
         except (sqlite3.DatabaseError, UnicodeError) as error:
-            raise LedgerCorrupt(f"the ledger file cannot be read ({error})") from error
+            raise ledger_error(error, "the ledger file cannot be read") from error
 
     def forget(self) -> None:
         """Start reading from the first row again."""
@@ -371,6 +371,8 @@ class Chain:
         try:
             self._db.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
+            if isinstance(failed := ledger_error(error, ""), StorageFailed):
+                raise failed from error
             raise InvalidInput(
                 "ledger cannot be locked for writing", value=str(error), remedy="see which process holds it; try again"
             ) from error
@@ -386,12 +388,14 @@ class Chain:
                     (last.seq, last.hash, self.public_key, key.sign(message).hex()),
                 )
             self._db.execute("COMMIT")
-        except BaseException:
+        except BaseException as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             if self._appended:
                 before = self._appended[0].seq - 1
                 self._last = self.row(before) if before else None
+            if isinstance(error, sqlite3.Error) and isinstance(failed := ledger_error(error, ""), StorageFailed):
+                raise failed from error
             raise
         finally:
             self._appended, self._in_transaction = [], False
@@ -508,7 +512,7 @@ def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except (sqlite3.DatabaseError, UnicodeError) as error:
-        raise LedgerCorrupt(f"{path} is not a ledger or is damaged ({error})") from error
+        raise ledger_error(error, f"{path} is not a ledger or is damaged") from error
     if application != APPLICATION_ID or "rows" not in tables:
         raise LedgerCorrupt(f"{path} is not a Consilium ledger")
     if ROLES[role] not in tables:
@@ -531,6 +535,26 @@ def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only:
                 connection.execute("ROLLBACK")
             raise
         version = connection.execute("PRAGMA user_version").fetchone()[0]
+
+
+def ledger_error(error: Exception, damaged: str) -> ConsiliumError:
+    """What went wrong with a ledger's file, by SQLite's code: the disk, access to the file, or the file itself.
+
+    ``damaged`` are the words for the last. A full disk is no damage: what was committed is whole.
+    """
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # extended codes name the call that failed
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        what = "the disk is full" if code == sqlite3.SQLITE_FULL else "the disk is full or failing"
+        return StorageFailed(
+            f"the ledger cannot be written: {what} ({error}); nothing was charged; "
+            "to fix: free space where the ledger lies (`df`), see the system's log if there is some, and try again"
+        )
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return InvalidInput("ledger is locked", value=str(error), remedy="see which process holds it; try again")
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+        remedy = "let this user write to the ledger's file and folder, and see that the disk is not full"
+        return InvalidInput("ledger file cannot be opened", value=str(error), remedy=remedy)
+    return LedgerCorrupt(f"{damaged} ({error})")
 
 
 def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3.Connection:
@@ -567,7 +591,7 @@ def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3
             connection.execute("PRAGMA trusted_schema = OFF")
     except (sqlite3.DatabaseError, UnicodeError) as error:
         connection.close()
-        raise LedgerCorrupt(f"{path} is not a ledger or is damaged ({error})") from error
+        raise ledger_error(error, f"{path} is not a ledger or is damaged") from error
     except BaseException:
         connection.close()
         raise

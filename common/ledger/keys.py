@@ -64,6 +64,11 @@ def public_hex(key: Ed25519PublicKey | X25519PublicKey | Ed25519PrivateKey | X25
     return public.public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
 
 
+def public_pem(key: Ed25519PrivateKey) -> bytes:
+    """The public half as openssl reads it."""
+    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
 def signing_public_key(text: str) -> Ed25519PublicKey:
     """The Ed25519 public key named by 64 hex digits."""
     return Ed25519PublicKey.from_public_bytes(_raw(text))

@@ -6,12 +6,13 @@ ledger's own key covers, and a signing key that is not the ledger's.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from typing import Generic, Protocol, Self, TypeVar
 
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.books import SigningKey
-from common.ledger.chain import Chain, Row, SignedHead
+from common.ledger.chain import Chain, Row, SignedHead, ledger_error
 
 
 class FilledByRows(Protocol):
@@ -43,6 +44,9 @@ class OpenLedger(Generic[B]):
                     limit=f"the ledger's key, {books.key.public_key}",
                     remedy="use the key file that belongs to this ledger, or the one it was rotated to",
                 )
+        except sqlite3.Error as error:
+            chain.close()
+            raise ledger_error(error, "the ledger file cannot be read") from error
         except BaseException:
             chain.close()
             raise

@@ -16,7 +16,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from common.canonical import sha256_bytes
-from common.errors import InvalidInput, LedgerCorrupt
+from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from common.ledger.books import Books
 from common.ledger.chain import (
     APPLICATION_ID,
@@ -26,6 +26,7 @@ from common.ledger.chain import (
     SignedHead,
     check_link,
     connect,
+    ledger_error,
     schema_sql,
 )
 from common.ledger.keys import public_hex
@@ -144,6 +145,8 @@ def verify(
         except LedgerCorrupt as error:
             check.problem(error.row, _without_row(error))
         except (sqlite3.Error, UnicodeError, OverflowError) as error:  # SQLite's own messages may quote damaged bytes
+            if isinstance(failed := ledger_error(error, ""), StorageFailed):
+                raise failed from error
             check.problem(None, f"the file cannot be read ({type(error).__name__}: {error})")
         return check.report(path)
     finally:

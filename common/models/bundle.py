@@ -1,4 +1,4 @@
-"""A student's bundle, as ``server.bundle`` writes it → its network and the data settings it was trained for.
+"""A student's bundle, as ``student_bundle`` writes it → its network and the data settings it was trained for.
 
 Reads the configuration as data: nothing in a bundle is executed, and its weights are read as weights alone.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from common.config import DataConfig
+from common.config import DataConfig, TrainingConfig
 from common.errors import InvalidInput
 from common.models.unet import build_unet, load_weights
 
@@ -33,7 +33,7 @@ def open_bundle(directory: Path) -> Bundle:
         inference = json.loads((directory / "configs" / "inference.json").read_text(encoding="utf-8"))
         inputs = metadata["network_data_format"]["inputs"]["image"]
         labels = metadata["network_data_format"]["outputs"]["pred"]["channel_def"]
-        levels = tuple(int(n) for n in inference["network_def"]["channels"])
+        recipe = TrainingConfig(channels=tuple(inference["network_def"]["channels"]))
         spacing = next(t["pixdim"] for t in inference["preprocessing"]["transforms"] if t["_target_"] == "Spacingd")
         window = inference.get("inferer", {}).get("roi_size", [])
         data = DataConfig(
@@ -48,11 +48,11 @@ def open_bundle(directory: Path) -> Bundle:
             value=str(directory),
             remedy="run `consilium site student pull`, or give a bundle's directory",
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, StopIteration, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, StopIteration, AttributeError, RecursionError) as error:
         raise InvalidInput(
             "bundle cannot be read", value=str(directory), limit="one that Consilium exported"
         ) from error
-    network = build_unet(levels, in_channels=len(data.channels), out_channels=len(data.labels))
+    network = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels))
     weights = load_weights(directory / "models" / "model.pt", network)
     network.eval()
     return Bundle(network=network, data=data, weights=weights, patch=tuple(int(n) for n in window))

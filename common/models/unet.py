@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import struct
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -96,10 +98,9 @@ def load_weights(path: Path, model: torch.nn.Module, *, expected_hash: str | Non
 def weights_from_bytes(content: bytes, model: torch.nn.Module) -> None:
     """Load the bytes of :func:`weights_to_bytes` into ``model``; InvalidInput unless they are exactly its weights."""
     try:
-        if content[:4] != b"PK\x03\x04":  # torch.save writes a zip file; older pickles are not read at all
-            raise pickle.UnpicklingError("no zip file")
+        _check_plain_zip(content)
         state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+    except _UNREADABLE as error:
         raise InvalidInput(
             "weights file holds something other than weights", remedy="train or fetch it again"
         ) from error
@@ -111,6 +112,8 @@ def weights_from_bytes(content: bytes, model: torch.nn.Module) -> None:
             isinstance(tensor, torch.Tensor)
             and tensor.shape == expected[name].shape
             and tensor.dtype == expected[name].dtype
+            and tensor.layout == torch.strided
+            and tensor.device.type == "cpu"
             for name, tensor in state.items()
         )
     )
@@ -119,3 +122,21 @@ def weights_from_bytes(content: bytes, model: torch.nn.Module) -> None:
     if not all(torch.isfinite(tensor).all() for tensor in state.values()):
         raise InvalidInput("weights hold NaN or infinite values", remedy="train again with a lower learning rate")
     model.load_state_dict(state)
+
+
+_UNREADABLE = (
+    *(pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, OSError, TypeError, AttributeError),
+    *(ArithmeticError, AssertionError, ImportError, zipfile.BadZipFile, struct.error),
+)
+"""What torch and zipfile raise for bytes nobody honest wrote."""
+
+
+def _check_plain_zip(content: bytes) -> None:
+    """torch.save writes a zip file of stored entries. Older pickles, and entries that unpack to more, are not read."""
+    if content[:4] != b"PK\x03\x04":
+        raise pickle.UnpicklingError("no zip file")
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        entries = archive.infolist()
+    stored = all(e.compress_type == zipfile.ZIP_STORED and e.compress_size == e.file_size for e in entries)
+    if not stored or sum(entry.file_size for entry in entries) > len(content):
+        raise pickle.UnpicklingError("entries that unpack to more than they are")

@@ -71,6 +71,8 @@ def running(
                 provision.approve(
                     workspace,
                     request,
+                    site=name,
+                    pool=request.pool,
                     fingerprint=request.fingerprint,
                     register=lambda key, name: register_node(server, key, name=name),
                 )

@@ -31,6 +31,7 @@ from server.dashboard.security import Gate, SecureHeaders, check_origin, check_t
 from server.dashboard.service import Certifier, Service
 from server.dashboard.views import epsilon_curve
 from server.decisions import DecisionStore
+from server.exact import Hosts, KnownHosts
 from server.workspace import Workspace
 
 HERE = Path(__file__).parent
@@ -42,7 +43,8 @@ class Options:
     """How one dashboard is run. ``state`` is its own directory; ``secure`` says that browsers reach it over TLS.
 
     ``certifier`` gives the command that writes a certificate into a folder; ``metrics_token`` opens ``/metrics`` to a
-    bearer of it beside signed-in users.
+    bearer of it beside signed-in users. ``hosts`` are the names it is called by beside those of the machine itself: a
+    page of another name that leads here is answered nothing.
     """
 
     study: Path
@@ -51,6 +53,7 @@ class Options:
     session_hours: float = 12.0
     metrics_token: str | None = None
     certifier: Certifier | None = None
+    hosts: Hosts = lambda: ()
     poll_s: float = 1.0
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -103,6 +106,7 @@ def create_app(options: Options) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
     )
+    app.add_middleware(KnownHosts, hosts=options.hosts)
     app.add_middleware(SecureHeaders, secure=options.secure)
     _sign_in(app, options=options, templates=templates, gate=gate, users=users, sessions=sessions, service=service)
     _health(app, options=options, gate=gate, service=service)

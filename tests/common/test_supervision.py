@@ -181,3 +181,34 @@ with ProcessGroup() as group:
         assert process.wait(20) == 0
     pid = json.loads((tmp_path / "facts").read_text().splitlines()[0])["pid"]
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_daemon_whose_port_is_taken_is_not_started_and_nothing_is_ready(world: World) -> None:
+    taken = ["cannot listen on 0.0.0.0:8443: another program has it; to fix: end that program"]
+    told: list[str] = []
+    supervisor = world.supervisor(
+        Kept(spec=lambda: world.spec(SLEEP, ready=lambda: True), obstacle=lambda: taken[0] if taken else "", quote=True)
+    )
+    for _ in range(3):
+        supervisor.step()
+        world.now += 0.1
+    assert not supervisor.ready
+    assert world.of("daemon-started") == told
+    (ended,) = world.of("daemon-ended")
+    assert ended["why"] == taken[0]
+    assert "said" not in ended  # it never began, so its log speaks of another time
+    taken.clear()
+    world.now = 2.0
+    supervisor.step()
+    supervisor.step()
+    assert supervisor.ready
+
+
+def test_what_a_daemon_said_last_is_in_the_line_only_where_its_log_may_be_quoted(world: World) -> None:
+    code = "import sys; print('error: no room; to fix: make room'); print('bye'); sys.exit(3)"
+    for name, quote in (("server", True), ("site", False)):
+        supervisor = world.supervisor(Kept(spec=lambda name=name: world.spec(code, name=name), quote=quote))
+        world.until(supervisor, lambda name=name: any(f["daemon"] == name for f in world.of("daemon-ended")))
+    quoted, silent = world.of("daemon-ended")
+    assert quoted["said"] == "error: no room; to fix: make room"
+    assert "said" not in silent

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from common.config import DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import fit, one_hot
+from common.models.student_bundle import PrivacyFacts, export_bundle
 from common.models.unet import build_unet
 from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
 from consilium.predict import app, load_model
-from server.bundle import PrivacyFacts, export_bundle
 
 LABELS = ("background", "left", "right")
 DATA = DataConfig(labels=LABELS, spacing_mm=(1, 1, 1), grid=(16, 16, 16))

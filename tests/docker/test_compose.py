@@ -201,8 +201,10 @@ def test_systemd_runs_commands_that_exist_without_privilege(unit: Path) -> None:
 
 def test_the_list_of_contents_names_what_is_installed() -> None:
     sbom = module("sbom")
-    found = {entry["name"]: entry for entry in sbom.python_components(sys.executable)}
+    found = {entry["name"]: entry for entry in sbom.python_components(sys.executable, {"cryptography": "a" * 64})}
     assert found["cryptography"]["purl"] == f"pkg:pypi/cryptography@{metadata.version('cryptography')}"
+    assert found["cryptography"]["hashes"] == [{"alg": "SHA-256", "content": "a" * 64}]
+    assert "hashes" not in found["numpy"]
 
 
 def test_the_image_ends_as_another_user_than_root_and_takes_only_what_is_named() -> None:

@@ -47,6 +47,8 @@ def test_a_study_ends_with_the_roster_it_says_whoever_was_absent(tmp_path: Path)
         provision.approve(
             workspace,
             request,
+            site="down",
+            pool=request.pool,
             fingerprint=request.fingerprint,
             register=lambda key, name: register_node(server, key, name=name),
         )

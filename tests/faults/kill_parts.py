@@ -21,7 +21,7 @@ import torch
 
 import common.ledger.chain as chain
 import common.models.fit as fit
-import server.bundle
+import common.models.student_bundle as student_bundle
 import server.query
 from common.events import EventLog
 from common.ledger.store import Ledger
@@ -138,7 +138,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "one label decoded": event("label-decoded", 1),
     "checkpoint in the middle of the student": lambda: around(fit, "_save", after=on_call(1)),
     "one control trained": event("control-trained", 1),
-    "half a bundle written": lambda: around(server.bundle, "_write_json", after=on_call(2)),
+    "half a bundle written": lambda: around(student_bundle, "write_atomically", after=on_call(2)),
     "bundle written, not yet said": lambda: around(finish, "export_bundle", after=on_call(1)),
 }
 

@@ -191,6 +191,8 @@ def test_two_parties_with_the_bundle_alone_connect_in_ten_minutes_and_answer_a_s
     consortium_opens(server)
     data = folder_of(site, "data")
     folder_of(site, "site")
+    signing_key = server.folder / "study" / "keys" / "ledger.key"
+    subprocess.run([ROOT / "docker" / "sign.sh", site.folder / "bundle", signing_key], check=True)
     shutil.copytree(server.folder / "study" / "kits" / "north", site.folder / "bundle" / "kit")
     site.environment |= {"SITE_DIR": str(site.folder / "site"), "DATA_DIR": str(data / "north")}
     patients = server.folder / "study" / "split" / "sites"
@@ -199,6 +201,8 @@ def test_two_parties_with_the_bundle_alone_connect_in_ten_minutes_and_answer_a_s
     kit = ("--volume", f"{site.folder}/bundle/kit:/kit:ro")
 
     started = time.monotonic()  # the hospital's administrator begins, with bundle and kit
+    public = ("-pubin", "-inkey", "kit/consortium.pem")
+    site.types("openssl", "pkeyutl", "-verify", "-rawin", *public, "-sigfile", "SHA256SUMS.sig", "-in", "SHA256SUMS")
     site.types("sha256sum", "--check", "SHA256SUMS")
     site.types("docker", "load", "--input", "images-site.tar.gz")
     run = ("run", "--rm", "-T", *ONE_THREAD)
@@ -209,7 +213,8 @@ def test_two_parties_with_the_bundle_alone_connect_in_ten_minutes_and_answer_a_s
     # The request goes by mail; the consortium is told the fingerprint over the telephone.
     request = shutil.copy(site.folder / "site" / "request.json", server.folder / "study" / "request.json")
     os.chown(request, server.owner, server.owner)
-    approve = ("provision", "approve", "/study", "/study/request.json", "--fingerprint", fingerprint)
+    whom = ("--site", "north", "--pool", "north", "--fingerprint", fingerprint)
+    approve = ("provision", "approve", "/study", "/study/request.json", *whom)
     server.compose("exec", "-T", "server", "consilium", *approve)
     site.compose(*run, "worker", "site", "train", "--site-dir", "/site")
     site.compose("up", "-d")

@@ -129,7 +129,8 @@ def test_units_started_by_systemd_connect_and_answer_a_study_and_end_cleanly(mac
     machine.root("systemctl", "start", SERVER)
     until(lambda: ready(machine, f"{STUDY}/logs/daemons.jsonl"), "the server is up")
     request = f"{SITE}/request.json"
-    machine.consilium("provision", "approve", STUDY, request, "--fingerprint", machine.fingerprint)
+    whom = ("--site", "north", "--pool", "north", "--fingerprint", machine.fingerprint)
+    machine.consilium("provision", "approve", STUDY, request, *whom)
     assert "FAIL" not in machine.consilium("site", "doctor", "--site-dir", SITE)
     machine.root("systemctl", "start", WORKER, NODE)
     until(lambda: ready(machine, f"{SITE}/node/logs/daemons.jsonl"), "the site is connected")

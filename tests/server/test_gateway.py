@@ -48,7 +48,7 @@ class Gateway:
 
         async def one() -> httpx.Response:
             upstream = httpx.AsyncClient(base_url="https://superlink", transport=httpx.MockTransport(self._superlink))
-            app = gateway_app(self.files, upstream=upstream, clock=lambda: NOW)
+            app = gateway_app(self.files, upstream=upstream, hosts=lambda: ("gateway",), clock=lambda: NOW)
             transport = httpx.ASGITransport(app=app)
             async with upstream, httpx.AsyncClient(transport=transport, base_url="https://gateway") as http:
                 return await http.request(method, path, headers=sent, content=body)

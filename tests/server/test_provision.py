@@ -15,7 +15,7 @@ from client.setup import SiteKit, create_site
 from common.admission import JoinRequest, read_request
 from common.errors import DaemonFailed, InvalidInput
 from common.node_auth import read_admitted
-from common.pki import expires
+from common.pki import expires, node_fingerprint
 from server import provision, setup
 from server.workspace import Endpoint, Site, Workspace
 from tests.federation import make_study
@@ -39,7 +39,12 @@ def join(workspace: Workspace, folder: Path, name: str, *, pool: str = "") -> Jo
 
 def approve(workspace: Workspace, request: JoinRequest, *, node_id: int = 7, fingerprint: str = "") -> Site:
     return provision.approve(
-        workspace, request, fingerprint=fingerprint or request.fingerprint, register=lambda _key, _name: node_id
+        workspace,
+        request,
+        site=request.site,
+        pool=request.pool,
+        fingerprint=fingerprint or request.fingerprint,
+        register=lambda _key, _name: node_id,
     )
 
 
@@ -49,7 +54,11 @@ def test_a_site_is_bound_to_its_key_its_pool_and_its_node(workspace: Workspace, 
     assert workspace.sites() == (Site(name="north", pool="north/adults", node_id=2**63 + 1),)
     assert [(node.site, node.key) for node in read_admitted(workspace.nodes_file)] == [("north", request.node_key)]
     (standing,) = provision.standings(workspace, nodes={7: "online"})
-    assert (standing.site, standing.admitted, standing.fingerprint) == ("north", True, request.fingerprint)
+    assert (standing.site, standing.admitted, standing.fingerprint) == (
+        "north",
+        True,
+        node_fingerprint(request.node_key),
+    )
     assert standing.node == "unknown"
 
 

@@ -266,9 +266,10 @@ class Federation:
 
     def admit(self, name: str) -> None:
         request = self.root / name / "request.json"
-        fingerprint = read_request(request).fingerprint
+        asked = read_request(request)
         done = self.command(
-            "provision", "approve", str(self.workspace.root), str(request), "--fingerprint", fingerprint
+            *("provision", "approve", str(self.workspace.root), str(request)),
+            *("--site", name, "--pool", asked.pool, "--fingerprint", asked.fingerprint),
         )
         assert done.returncode == 0, done.stderr
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from common.errors import InvalidInput
 from server.dashboard.auth import Role, Sessions, Throttle, UserFile
 from server.dashboard.security import local_path
-from tests.server.dashboard.conftest import PASSWORD, Clock, TestClient
+from tests.server.dashboard.conftest import PASSWORD, Clock, Recorded, TestClient
 
 PAGES = ("/", "/study", "/sites", "/ledger", "/labels", "/student", "/planner")
 
@@ -163,3 +164,23 @@ def test_metrics_open_to_their_token_or_a_session_and_to_nothing_else(client, si
     assert client.get("/metrics", headers={"authorization": "Bearer guess"}).status_code == 401
     assert client.get("/metrics", headers={"authorization": "Bearer " + "m" * 20}).status_code == 200
     assert signed_in("paul").get("/metrics").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "localhost/x", "localhost@evil.example", ""]
+)
+def test_a_page_of_another_name_that_leads_here_is_answered_nothing(client: TestClient, host: str) -> None:
+    for path in ("/", "/login", "/healthz", "/metrics", "/api/openapi.json", "/static/dashboard.css"):
+        answer = client.get(path, headers={"host": host})
+        assert (answer.status_code, answer.text) == (421, "unknown host\n")
+        assert answer.headers["content-security-policy"]
+    assert client.get("/healthz").status_code == 200
+
+
+def test_the_names_an_operator_gives_are_answered(collected: Recorded, state: Path) -> None:
+    from server.dashboard.app import Options, create_app
+
+    options = Options(study=collected.workspace.root, state=state, hosts=lambda: {"pate.example.org"})
+    with TestClient(create_app(options), base_url="http://pate.example.org", follow_redirects=False) as client:
+        assert client.get("/login").status_code == 200
+        assert client.get("/login", headers={"host": "PATE.example.org:8050"}).status_code == 200

@@ -27,9 +27,9 @@ from common.config import DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.volume import load_volume, to_native
 from common.errors import InvalidInput
 from common.models.fit import predict
+from common.models.student_bundle import PrivacyFacts, export_bundle
 from common.models.unet import build_unet
 from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
-from server.bundle import PrivacyFacts, export_bundle
 
 torch.set_num_threads(1)
 

@@ -2,16 +2,20 @@
 
 Layout: ``configs/{metadata,inference,privacy}.json``, ``models/model.pt`` (a plain state dict), ``docs/README.md``,
 ``LICENSE``. The inference workflow repeats the study's preprocessing and writes label maps on each file's own voxels;
-it needs MONAI and nibabel only. Refuses to write over a directory that is not a bundle.
+it needs MONAI and nibabel only. Every file but the weights is made from the study, the privacy facts, a few numbers and
+the versions of four libraries, so that a site can make them anew and take nothing but values from the server: MONAI
+evaluates what a bundle's configuration says. Refuses to write over a directory that is not a bundle, and files that are
+not what this program makes of the values in them.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import monai
@@ -19,17 +23,32 @@ import nibabel
 import numpy as np
 import torch
 
-from common.canonical import check_hash, sha256_file
-from common.config import Study
+from common.canonical import check_hash, checked_fields, sha256_file
+from common.config import Study, TrainingConfig, check_text
 from common.errors import InvalidInput
 from common.models.fit import WINDOW_OVERLAP, inferer_of
-from common.models.unet import save_weights
+from common.models.unet import build_unet, weights_from_bytes, weights_to_bytes
+from common.objects import write_atomically
 from common.privacy.figures import delta_text, epsilon_text
-from common.privacy.mechanism import AccountantName, Protection
+from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
 
 METADATA_SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 )
+
+VERSION = "0.1.0"
+"""Of the layout, in every bundle's metadata."""
+
+METADATA, INFERENCE, PRIVACY = "configs/metadata.json", "configs/inference.json", "configs/privacy.json"
+WEIGHTS, README, LICENCE = "models/model.pt", "docs/README.md", "LICENSE"
+FILES = (METADATA, INFERENCE, PRIVACY, WEIGHTS, README, LICENCE)
+"""All that a bundle consists of."""
+
+MAX_TEXT_BYTES = 1 << 20
+"""Of all files but the weights together."""
+
+MAX_FIGURES = 64
+_SENTENCES = ("guarantee", "spent")
 
 LICENSE = """\
 The configuration files of this bundle are licensed under the Apache License, Version 2.0
@@ -73,7 +92,11 @@ class PrivacyFacts:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
                 raise InvalidInput(f"privacy facts: {name}", value=value, limit="a finite number ≥ 0")
-        if not 0 < self.delta < 1:
+        for name in ("queries", "sites", "voters_per_site"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= 1_000_000_000:
+                raise InvalidInput(f"privacy facts: {name}", value=value, limit="an integer from 1 to 10^9")
+        if not isinstance(self.delta, float) or not 0 < self.delta < 1:
             raise InvalidInput("privacy facts: delta", value=self.delta, limit="above 0 and below 1")
         for name in ("ledger_head", "study", "codec"):
             check_hash(getattr(self, name))
@@ -113,6 +136,146 @@ class PrivacyFacts:
             del facts["epsilon_paper"]
         return dict(sorted(facts.items()))
 
+    @classmethod
+    def from_json(cls, record: object) -> PrivacyFacts:
+        """Read what :meth:`to_json` gave, derived fields left aside; InvalidInput for anything else."""
+        if not isinstance(record, dict):
+            raise InvalidInput("privacy facts", value=type(record).__name__, limit="a mapping")
+        floats = ("budget_epsilon", "epsilon_exact", "epsilon_rdp", "delta", "noise_multiplier")
+        kinds: dict[str, type] = dict.fromkeys(floats, float)
+        kinds |= dict.fromkeys(("queries", "sites", "voters_per_site"), int)
+        kinds |= dict.fromkeys(("accountant", "unit", "relation", "ledger_head", "study", "codec"), str)
+        kinds |= dict.fromkeys(_SENTENCES, str)
+        kinds |= {name: float for name in ("epsilon", "epsilon_paper") if name in record}
+        given = checked_fields(record, kinds)
+        for derived in (*_SENTENCES, "epsilon"):
+            given.pop(derived, None)
+        try:
+            protection = Protection(unit=Unit(given.pop("unit")), relation=Relation(given.pop("relation")))
+            return cls(**{**given, "accountant": AccountantName(given["accountant"]), "protection": protection})
+        except ValueError as error:
+            raise InvalidInput("privacy facts", limit="a known unit, relation and accountant") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """Versions of what the student was trained with, as the metadata names them."""
+
+    monai: str
+    pytorch: str
+    numpy: str
+    nibabel: str
+
+    def __post_init__(self) -> None:
+        for name in ("monai", "pytorch", "numpy", "nibabel"):
+            if not re.fullmatch(r"[0-9][0-9A-Za-z.+-]{0,63}", getattr(self, name)):
+                raise InvalidInput(f"version of {name} in a bundle", value=getattr(self, name)[:64], limit="a version")
+
+    @classmethod
+    def here(cls) -> Libraries:
+        """Those of this process."""
+        return cls(
+            monai=monai.__version__,
+            pytorch=str(torch.__version__),
+            numpy=np.__version__,
+            nibabel=nibabel.__version__,
+        )
+
+
+def bundle_files(
+    study: Study,
+    *,
+    weights: bytes,
+    privacy: PrivacyFacts,
+    dice: Mapping[str, float] | None = None,
+    libraries: Libraries | None = None,
+) -> dict[str, bytes]:
+    """Every file of the bundle by its path; equal arguments give equal bytes. ``libraries``: this process's by default.
+
+    ``dice``: figures measured on labelled public cases, by name.
+    """
+    figures = _checked_figures(dice or {})
+    return {
+        METADATA: _json(metadata(study, privacy, dice=figures, libraries=libraries or Libraries.here())),
+        INFERENCE: _json(inference(study)),
+        PRIVACY: _json(privacy.to_json()),
+        WEIGHTS: weights,
+        README: _readme(study, privacy, figures).encode(),
+        LICENCE: LICENSE.encode(),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class BundleValues:
+    """All that is taken from a bundle somebody else packed: numbers, names, and the bytes of its weights.
+
+    ``channels`` and ``patch`` are the network's; a recipe is no part of what a site consents to.
+    """
+
+    channels: tuple[int, ...]
+    patch: tuple[int, ...]
+    weights: bytes
+    privacy: PrivacyFacts
+    figures: Mapping[str, float]
+    libraries: Libraries
+
+
+def read_values(files: Mapping[str, bytes]) -> BundleValues:
+    """The values in a bundle's files, each within its bounds; InvalidInput for files no export writes."""
+    if files.keys() != set(FILES):
+        wrong = sorted(files.keys() ^ set(FILES))
+        raise InvalidInput("files of a bundle", value=wrong[:8], limit=f"exactly {', '.join(FILES)}")
+    if sum(len(content) for name, content in files.items() if name != WEIGHTS) > MAX_TEXT_BYTES:
+        raise InvalidInput("text in a bundle", limit=f"{MAX_TEXT_BYTES} bytes in all")
+    try:
+        described, workflow = json.loads(files[METADATA]), json.loads(files[INFERENCE])
+        recipe = TrainingConfig(
+            channels=tuple(workflow["network_def"]["channels"]), patch=tuple(workflow["inferer"].get("roi_size", ()))
+        )
+        return BundleValues(
+            channels=recipe.channels,
+            patch=recipe.patch,
+            weights=files[WEIGHTS],
+            privacy=PrivacyFacts.from_json(json.loads(files[PRIVACY])),
+            figures=_checked_figures(described["eval_metrics"]),
+            libraries=Libraries(
+                monai=described["monai_version"],
+                pytorch=described["pytorch_version"],
+                numpy=described["numpy_version"],
+                nibabel=described["required_packages_version"]["nibabel"],
+            ),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise InvalidInput("a bundle's configuration cannot be read", limit="one that Consilium exported") from error
+
+
+def regenerate(values: BundleValues, study: Study) -> dict[str, bytes]:
+    """The bundle that ``values`` make here: this program's own words about ``study``, the weights written anew.
+
+    InvalidInput unless the weights are tensors of the network that ``values`` describe, and nothing else.
+    """
+    network = build_unet(values.channels, in_channels=len(study.data.channels), out_channels=len(study.data.labels))
+    weights_from_bytes(values.weights, network)
+    return bundle_files(
+        replace(study, student=replace(study.student, channels=values.channels, patch=values.patch)),
+        weights=weights_to_bytes(network),
+        privacy=values.privacy,
+        dice=values.figures,
+        libraries=values.libraries,
+    )
+
+
+def check_same(files: Mapping[str, bytes], own: Mapping[str, bytes]) -> None:
+    """InvalidInput naming the first of ``files`` that is not, byte for byte, what was made here; weights are values."""
+    for name in FILES:
+        if name != WEIGHTS and own[name] != files[name]:
+            raise InvalidInput(
+                "a bundle's file is not what this program makes of the study",
+                value=name,
+                remedy="run the same release of Consilium here and at the server; if it is the same, the bundle was "
+                "tampered with: tell the consortium",
+            )
+
 
 def export_bundle(
     directory: Path,
@@ -121,8 +284,6 @@ def export_bundle(
     model: torch.nn.Module,
     privacy: PrivacyFacts,
     dice: Mapping[str, float] | None = None,
-    version: str = "0.1.0",
-    license_text: str = LICENSE,
 ) -> dict[str, str]:
     """Write the bundle and return the SHA-256 of each of its files by relative path.
 
@@ -130,43 +291,42 @@ def export_bundle(
     cases, by name; they go to the metadata. An earlier bundle at ``directory`` is replaced only once the new one is
     complete. Raises InvalidInput for a directory that holds something else.
     """
-    if directory.exists() and not (directory / "configs" / "metadata.json").is_file() and any(directory.iterdir()):
+    if directory.exists() and not (directory / METADATA).is_file() and any(directory.iterdir()):
         raise InvalidInput("bundle directory holds something else", value=str(directory), remedy="choose another one")
-    fresh = directory.with_name(f".{directory.name}.tmp")  # one name, so that the next export clears what a crash left
-    shutil.rmtree(fresh, ignore_errors=True)
-    try:
-        for folder in ("configs", "models", "docs"):
-            (fresh / folder).mkdir(parents=True)
-        save_weights(fresh / "models" / "model.pt", model)
-        _write_json(fresh / "configs" / "metadata.json", metadata(study, privacy, dice=dice, version=version))
-        _write_json(fresh / "configs" / "inference.json", inference(study))
-        _write_json(fresh / "configs" / "privacy.json", privacy.to_json())
-        (fresh / "docs" / "README.md").write_text(_readme(study, privacy, dice), encoding="utf-8")
-        (fresh / "LICENSE").write_text(license_text, encoding="utf-8")
-        if directory.exists():
-            shutil.rmtree(directory)
-        fresh.rename(directory)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    write_bundle(directory, bundle_files(study, weights=weights_to_bytes(model), privacy=privacy, dice=dice))
     return {
         str(path.relative_to(directory)): sha256_file(path) for path in sorted(directory.rglob("*")) if path.is_file()
     }
 
 
+def write_bundle(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Put a bundle's files where ``directory`` is, whole or not at all."""
+    fresh = directory.with_name(f".{directory.name}.tmp")  # one name, so that the next one clears what a crash left
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        for name, content in files.items():
+            write_atomically(fresh / name, content)
+        if directory.exists():
+            shutil.rmtree(directory)
+        fresh.rename(directory)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
 def metadata(
-    study: Study, privacy: PrivacyFacts, *, dice: Mapping[str, float] | None = None, version: str = "0.1.0"
+    study: Study, privacy: PrivacyFacts, *, dice: Mapping[str, float], libraries: Libraries
 ) -> dict[str, object]:
     """``configs/metadata.json``: the fields of MONAI's bundle specification."""
     structures = ", ".join(study.data.labels[1:])
     shared = {"spatial_shape": list(study.data.grid), "dtype": "float32", "value_range": [], "is_patch_data": False}
     return {
         "schema": METADATA_SCHEMA,
-        "version": version,
-        "changelog": {version: "exported by Consilium"},
-        "monai_version": monai.__version__,
-        "pytorch_version": str(torch.__version__),
-        "numpy_version": np.__version__,
-        "required_packages_version": {"nibabel": nibabel.__version__},
+        "version": VERSION,
+        "changelog": {VERSION: "exported by Consilium"},
+        "monai_version": libraries.monai,
+        "pytorch_version": libraries.pytorch,
+        "numpy_version": libraries.numpy,
+        "required_packages_version": {"nibabel": libraries.nibabel},
         "task": f"Segmentation of {structures} in MRI",
         "description": f"Student of the study {study.name}, trained on privately aggregated pseudo-labels: "
         f"{privacy.sentence()}",
@@ -176,7 +336,7 @@ def metadata(
         "data_type": "nibabel",
         "image_classes": f"{len(study.data.channels)} channel(s), z-scored",
         "pred_classes": f"{len(study.data.labels)} channels of logits",
-        "eval_metrics": {name: float(value) for name, value in (dice or {}).items()},
+        "eval_metrics": dict(dice),
         "intended_use": "research; not a medical device, not for diagnosis",
         "references": [],
         "network_data_format": {
@@ -319,8 +479,8 @@ def _inferer(study: Study) -> dict[str, object]:
     }
 
 
-def _readme(study: Study, privacy: PrivacyFacts, dice: Mapping[str, float] | None) -> str:
-    measured = "".join(f"| {name} | {value:.3f} |\n" for name, value in (dice or {}).items())
+def _readme(study: Study, privacy: PrivacyFacts, dice: Mapping[str, float]) -> str:
+    measured = "".join(f"| {name} | {value:.3f} |\n" for name, value in dice.items())
     table = (
         f"\n| Dice on labelled public cases | |\n|---|---|\n{measured}" if measured else "\nNo figures were measured.\n"
     )
@@ -354,5 +514,16 @@ Research only: not a medical device, not for diagnosis.
 """
 
 
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+def _checked_figures(figures: object) -> dict[str, float]:
+    """Measured figures by name, as they stand in the metadata."""
+    if not isinstance(figures, Mapping) or len(figures) > MAX_FIGURES:
+        raise InvalidInput("figures of a bundle", limit=f"at most {MAX_FIGURES}, by name")
+    for name, value in figures.items():
+        check_text(name, what="name of a bundle's figure")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise InvalidInput(f"figure {name} of a bundle", value=str(value)[:32], limit="a finite number")
+    return {name: float(value) for name, value in figures.items()}
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

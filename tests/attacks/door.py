@@ -1,0 +1,146 @@
+"""The real gateway in a process of its own, before a stand-in for SuperLink that reads bodies and answers ``ok``.
+
+Asked over TCP and TLS with connections that a test holds open, cuts in the middle or fills, as it likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from common.node_auth import AdmittedNode, signed_headers, write_admitted
+from common.objects import ObjectStore
+from common.pki import (
+    create_authority,
+    create_node_keys,
+    issue_server_certificate,
+    load_node_key,
+    read_node_public_key,
+)
+from common.process import Daemon, DaemonSpec, ProcessGroup, accepts, base_env, free_ports
+
+SUPERLINK = """
+import sys
+import uvicorn
+async def app(scope, receive, send):
+    size = 0
+    while scope["type"] == "http":
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        size += len(message.get("body", b""))
+        if not message.get("more_body"):
+            break
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), ssl_certfile=sys.argv[2], ssl_keyfile=sys.argv[3],
+            log_level="critical", lifespan="off", ws="none")
+"""
+ROOT = Path(__file__).resolve().parents[2]
+Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """A gateway on loopback that admitted the sites in ``keys``."""
+
+    port: int
+    gateway: Daemon
+    keys: Mapping[str, ec.EllipticCurvePrivateKey]
+    authority: Path
+    store: ObjectStore
+
+    def memory_mib(self) -> float:
+        """What the gateway's process holds in memory now."""
+        for line in Path(f"/proc/{self.gateway.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise AssertionError("the gateway is gone")
+
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncIterator[tuple[Reader, Writer]]:
+        """A connection whose handshake is done."""
+        context = ssl.create_default_context(cafile=str(self.authority))
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=context, server_hostname="localhost")
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+    def head(self, site: str, method: str, path: str, *, length: int = 0, host: str = "localhost") -> bytes:
+        """A request's head that ``site`` signed now."""
+        headers = signed_headers(self.keys[site], method=method, path=path, now=datetime.now(UTC))
+        lines = [f"{method} {path} HTTP/1.1", f"host: {host}", f"content-length: {length}"]
+        return "\r\n".join((*lines, *(f"{name}: {value}" for name, value in headers.items()), "", "")).encode()
+
+    async def ask(self, site: str, *, body: bytes = b"", path: str = "/v1/fleet/pull-messages") -> int:
+        """The status a site is answered on a connection of its own; 0 where it was cut off."""
+        try:
+            async with asyncio.timeout(60), self.connect() as (reader, writer):
+                writer.write(self.head(site, "POST", path, length=len(body)) + body)
+                return await status(reader)
+        except OSError:
+            return 0
+
+
+async def status(reader: Reader) -> int:
+    """The status of the next answer; 0 where the connection was closed instead."""
+    with contextlib.suppress(OSError):
+        words = (await reader.readline()).split()
+        return int(words[1]) if words else 0
+    return 0
+
+
+@contextlib.contextmanager
+def door(root: Path, sites: tuple[str, ...] = ("north", "south")) -> Iterator[Door]:
+    """A gateway over a stand-in for SuperLink; both are ended at the end."""
+    identity = issue_server_certificate(create_authority(root / "ca"), root / "tls", names=["localhost", "127.0.0.1"])
+    pairs = {site: create_node_keys(root / site) for site in sites}
+    nodes = tuple(AdmittedNode(site=site, key=read_node_public_key(pair.public)) for site, pair in pairs.items())
+    write_admitted(root / "nodes.json", nodes)
+    port, inner = free_ports(2)
+    store = ObjectStore(root / "objects")
+    words = ("-P", "-m", "server.gateway", "--port", str(port), "--superlink", f"localhost:{inner}")
+    files = {"objects": root / "objects", "nodes": root / "nodes.json", "superlink-ca": identity.authority}
+    files |= {"certificate": identity.certificate, "key": identity.key}
+    argv = (sys.executable, *words, *(str(word) for name, path in files.items() for word in (f"--{name}", path)))
+    daemons = (
+        (inner, (sys.executable, "-c", SUPERLINK, str(inner), str(identity.certificate), str(identity.key))),
+        (port, argv),
+    )
+    with ProcessGroup() as group:
+        started = [
+            group.start(
+                DaemonSpec(
+                    role="superlink" if number == inner else "gateway",
+                    name="attacked",
+                    argv=words,
+                    env=base_env(PYTHONPATH=str(ROOT)),
+                    cwd=root,
+                    log=root / f"{number}.log",
+                    ready=lambda number=number: accepts("127.0.0.1", number),
+                )
+            )
+            for number, words in daemons
+        ]
+        keys = {site: load_node_key(pair.private) for site, pair in pairs.items()}
+        yield Door(port=port, gateway=started[1], keys=keys, authority=identity.authority, store=store)
+
+
+async def answers(door: Door, site: str, count: int) -> tuple[list[int], float]:
+    """Statuses and the slowest of ``count`` requests of one site, one after the other, each on a fresh connection."""
+    statuses, slowest = [], 0.0
+    for _ in range(count):
+        started = time.monotonic()
+        statuses.append(await door.ask(site))
+        slowest = max(slowest, time.monotonic() - started)
+    return statuses, slowest

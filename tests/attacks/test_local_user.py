@@ -1,0 +1,105 @@
+"""A local user: an account on the server's machine, without the consortium's rights.
+
+| threat | what stands against it |
+|---|---|
+| it takes the gateway's port first: the server seems up | a port is looked at before; a gateway shows its certificate |
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from common.pki import create_authority, issue_server_certificate
+from common.process import free_ports
+from server import provision, setup
+from server.supervisor import gateway_answers, port_taken
+from server.workspace import Endpoint, Workspace
+from tests.federation import make_study
+
+
+class _Unauthorised(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(401)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_words: object) -> None:
+        pass
+
+
+@contextmanager
+def impostor(folder: Path, port: int) -> Iterator[None]:
+    """Somebody else's TLS server that answers 401, as a gateway does."""
+    identity = issue_server_certificate(create_authority(folder / "ca"), folder / "tls", names=["localhost"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(identity.certificate, identity.key)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), _Unauthorised) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    workspace = Workspace(tmp_path / "study")
+    setup.create_study(workspace, make_study())
+    outer, inner = free_ports(2)
+    provision.set_up_server(workspace, Endpoint(host="localhost", port=outer, internal_port=inner))
+    return workspace
+
+
+def test_somebody_elses_server_is_no_gateway(workspace: Workspace, tmp_path: Path) -> None:
+    port, authority = workspace.endpoint().port, workspace.gateway_dir / "ca.crt"
+    assert port_taken("127.0.0.1", port) == ""
+    assert not gateway_answers("127.0.0.1", port, authority)
+    with impostor(tmp_path, port):
+        assert not gateway_answers("127.0.0.1", port, authority)
+        assert gateway_answers("127.0.0.1", port, tmp_path / "ca" / "ca.crt")
+        said = port_taken("0.0.0.0", port)
+    assert f"cannot listen on 0.0.0.0:{port}: another program has it; to fix: end that program" in said
+
+
+@pytest.mark.slow
+def test_a_server_whose_port_is_taken_says_so_and_never_that_it_is_up(workspace: Workspace) -> None:
+    port = workspace.endpoint().port
+    program = "from consilium.cli import main; main()"
+    up = (sys.executable, "-P", "-c", program, "server", "up", str(workspace.root), "--bind", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", port)) as taken:
+        process = subprocess.Popen(up, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        try:
+            facts = []
+            for line in process.stderr:  # type: ignore[union-attr]
+                facts.append(json.loads(line) if line.startswith("{") else {"event": line})
+                if facts[-1].get("daemon") == "gateway":
+                    break
+            assert "another program has it; to fix: " in facts[-1]["why"]
+            assert all("ready" not in fact["event"] or fact.get("daemon") for fact in facts)
+            taken.close()
+            started = time.monotonic()
+            for line in process.stderr:  # type: ignore[union-attr]
+                if "all-ready" in line:
+                    break
+            assert time.monotonic() - started < 90
+            assert gateway_answers("127.0.0.1", port, workspace.gateway_dir / "ca.crt")
+        finally:
+            os.kill(process.pid, signal.SIGTERM)
+            process.communicate(timeout=60)

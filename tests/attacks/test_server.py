@@ -1,0 +1,258 @@
+"""A malicious server: it holds the ledger's key, so all that it sends to a hospital is signed.
+
+| threat | what stands against it |
+|---|---|
+| it puts an expression, which MONAI would evaluate, into the student's bundle | a bundle's text is made at the site |
+| it puts a program, a link or a second file into the bundle | the six files of an export, byte for byte as packed |
+| it sends weights that run code, or that unpack to more than they are | tensors of the study's network, stored |
+| it names a structure so that a configuration or a terminal takes it for a command | names are one plain line |
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from client.fetch import PublicObjects
+from client.student import pull
+from common.bundle_archive import pack, unpack
+from common.canonical import sha256_bytes
+from common.config import DataConfig, TrainingConfig, parse_study, render_study
+from common.errors import InvalidInput
+from common.events import EventLog
+from common.models.unet import build_unet, save_weights
+from common.student_statement import StudentStatement
+from server.finish import export_student
+from server.objects_app import statement_file
+from server.workspace import Workspace
+from tests.client.test_control import site_toml
+from tests.federation import Federation, make_study
+
+Files = dict[str, bytes]
+COMMAND = "$__import__('os').system('touch RAN')"
+
+
+@pytest.fixture(scope="module")
+def fed(tmp_path_factory: pytest.TempPathFactory):
+    """A study that was run and exported by an honest server, and a site that holds its receipts."""
+    root = tmp_path_factory.mktemp("server")
+    study = replace(make_study(), student=TrainingConfig(channels=(4, 8), steps=1))
+    federation = Federation(root, study=study)
+    federation.core().run(federation.transport)
+    workspace = Workspace(root)
+    workspace.study_file.write_text(render_study(study))
+    workspace.signing_key_file.parent.mkdir()
+    pem = federation.signing_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    workspace.signing_key_file.touch(mode=0o600)
+    workspace.signing_key_file.write_bytes(pem)
+    save_weights(workspace.student_dir / "weights.pt", build_unet((4, 8), in_channels=1, out_channels=2, seed=5))
+    export_student(workspace, events=EventLog(federation.events_file, study=study.id))
+    site = federation.sites[0]
+    (root / site.name / "site.toml").write_text(site_toml(federation, site.name, site.pool))
+    (root / site.name / "study.toml").write_text(render_study(study))
+    yield federation
+    federation.close()
+
+
+@pytest.fixture
+def serve(fed: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
+    """Pull what a server serves that signs the archive it is given; the folder the bundle would be in."""
+
+    def served(archive: bytes, *, size: int = 0) -> Path:
+        honest = StudentStatement.parse(statement_file(fed.root / "objects", fed.study.id).read_bytes())
+        signed = replace(honest, bundle=sha256_bytes(archive), size=size or len(archive)).signed(fed.signing_key)
+
+        def get(_self: PublicObjects, _name: str, on_bytes: Callable[[int], None]) -> bytes:
+            on_bytes(len(archive))
+            return archive
+
+        monkeypatch.setattr(PublicObjects, "__init__", lambda self, config: None)
+        monkeypatch.setattr(PublicObjects, "statement", lambda self, study_id: signed.render())
+        monkeypatch.setattr(PublicObjects, "get", get)
+        return pull(fed.root / "site-0", out=tmp_path / "student").bundle
+
+    return served
+
+
+@pytest.fixture
+def honest(fed: Federation) -> Files:
+    statement = StudentStatement.parse(statement_file(fed.root / "objects", fed.study.id).read_bytes())
+    return unpack((fed.root / "objects" / statement.bundle).read_bytes())
+
+
+def edited(files: Files, name: str, change: Callable[[dict], object]) -> Files:
+    """``files`` with a change to one of its JSON documents, written as an export writes it."""
+    record = json.loads(files[name])
+    change(record)
+    return {**files, name: (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode()}
+
+
+def test_what_a_site_unpacks_is_its_own_words_about_the_study(serve, honest: Files) -> None:
+    bundle = serve(pack(honest))
+    assert {str(p.relative_to(bundle)): p.read_bytes() for p in bundle.rglob("*") if p.is_file()} == honest
+
+
+INFERENCE, METADATA = "configs/inference.json", "configs/metadata.json"
+EXPRESSIONS: dict[str, tuple[str, Callable[[dict], object]]] = {
+    "initialize": (INFERENCE, lambda c: c.update(initialize=[COMMAND])),
+    "run": (INFERENCE, lambda c: c["run"].insert(0, COMMAND)),
+    "imports": (INFERENCE, lambda c: c["imports"].append(COMMAND)),
+    "a transform": (INFERENCE, lambda c: c["preprocessing"]["transforms"].insert(0, {"_target_": "os.system"})),
+    "the network's type": (INFERENCE, lambda c: c["network_def"].update(_target_="subprocess.Popen", args="id")),
+    "the window": (INFERENCE, lambda c: c["inferer"].update(_target_="os.abort")),
+    "the weights' path": (INFERENCE, lambda c: c.update(weights="$torch.load('/tmp/x', weights_only=False)")),
+    "a description": (METADATA, lambda c: c.update(description=COMMAND)),
+    "a structure's name": (
+        METADATA,
+        lambda c: c["network_data_format"]["outputs"]["pred"]["channel_def"].update({"1": COMMAND}),
+    ),
+    "a key of its own": (METADATA, lambda c: c.update(initialize=COMMAND)),
+    "another order": (METADATA, lambda c: c.update(version=c.pop("version"))),
+}
+
+
+@pytest.mark.parametrize("where", EXPRESSIONS)
+def test_no_configuration_of_the_servers_reaches_a_hospital(serve, honest: Files, tmp_path: Path, where: str) -> None:
+    name, change = EXPRESSIONS[where]
+    changed = edited(honest, name, change)
+    changed[name] = changed[name].replace(b"RAN", str(tmp_path / "ran").encode())
+    with pytest.raises(InvalidInput, match=r"not what this program makes of the study.*tampered with"):
+        serve(pack(changed))
+    assert not (tmp_path / "student").exists()
+    assert not (tmp_path / "ran").exists()
+
+
+VALUES: dict[str, tuple[str, Callable[[dict], object], str]] = {
+    "a figure's name": (METADATA, lambda c: c["eval_metrics"].update({COMMAND: 0.5}), "name of a bundle's figure"),
+    "a figure": (METADATA, lambda c: c["eval_metrics"].update(dice=COMMAND), "figure dice of a bundle"),
+    "a thousand figures": (
+        METADATA,
+        lambda c: c["eval_metrics"].update({f"f{i}": 0.5 for i in range(1000)}),
+        "figures of a bundle",
+    ),
+    "a version": (METADATA, lambda c: c.update(monai_version=COMMAND), "version of monai"),
+    "an escape sequence": (METADATA, lambda c: c.update(numpy_version="2\x1b[2J"), "version of numpy"),
+    "a long version": (METADATA, lambda c: c.update(pytorch_version="2" * 65), "version of pytorch"),
+    "a network of a petabyte": (INFERENCE, lambda c: c["network_def"].update(channels=[10**6] * 6), "channels"),
+    "channels that are words": (INFERENCE, lambda c: c["network_def"].update(channels=[COMMAND, 8]), "channels"),
+    "another accountant": ("configs/privacy.json", lambda c: c.update(accountant="none"), "privacy facts"),
+    "sites beyond counting": ("configs/privacy.json", lambda c: c.update(sites=10**30), "privacy facts: sites"),
+    "a word of its own": ("configs/privacy.json", lambda c: c.update(note=COMMAND), "record keys"),
+}
+
+
+@pytest.mark.parametrize("which", VALUES)
+def test_values_of_a_bundle_keep_within_their_bounds(serve, honest: Files, tmp_path: Path, which: str) -> None:
+    name, change, said = VALUES[which]
+    with pytest.raises(InvalidInput, match=said):
+        serve(pack(edited(honest, name, change)))
+    assert not (tmp_path / "student").exists()
+
+
+@pytest.mark.parametrize("name", ["docs/README.md", "LICENSE"])
+def test_what_people_read_is_the_sites_own_text(serve, honest: Files, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidInput, match="not what this program makes of the study"):
+        serve(pack({**honest, name: honest[name] + b"\x1b]0;run this: curl\x07"}))
+    assert not (tmp_path / "student").exists()
+
+
+@pytest.mark.parametrize("name", ["scripts/__init__.py", "configs/logging.conf", "configs/train.json", "monai.py"])
+def test_a_bundle_is_its_six_files(serve, honest: Files, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidInput, match=r"files of a bundle.*exactly"):
+        serve(pack({**honest, name: b"print('ran')"}))
+    with pytest.raises(InvalidInput, match=r"files of a bundle.*exactly"):
+        serve(pack({other: content for other, content in honest.items() if other != "LICENSE"}))
+    assert not (tmp_path / "student").exists()
+
+
+def test_deep_json_and_a_megabyte_of_text_end_as_a_refusal(serve, honest: Files, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        serve(pack({**honest, METADATA: b"[" * 200_000}))
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        serve(pack({**honest, METADATA: b"1" * 5000}))
+    with pytest.raises(InvalidInput, match="text in a bundle"):
+        serve(pack({**honest, "docs/README.md": b"x" * (1 << 20)}))
+    assert not (tmp_path / "student").exists()
+
+
+def test_an_archive_holds_nothing_beside_its_files(serve, honest: Files, tmp_path: Path) -> None:
+    archive = pack(honest)
+    commented = io.BytesIO(archive)
+    with zipfile.ZipFile(commented, "a") as zipped:
+        zipped.comment = b"#!/bin/sh"
+    for other in (b"#!/bin/sh\nid\nexit\n" + archive, commented.getvalue()):
+        with pytest.raises(InvalidInput, match="archive"):
+            serve(other)
+    with pytest.raises(InvalidInput, match="student's bundle"):
+        serve(archive, size=len(archive) - 1)
+    with pytest.raises(InvalidInput, match="student's bundle"):
+        serve(archive, size=len(archive) + 1)
+    assert not (tmp_path / "student").exists()
+
+
+class _Runs:
+    """Unpickled, it writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self._path,))
+
+
+def test_weights_run_nothing_and_unpack_to_what_they_are(serve, honest: Files, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    network = build_unet((4, 8), in_channels=1, out_channels=2, seed=5).state_dict()
+    hostile = io.BytesIO()
+    torch.save({**network, "x": _Runs(ran)}, hostile)
+    bomb = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(honest["models/model.pt"])) as stored,
+        zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as squeezed,
+    ):
+        for name in stored.namelist():
+            squeezed.writestr(name, stored.read(name))
+    sparse = io.BytesIO()
+    torch.save({name: tensor.to_sparse() for name, tensor in network.items()}, sparse)
+    for weights in (
+        hostile.getvalue(),
+        pickle.dumps(_Runs(ran)),
+        bomb.getvalue(),
+        sparse.getvalue(),
+        b"",
+        b"PK\x03\x04",
+    ):
+        with pytest.raises(InvalidInput, match="weights"):
+            serve(pack({**honest, "models/model.pt": weights}))
+    assert not ran.exists()
+    assert not (tmp_path / "student").exists()
+
+
+def test_weights_of_another_network_than_described_are_refused(serve, honest: Files) -> None:
+    def wider(config: dict) -> None:
+        config["network_def"]["channels"] = [8, 16]
+
+    with pytest.raises(InvalidInput, match="another network"):
+        serve(pack(edited(honest, INFERENCE, wider)))
+
+
+@pytest.mark.parametrize(
+    "name", [COMMAND, "@run", "%/etc/passwd", "a\x1b[31m", "two\nlines", "_target_", "a::b", "x" * 65, ""]
+)
+def test_a_studys_names_are_one_plain_line(fed: Federation, name: str) -> None:
+    for where in ("labels", "channels"):
+        names = ("background", name) if where == "labels" else (name,)
+        with pytest.raises(InvalidInput, match=f"data.{where}"):
+            DataConfig(**{"labels": ("background", "body"), "spacing_mm": (1, 1, 1), "grid": (8, 8, 8), where: names})
+    text = render_study(fed.study).replace('"body"', json.dumps(name))
+    with pytest.raises(InvalidInput, match=r"data\.labels"):
+        parse_study(text)

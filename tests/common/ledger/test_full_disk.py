@@ -1,0 +1,74 @@
+"""A full disk is said to be one: nothing is charged, nothing is called damaged, and the ledger goes on afterwards."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
+from common.ledger.store import Ledger
+from common.ledger.verify import verify
+from tests.common.ledger.ledger_world import World, make_mechanism, make_query
+
+
+@contextmanager
+def no_byte_more() -> Iterator[None]:
+    """Every write that makes a file longer fails, as on a full disk; the kernel does it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def one_more(world: World, number: int) -> None:
+    world.release([make_query(number, make_mechanism(room_for=100, dimension=512))], batch=f"b{number}")
+
+
+def test_opening_a_ledger_on_a_full_disk_names_the_disk_and_the_remedy(world: World) -> None:
+    path, key = world.path, world.key
+    world.ledger.close()
+    with no_byte_more(), pytest.raises(StorageFailed, match=r"disk is full.*nothing was charged.*free space"):
+        Ledger.open(path, signing_key=key)
+    with Ledger.open(path, signing_key=key):
+        pass
+
+
+def test_a_charge_that_finds_no_room_charges_nothing_and_goes_through_later(world: World) -> None:
+    rows = world.ledger.row_count
+    with no_byte_more(), pytest.raises(StorageFailed, match="free space"):
+        one_more(world, 1)
+    assert world.ledger.row_count == rows
+    one_more(world, 1)
+    assert world.ledger.row_count > rows
+    assert verify(world.path).ok
+
+
+def test_a_database_that_is_full_is_not_damaged_either(world: World) -> None:
+    database = world.ledger._chain._db
+    pages = database.execute("PRAGMA page_count").fetchone()[0]
+    database.execute(f"PRAGMA max_page_count = {pages}")
+
+    def fill() -> None:
+        for number in range(1, 60):
+            one_more(world, number)
+
+    with pytest.raises(StorageFailed, match="the disk is full"):
+        fill()
+    database.execute("PRAGMA max_page_count = 1073741823")
+    assert verify(world.path).ok
+
+
+def test_a_damaged_file_is_still_called_damaged_and_one_out_of_reach_is_not(tmp_path: Path, world: World) -> None:
+    world.ledger.close()
+    torn = tmp_path / "torn.sqlite"
+    torn.write_bytes(b"not a database at all" * 1000)
+    with pytest.raises(LedgerCorrupt, match="is not a ledger or is damaged"):
+        Ledger.open(torn)
+    with pytest.raises(InvalidInput, match="does not exist"):
+        Ledger.open(tmp_path / "none.sqlite")
