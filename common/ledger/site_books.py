@@ -13,7 +13,7 @@ from fractions import Fraction
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.books import SigningKey
 from common.ledger.chain import Row
-from common.ledger.receipts import Known, Position, Receipt, check_arithmetic, check_continuity
+from common.ledger.receipts import Known, Position, Receipt, check_arithmetic, check_continuity, never_receipted
 from common.ledger.records import (
     NOTHING,
     AlarmRecord,
@@ -352,6 +352,9 @@ class SiteBooks:
         charged here, past a limit too, since it has happened.
         """
         self.check_receipt(receipt)
+        lost = never_receipted(receipt, self.known.get(receipt.ledger_id, Known()))
+        self._spent += lost
+        self._study_spent[receipt.study_id] = self.spent_in(receipt.study_id) + lost
         for release in receipt.releases:
             if release.body["query_id"] not in self.reservations:
                 query = parse_release(release.body).query
