@@ -91,8 +91,18 @@ def make_kit(workspace: Workspace, site: str, out: Path) -> None:
     )
 
 
-def approve(workspace: Workspace, request: JoinRequest, *, fingerprint: str, register: Register) -> Site:
-    """Admit a site: its key with SuperLink, its pool with the ledger, its name with the gateway."""
+def approve(
+    workspace: Workspace,
+    request: JoinRequest,
+    *,
+    fingerprint: str,
+    register: Register,
+    pool_epsilon: float | None = None,
+) -> Site:
+    """Admit a site: its key with SuperLink, its pool with the ledger, its name with the gateway.
+
+    ``pool_epsilon``: the pool's lifetime ε over all studies, see :func:`setup.pool_to_declare`.
+    """
     if request.study != workspace.study().id:
         raise InvalidInput("study of the join request", value=request.study[:16], limit=workspace.study().id[:16])
     if fingerprint != request.fingerprint:
@@ -110,10 +120,11 @@ def approve(workspace: Workspace, request: JoinRequest, *, fingerprint: str, reg
     ):
         if value in taken:
             raise InvalidInput(f"{what} is registered already", value=value[:64], remedy="`consilium provision list`")
+    setup.pool_to_declare(workspace, request.site, request.pool, books=request.books, pool_epsilon=pool_epsilon)
     key_file = workspace.node_keys_dir / f"{request.site}.pub"
     write_atomically(key_file, f"{request.node_key} {request.site}\n".encode())
     site = Site(name=request.site, pool=request.pool, node_id=register(key_file, request.site))
-    setup.add_site(workspace, site)
+    setup.add_site(workspace, site, books=request.books, pool_epsilon=pool_epsilon)
     write_admitted(workspace.nodes_file, (*admitted, AdmittedNode(site=request.site, key=request.node_key)))
     return site
 

@@ -64,6 +64,10 @@ def approve(
     directory: StudyDir,
     request: Annotated[Path, typer.Argument(help="The request.json the site sent.")],
     fingerprint: Annotated[str, typer.Option(help="The key's fingerprint as the site read it out: SHA256:….")],
+    pool_epsilon: Annotated[
+        float | None,
+        typer.Option(help="The pool's ε for life, over all studies; this study's when first declared. Never looser."),
+    ] = None,
 ) -> None:
     """Admit a site: its node key, its patient pool, its name. SuperLink must be up.
 
@@ -78,6 +82,7 @@ def approve(
         read_request(request),
         fingerprint=fingerprint,
         register=lambda key, name: register_node(flower_server(workspace), key, name=name),
+        pool_epsilon=pool_epsilon,
     )
     typer.echo(f"admitted {site.name}, patient pool {site.pool}, as node {site.node_id}")
 

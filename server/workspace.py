@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from common.canonical import check_hash, checked_fields
 from common.config import Study, load_study
 from common.errors import ConsiliumError, InvalidInput
 from common.objects import ObjectStore, write_atomically
+
+LEDGER_RECORD = "ledger.json"
+"""In a study's directory: where the ledger lies that it shares with other studies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,22 @@ class Workspace:
         return self.root / "study.toml"
 
     @property
+    def books_dir(self) -> Path:
+        """The study's directory with the consortium's ledger and its key: this one, or one it shares them with."""
+        path = self.root / LEDGER_RECORD
+        if not path.exists():
+            return self.root
+        record = self._read(LEDGER_RECORD, remedy="restore it: it says where the consortium's ledger lies")
+        shared: str = checked_fields(record, {"directory": str})["directory"]
+        return self.root / shared
+
+    def share_ledger(self, directory: Path) -> None:
+        """Record that another study's directory holds the ledger; for a directory that has none yet."""
+        self._write(LEDGER_RECORD, {"directory": os.path.relpath(directory.resolve(), self.root.resolve())})
+
+    @property
     def ledger_file(self) -> Path:
-        return self.root / "ledger.sqlite"
+        return self.books_dir / "ledger.sqlite"
 
     @property
     def events_file(self) -> Path:
@@ -84,7 +102,7 @@ class Workspace:
 
     @property
     def signing_key_file(self) -> Path:
-        return self.root / "keys" / "ledger.key"
+        return self.books_dir / "keys" / "ledger.key"
 
     @property
     def flower_dir(self) -> Path:
@@ -165,12 +183,17 @@ class Workspace:
         return self.sites() if (self.root / "sites.json").exists() else ()
 
     def save_sites(self, sites: tuple[Site, ...]) -> None:
-        """Record the sites; no name, pool or node id may stand twice."""
+        """Record the sites; what :meth:`check_sites` raises."""
+        self.check_sites(sites)
+        self._write("sites.json", [{"name": s.name, "pool": s.pool, "node_id": str(s.node_id)} for s in sites])
+
+    @staticmethod
+    def check_sites(sites: tuple[Site, ...]) -> None:
+        """InvalidInput if a name, pool or node id stands twice."""
         for field in ("name", "pool", "node_id"):
             values = [getattr(site, field) for site in sites]
             if len(set(values)) != len(values):
                 raise InvalidInput(f"a site's {field} stands twice", value=sorted(map(str, values)))
-        self._write("sites.json", [{"name": s.name, "pool": s.pool, "node_id": str(s.node_id)} for s in sites])
 
     def volumes(self) -> tuple[str, ...]:
         """Content hashes of the public volumes, in query order."""
