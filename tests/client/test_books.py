@@ -16,11 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from client import control
-from client.books import open_books, read_books, slots_file
+from client.books import open_books, read_books, slots_file, writing_teachers
 from client.cli import site_app
 from client.policy import load_site
 from client.registry import Registry
 from client.setup import SiteKit, create_site, join_site, site_status
+from client.training.lock import writing
 from client.training.site import plan_site
 from client.training.slots import load_or_deal, load_slots
 from common.admission import JoinRequest, read_request
@@ -387,6 +388,17 @@ def test_a_withdrawal_that_cannot_reach_a_study_of_the_pool_does_nothing(north: 
     assert "p3" in load_slots(slots_file(load_site(north))).order
     with read_books(load_site(north)) as ledger:
         assert "patient" not in [row.kind for row in ledger.rows()]
+
+
+@pytest.mark.parametrize("busy", ["north", "joined"])
+def test_a_withdrawal_waits_for_a_training_in_any_study_of_the_pool(north: Path, joined: Path, busy: str) -> None:
+    load_or_deal(slots_file(load_site(north)), PATIENTS, voters=1)
+    with writing({"north": north, "joined": joined}[busy] / "teachers"):
+        with pytest.raises(Refused, match="wait"):
+            control.withdraw_patient(north, "p3")
+        with pytest.raises(Refused, match="wait"), writing_teachers({joined, north}):
+            raise AssertionError("two studies would deal newcomers at once")
+    assert "p3" in load_slots(slots_file(load_site(north))).order
 
 
 # --- carried over
