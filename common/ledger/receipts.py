@@ -150,9 +150,12 @@ class Receipt:
         )
 
     @property
-    def tells_of_loss(self) -> bool:
-        """Whether the server's ledger was restored since the last receipt, and charged what its copy had forgotten."""
-        return any(link.kind == "lost" for link in self.links)
+    def losses(self) -> int:
+        """How often since the last receipt the server's ledger was restored, and charged what its copy had forgotten.
+
+        The kind is part of the row's hash, so a server cannot say of one row two things to two sites.
+        """
+        return sum(link.kind == "lost" for link in self.links)
 
     def signed(self, key: Ed25519PrivateKey) -> Receipt:
         """This receipt with the server's signature. Deterministic: the same rows give the same receipt again."""
@@ -287,7 +290,7 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
             f"{known.position.seq}: the ledger was rolled back or forked",
             row=known.position.seq,
         )
-    if _falls_short(receipt.before, known.spend) or (receipt.before != known.spend and not receipt.tells_of_loss):
+    if _falls_short(receipt.before, known.spend) or (receipt.before != known.spend and not receipt.losses):
         raise LedgerCorrupt("the totals before this receipt are not those after the last one", row=receipt.previous.seq)
 
 
@@ -297,7 +300,7 @@ def never_receipted(receipt: Receipt, known: Known) -> Spend:
     A query whose answer was lost before its receipt arrived is asked again under the acceptance that paid for the first
     draw, so the site counts the lost one here.
     """
-    if not receipt.tells_of_loss:
+    if not receipt.losses:
         return NOTHING
     return receipt.before.beyond(known.spend + known.owed if known.recovering else known.spend)
 

@@ -94,6 +94,26 @@ def test_a_site_counts_the_draw_that_a_restored_server_lost_before_its_receipt(w
     assert verify(tmp_path / "site-ledger.sqlite", server_key=world.key.public_key()).ok
 
 
+def test_a_server_cannot_charge_a_site_for_more_losses_than_it_accepted(world: World, tmp_path: Path) -> None:
+    site = SiteLedger.open(tmp_path / "site-ledger.sqlite", POOL, caps=Caps())
+    site.consent(world.study)
+    query = make_query(1, MECHANISM)
+    backup(world.path, tmp_path / "monday.sqlite")
+    world.release([make_query(n, MECHANISM) for n in range(2, 6)], batch="b1")  # this site never accepted these
+    put_back(world, tmp_path / "monday.sqlite")
+    with Ledger.open(world.path, signing_key=world.key, restored=True) as restored:
+        restored.recover([])
+    world.reopen()
+    site.reserve(world.study.id, [query])
+    world.release([query], batch="b2")
+    (receipt,) = world.ledger.site_receipts("aachen")
+    with pytest.raises(LedgerCorrupt, match="more than this site has accepted"):
+        site.record_receipt(receipt, public_key=world.key.public_key())
+    assert site.spent().releases == 1
+    assert len(site.alarms()) == 1
+    site.close()
+
+
 def test_recovery_charges_a_draw_once_whether_a_receipt_or_the_standing_tells_of_it(
     world: World, tmp_path: Path
 ) -> None:
