@@ -26,6 +26,7 @@ from common.ledger.keys import (
 from common.ledger.store import Ledger, PoolDeclaration
 from common.objects import write_atomically
 from common.privacy.calibration import study_mechanism
+from common.privacy.figures import epsilon_text
 from common.privacy.mechanism import GRID_BITS
 from server.progress import OnStage
 from server.workspace import CodecRecord, Site, Workspace
@@ -196,7 +197,7 @@ def pool_to_declare(
         raise InvalidInput(
             f"ε of pool {pool} for life",
             value=pool_epsilon,
-            limit=f"at most {known[pool].budget.epsilon:g}, as declared",
+            limit=f"at most {epsilon_text(known[pool].budget.epsilon)}, as declared",
             remedy="a pool's budget is for its whole life and can only be made tighter",
         )
     return _tightened(known[pool], pool_epsilon)
