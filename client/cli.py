@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from client.policy import load_site
-from client.setup import SiteKit, create_site
+from client.setup import SiteKit, create_site, join_site
 from client.train_cli import train
+from common.admission import JoinRequest
 from common.config import Study, load_study
 from common.errors import InvalidInput
 from common.privacy.accounting import max_mu_squared
@@ -39,12 +40,52 @@ def init(
 ) -> None:
     """Create a site's directory: its node key, its policy (site.toml), its copy of the study and its join request.
 
+    It begins the books of a patient pool, once for its whole life: for another study of these patients, `site join`.
     Example: consilium site init --kit kit --data /data/north --site-dir /srv/consilium
     """
     opened = SiteKit.load(kit)
     request = create_site(site_dir, pool=pool or opened.site, data=data, kit=opened)
     typer.echo(f"{site_dir}: created for {opened.site}")
-    typer.echo(joining_text(load_study(opened.study_file), file=site_dir / "study.toml"))
+    _ask_to_be_admitted(site_dir, request, opened)
+
+
+@site_app.command("join")
+def join(
+    kit: Annotated[Path, typer.Option(help="The startup kit of the other study.")],
+    existing: Annotated[Path, typer.Option("--from", help="A directory of this site's: its pool, its books.")],
+    site_dir: Annotated[
+        Path | None, typer.Option("--site-dir", help="The new directory; studies/NAME beside the books by default.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Where the same patients lie labelled for this study; as before by default.")
+    ] = None,
+) -> None:
+    """Take part in another study with the patients of a site that is here: one pool, one book for all of them.
+
+    The new directory has its own node key, teachers and daemons; ledger, caps and withdrawals stay the pool's.
+    Example: consilium site join --from /srv/consilium --kit kit
+    """
+    opened = SiteKit.load(kit)
+    directory, request = join_site(site_dir, kit=opened, existing=existing, data=data)
+    typer.echo(f"{directory}: created for {opened.site}, patient pool {request.pool}, books in {existing}")
+    _ask_to_be_admitted(directory, request, opened)
+
+
+@site_app.command("request")
+def request(site_dir: SiteDir) -> None:
+    """Write the site's join request anew: for a consortium that admitted it before its replies were signed.
+
+    Example: consilium site request --site-dir /srv/consilium
+    """
+    from client.setup import new_request
+
+    written = new_request(site_dir)
+    typer.echo(f"send {site_dir / 'request.json'} to the consortium, and read them this over the telephone:")
+    typer.echo(written.fingerprint)
+
+
+def _ask_to_be_admitted(site_dir: Path, request: JoinRequest, kit: SiteKit) -> None:
+    typer.echo(joining_text(load_study(kit.study_file), file=site_dir / "study.toml"))
     typer.echo(f"send {site_dir / 'request.json'} to the consortium, and read them this over the telephone:")
     typer.echo(request.fingerprint)
 
@@ -197,9 +238,9 @@ def joining_text(study: Study, *, file: Path) -> str:
 
 def empty_slots(site_dir: Path) -> tuple[int, ...]:
     """The voters for which the worker that started last found no teacher to load."""
-    from common.ledger.site import SiteLedger
+    from client.books import read_books
 
-    with SiteLedger.read(site_dir / "site-ledger.sqlite") as ledger:
+    with read_books(load_site(site_dir)) as ledger:
         loaded = ledger.teachers()
     return () if loaded is None else tuple(voter for voter, (served, _) in enumerate(loaded.voters) if not served)
 
@@ -288,10 +329,13 @@ def withdraw_patient(
     from client import control
 
     done = control.withdraw_patient(site_dir, case)
-    if done.repeated:
-        typer.echo(f"slot {done.slot} of voter {done.voter} was emptied before; nothing changed")
-    else:
-        typer.echo(f"slot {done.slot} of voter {done.voter} is empty; the voter is silent from now on")
+    for place in done.places:
+        if done.repeated:
+            typer.echo(f"slot {place.slot} of voter {place.voter} was emptied before; nothing changed")
+        else:
+            typer.echo(f"slot {place.slot} of voter {place.voter} is empty; the voter is silent from now on")
+    if len(done.directories) > 1:
+        typer.echo(f"done for every study of the pool: {', '.join(map(str, done.directories))}")
     typer.echo("next: `consilium site train`, which trains this voter alone, then restart the worker")
     typer.echo(
         f"not undone: {done.releases} releases this site has accepted; they and models trained on them cannot be "

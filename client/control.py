@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from client.books import deals, open_books, read_books, site_directories, slots_file, writing_teachers
 from client.policy import SiteConfig, load_site
-from client.training.lock import writing
-from client.training.slots import load_slots, save_slots
+from client.training.slots import Place, save_slots
 from common.canonical import sha256_file
 from common.config import load_study
 from common.errors import InvalidInput, LedgerCorrupt
@@ -34,10 +34,11 @@ RETIRED = "withdrawn"
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """What :func:`withdraw_patient` did: ``voter`` is silent until retrained; ``releases`` can not be recalled."""
+    """What :func:`withdraw_patient` did: every deal's place is empty and its voter silent, in each of ``directories``,
+    until it is retrained there; ``releases`` can not be recalled."""
 
-    slot: int
-    voter: int
+    places: tuple[Place, ...]
+    directories: tuple[Path, ...]
     releases: int
     repeated: bool
 
@@ -51,35 +52,59 @@ def decide(directory: Path, study: str, decision: str) -> str:
 
 
 def withdraw_patient(directory: Path, case: str) -> Withdrawal:
-    """Take a patient out: on record, out of its slot, and its voter silent until ``consilium site train`` ran again.
+    """Take a patient out of every study of the pool: on record, out of the slot, and the voter silent until
+    ``consilium site train`` ran again there.
 
     Only that voter is retrained. Interrupted, it is finished by running it again; done already, it changes nothing.
-    Refused while a training of this site goes on.
+    A directory that joined the pool's books and is not there stops it before anything is done, and so does a training
+    that goes on in any of them.
     """
-    load_slots(directory / "teachers" / "slots.json")  # where nobody was dealt there is nothing to lock
-    with writing(directory / "teachers"):
-        return _withdraw(directory, case)
+    books = load_site(directory).books_dir
+    directories = site_directories(books)
+    if not deals(books):  # where nobody was dealt there is nothing to lock
+        raise InvalidInput("deal of the patients", value=str(books), remedy="run `consilium site train` first")
+    with writing_teachers(directories):
+        return _withdraw(directory, case, directories=directories)
 
 
-def _withdraw(directory: Path, case: str) -> Withdrawal:
-    teachers = directory / "teachers"
-    slots = load_slots(teachers / "slots.json")
-    place = slots.place(case)
-    save_slots(teachers / "slots.json", slots)  # a key that was made just now must outlive the row that uses it
-    record = _training(teachers, place.voter)
-    repeated = case not in slots.order
+def _withdraw(directory: Path, case: str, *, directories: tuple[Path, ...]) -> Withdrawal:
+    known = deals(directories[0])
+    found = {path: slots for path, slots in known.items() if slots.has_placed(case)} or known
+    places = {path: slots.place(case) for path, slots in found.items()}
+    for path, slots in found.items():
+        save_slots(path, slots)  # a key that was made just now must outlive the row that uses it
+    repeated = all(case not in slots.order for slots in found.values())
     with _ledger(directory) as (_, ledger):
-        weights = _weights(teachers, place.voter)
-        ledger.withdraw_patient(slot=place.slot, voter=place.voter, subject=place.subject, weights=weights)
+        for path, place in places.items():
+            found_weights = (_weights(teachers, place.voter) for teachers in _teachers(directories, path))
+            weights = next((each for each in found_weights if each is not None), None)
+            ledger.withdraw_patient(slot=place.slot, voter=place.voter, subject=place.subject, weights=weights)
         releases = ledger.spent().releases
-    if not repeated:
-        folder = teachers / f"voter-{place.voter:03d}"
-        (folder / "checkpoint.pt").unlink(missing_ok=True)
-        if record:
-            marked = {**record, "identity": RETIRED}
-            write_atomically(folder / "train.json", (json.dumps(marked, indent=1) + "\n").encode(), mode=0o600)
-        save_slots(teachers / "slots.json", slots.without(case))
-    return Withdrawal(slot=place.slot, voter=place.voter, releases=releases, repeated=repeated)
+    for path, slots in found.items():
+        if case in slots.order:
+            for teachers in _teachers(directories, path):
+                _retire(teachers, places[path].voter)
+            save_slots(path, slots.without(case))
+    return Withdrawal(places=tuple(places.values()), directories=directories, releases=releases, repeated=repeated)
+
+
+def _teachers(directories: Sequence[Path], deal: Path) -> list[Path]:
+    """The teachers of those directories whose patients this file deals."""
+    return [
+        directory / "teachers"
+        for directory in directories
+        if slots_file(load_site(directory)).resolve() == deal.resolve()
+    ]
+
+
+def _retire(teachers: Path, voter: int) -> None:
+    """Mark a voter's training as one with a withdrawn patient, and drop what would let it go on."""
+    folder = teachers / f"voter-{voter:03d}"
+    (folder / "checkpoint.pt").unlink(missing_ok=True)
+    record = _training(teachers, voter)
+    if record:
+        marked = {**record, "identity": RETIRED}
+        write_atomically(folder / "train.json", (json.dumps(marked, indent=1) + "\n").encode(), mode=0o600)
 
 
 def retired_voters(teachers: Path) -> frozenset[int]:
@@ -103,10 +128,11 @@ def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> 
     ``standing`` defaults to the file beside the ledger. Where it is lost, or was rolled back too, ``charge_all`` counts
     everything that caps and budgets have left as spent; it is refused where a standing tells the exact sum.
     """
-    config, path = load_site(directory), directory / "site-ledger.sqlite"
-    kept = standing or standing_path(path)
-    with SiteLedger.open(path, config.pool, caps=config.caps, site=config.site, restored=True) as ledger:
-        ledger.consent(load_study(config.path(config.study)))
+    config = load_site(directory)
+    kept = standing or standing_path(config.ledger_file)
+    with open_books(config, restored=True) as ledger:
+        for each in map(load_site, site_directories(config.books_dir)):  # the copy may not know every study yet
+            ledger.consent(load_study(each.path(each.study)))
         known = kept.exists() and (standing is not None or ledger.forgotten() is not None)
         if known and charge_all:
             raise InvalidInput("--charge-all", limit=f"only without a standing; {kept} tells the exact sum")
@@ -139,7 +165,7 @@ def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
             limit=f"in place of the key in site.toml, {server.sealing_key}",
             remedy="ask the consortium for the newest notice",
         )
-    if (directory / "site-ledger.sqlite").exists():
+    if load_site(directory).ledger_file.exists():
         with _ledger(directory) as (_, ledger):
             ledger.take_sealing_key(notice.sealing_key, replaces=server.sealing_key)
     path = directory / "site.toml"
@@ -154,7 +180,7 @@ def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
 def heads(directory: Path) -> dict[str, object]:
     """The newest head of every server ledger this site holds receipts of, and of its own ledger; JSON-ready."""
     config = load_site(directory)
-    with SiteLedger.read(directory / "site-ledger.sqlite") as ledger:
+    with read_books(config) as ledger:
         counts: dict[str, int] = {}
         for receipt in ledger.receipts():
             counts[receipt.ledger_id] = counts.get(receipt.ledger_id, 0) + 1
@@ -170,7 +196,7 @@ def heads(directory: Path) -> dict[str, object]:
 
 def receipt_lines(directory: Path) -> Iterator[str]:
     """This site's receipts, one a line, contradicting ones too: for another site to compare, or a recovery."""
-    with SiteLedger.read(directory / "site-ledger.sqlite") as ledger:
+    with read_books(load_site(directory)) as ledger:
         for receipt in ledger.receipts(evidence=True):
             yield receipt.render()
 
@@ -184,7 +210,7 @@ def compare_heads(directory: Path, theirs: tuple[Receipt, ...]) -> int:
     for receipt in theirs:
         if not any(receipt.is_genuine(key) for key in keys):
             raise LedgerCorrupt(f"a receipt of site {receipt.site} is not signed by a key in site.toml")
-    with SiteLedger.read(directory / "site-ledger.sqlite") as ledger:
+    with read_books(load_site(directory)) as ledger:
         fork = first_fork(ledger.receipts(), theirs)
     if fork is not None:
         raise LedgerCorrupt(
@@ -197,10 +223,12 @@ def compare_heads(directory: Path, theirs: tuple[Receipt, ...]) -> int:
 
 @contextmanager
 def _ledger(directory: Path) -> Iterator[tuple[SiteConfig, SiteLedger]]:
-    config, path = load_site(directory), directory / "site-ledger.sqlite"
-    if not path.exists():
-        raise InvalidInput("site ledger", value=str(path), remedy="start the site once: `consilium site serve`")
-    with SiteLedger.open(path, config.pool, caps=config.caps, site=config.site) as ledger:
+    config = load_site(directory)
+    if not config.ledger_file.exists():
+        raise InvalidInput(
+            "site ledger", value=str(config.ledger_file), remedy="start the site once: `consilium site serve`"
+        )
+    with open_books(config) as ledger:
         yield config, ledger
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from client.books import slots_file
 from client.policy import load_site
 from client.student import STUDENT_DIR
 from client.training.site import held_out_count, scans_by_patient
@@ -181,7 +182,7 @@ def load_bundle(bundle: Path, data: DataConfig) -> Bundle:
 
 def _parts(site_dir: Path, dataset: Dataset) -> dict[str, str]:
     """What each scan was to this site's teachers, from the slots; empty where nobody was dealt yet."""
-    path = site_dir / "teachers" / "slots.json"
+    path = slots_file(load_site(site_dir))
     if not path.exists():
         return {}
     slots, scans = load_slots(path), scans_by_patient(dataset)

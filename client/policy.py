@@ -11,6 +11,7 @@ import tomllib
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
@@ -24,6 +25,7 @@ from common.privacy.calibration import study_mechanism
 from common.privacy.mechanism import AccountantName, QuerySpec, Relation, Unit
 
 SITE_SCHEMA = 1
+LEDGER_FILE = "site-ledger.sqlite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,9 @@ class SiteConfig:
     """A hospital's ``site.toml``. ``pool`` is the stable name of its patient pool, to which budgets belong.
 
     ``dataset`` says how its data is to be read: ``[dataset]`` layout and patients, ``[labels]``, ``[channels]``.
+    ``books`` is the directory, relative to this one, that keeps the pool's books: the site ledger with its key and
+    standing, pool name, caps, and how patients were dealt to voters. A site that joined another study of its pool
+    keeps none of its own; ``holder`` is then the site that does, as its own site.toml names it.
     """
 
     site: str
@@ -141,18 +146,42 @@ class SiteConfig:
     dataset: DatasetSettings = field(default_factory=DatasetSettings)
     share: Sharing = Sharing()
     root: Path = field(default=Path())
+    books: str = "."
+    holder: str = ""
 
     def __post_init__(self) -> None:
+        if not self.holder:
+            object.__setattr__(self, "holder", self.site)
         check_name(self.site, what="site in site.toml")
+        check_name(self.holder, what="site that holds the books")
         check_pool(self.pool, what="pool in site.toml")
 
     def path(self, name: str) -> Path:
         """``name`` relative to the site's directory."""
         return self.root / name
 
+    @property
+    def books_dir(self) -> Path:
+        """Where the pool's books lie: this directory, or the one whose pool this site joined with."""
+        return self.path(self.books)
+
+    @property
+    def ledger_file(self) -> Path:
+        """The one site ledger of the pool, whichever study's directory this is."""
+        return self.books_dir / LEDGER_FILE
+
+    @property
+    def joined(self) -> bool:
+        """Whether another directory keeps this site's books."""
+        return self.books != "."
+
 
 def load_site(directory: Path) -> SiteConfig:
-    """Read ``site.toml`` in a site's directory; unknown keys are refused."""
+    """Read ``site.toml`` in a site's directory; unknown keys are refused.
+
+    One that names ``books`` takes pool and caps from the site.toml there and may not state its own: two sets of caps on
+    one ledger would be in force by turns.
+    """
     path = directory / "site.toml"
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -162,18 +191,40 @@ def load_site(directory: Path) -> SiteConfig:
         raise InvalidInput(f"site.toml is not TOML ({error})") from error
     check_schema("site.toml", document.pop("schema", None), known=SITE_SCHEMA)
     dataset = read_settings(document, root=directory)
-    known = {"site", "pool", "data", "study", "server", "caps", "allow", "share"}
+    owned = _owned(document, directory)
+    known = {"site", "pool", "data", "study", "books", "server", "caps", "allow", "share"}
     unknown = sorted(document.keys() - known)
-    missing = sorted({"site", "pool", "data", "server", "caps"} - document.keys())
+    missing = sorted({"site", "pool", "data", "server", "caps"} - document.keys() - owned.keys())
     if unknown or missing:
         raise InvalidInput("keys of site.toml", value=unknown or missing, limit=", ".join(sorted(known)))
     server = read_section(ServerFacts, document.pop("server"), where="server")
-    caps = read_section(Caps, document.pop("caps"), where="caps")
+    owned = owned or {"caps": read_section(Caps, document.pop("caps"), where="caps")}
     allow = read_section(AllowLists, document.pop("allow", {}), where="allow")
     share = read_section(Sharing, document.pop("share", {}), where="share")
     if not all(isinstance(value, str) for value in document.values()):
-        raise InvalidInput("site, pool, data and study in site.toml", limit="strings")
-    return SiteConfig(**document, server=server, caps=caps, allow=allow, dataset=dataset, share=share, root=directory)
+        raise InvalidInput("site, pool, data, study and books in site.toml", limit="strings")
+    facts = {**document, **owned}
+    return SiteConfig(**facts, server=server, allow=allow, dataset=dataset, share=share, root=directory)
+
+
+def _owned(document: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """Pool, caps and holder from the site.toml that ``books`` leads to; nothing for a site with books of its own."""
+    books = document.get("books", ".")
+    if not isinstance(books, str) or books == ".":
+        return {}
+    stated = sorted({"pool", "caps"} & document.keys())
+    if stated:
+        raise InvalidInput(
+            f"{' and '.join(stated)} in site.toml beside books",
+            limit=f"stated in {books}/site.toml alone",
+            remedy="take them out here; the caps are the pool's, whatever the study",
+        )
+    owner = load_site(directory / books)
+    if owner.joined:
+        raise InvalidInput(
+            "books in site.toml", value=books, limit="the directory that keeps the books itself, not one that joined"
+        )
+    return {"pool": owner.pool, "caps": owner.caps, "holder": owner.site}
 
 
 @dataclass(frozen=True, slots=True)

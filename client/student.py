@@ -16,8 +16,9 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from client.books import read_books
 from client.fetch import OnBytes, PublicObjects
-from client.policy import load_site
+from client.policy import SiteConfig, load_site
 from common.bundle_archive import unpack
 from common.config import Study, load_study
 from common.errors import InvalidInput, LedgerCorrupt
@@ -59,7 +60,7 @@ def pull(site_dir: Path, *, out: Path | None = None, on_bytes: OnBytes = lambda 
         raise InvalidInput("directory holds something other than a bundle", value=str(target), remedy="choose another")
     objects = PublicObjects(config)
     statement = StudentStatement.parse(objects.statement(study.id))
-    with SiteLedger.read(_ledger_file(site_dir)) as ledger:
+    with read_books(_with_books(config)) as ledger:
         receipts = check_statement(statement, study=study, keys=config.server.signing_public_keys, ledger=ledger)
 
     def bounded(count: int) -> None:
@@ -160,12 +161,11 @@ def _check_facts(facts: PrivacyFacts, statement: StudentStatement, study: Study)
         raise InvalidInput("privacy facts in the bundle are not those that were signed", remedy=_EXPORT_AGAIN)
 
 
-def _ledger_file(site_dir: Path) -> Path:
-    path = site_dir / "site-ledger.sqlite"
-    if not path.exists():
+def _with_books(config: SiteConfig) -> SiteConfig:
+    if not config.ledger_file.exists():
         raise InvalidInput(
             "site has no ledger, so it has nothing to check a student against",
-            value=path.name,
+            value=config.ledger_file.name,
             remedy="start the site once: `consilium site up`",
         )
-    return path
+    return config

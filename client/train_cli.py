@@ -69,16 +69,16 @@ def train(
     Example: consilium site train --site-dir /srv/consilium --jobs 4
     Example: consilium site train --site-dir /srv/consilium --strategy dp-sgd --epsilon 8 --delta 1e-5
     """
+    from client.books import slots_file, withdrawn, writing_teachers
     from client.cases import delta_warning, record_cases
     from client.policy import load_site
     from client.setup import public_start
-    from client.training.lock import writing
     from client.training.side_by_side import default_jobs, side_by_side
-    from client.training.site import plan_site, site_report
+    from client.training.site import plan_site, scans_by_patient, site_report
     from common.config import load_study
     from common.data.layouts import DatasetSettings, load_names, open_for_training
 
-    settings = DatasetSettings()
+    settings, config = DatasetSettings(), None
     if data is None or study is None or (site_dir / "site.toml").exists():
         config = load_site(site_dir)
         data = data or config.path(config.data)
@@ -94,7 +94,7 @@ def train(
     private = _private_settings(strategy, epsilon, delta, relation, sampling, rate, steps, begun=start is not None)
     dataset = open_for_training(data, plan.data, settings)
     voters = plan.privacy.voters_per_site
-    ctx.with_resource(writing(site_dir / "teachers"))
+    ctx.with_resource(writing_teachers({site_dir} if config is None else {site_dir, config.books_dir}))
     tasks = plan_site(
         dataset,
         teachers=site_dir / "teachers",
@@ -105,6 +105,8 @@ def train(
         private=private,
         start=start,
         seed=seed,
+        slots_file=None if config is None else slots_file(config),
+        withdrawn=() if config is None else withdrawn(config.books_dir, scans_by_patient(dataset)),
     )
     patients = len({dataset.patient_of(case) for case in dataset.listed})
     warnings = {"releases": delta_warning(plan.privacy, patients=patients)}

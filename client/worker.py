@@ -30,6 +30,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from client.books import open_books
 from client.cases import has_trained, load_cases
 from client.control import retired_voters
 from client.policy import Consent, SiteConfig, load_site, review
@@ -405,7 +406,7 @@ def open_worker(directory: Path, *, sleep: Callable[[float], object] = time.slee
 
     config = load_site(directory)
     study = load_study(config.path(config.study))
-    ledger = SiteLedger.open(directory / "site-ledger.sqlite", config.pool, caps=config.caps, site=config.site)
+    ledger = open_books(config)
     ledger.consent(study)
     _state_identity(ledger, directory)  # before anything is accepted
     loaded_at, retired = ledger.row_count, retired_voters(directory / "teachers")

@@ -1,4 +1,4 @@
-"""How a site asks to be admitted: its name, its patient pool and its public node key, signed by the private one.
+"""How a site asks to be admitted: its name, its patient pool with what its books say, and its public node key.
 
 The signature proves that the sender holds the key; who the sender is, two people settle by reading the request's
 fingerprint to each other. It covers all that is asked, so that nobody is admitted under another name, for another pool
@@ -13,30 +13,77 @@ import hmac
 import json
 from base64 import b64decode, b64encode
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.canonical import canonical_bytes, check_hash, check_name, check_pool, checked_fields
+from common.canonical import (
+    canonical_bytes,
+    check_hash,
+    check_name,
+    check_pool,
+    checked_fields,
+    parse_rational,
+    rational,
+)
 from common.errors import InvalidInput
 from common.objects import write_atomically
 from common.pki import load_node_key, node_key_line, parse_node_key
+from common.privacy.mechanism import Protection, Relation, Unit
 
 MAX_REQUEST_BYTES = 1 << 16
 _PREFIX = "SHA256:"
 _FINGERPRINT_DOMAIN = b"consilium/join/v1\0"
 
 
+@dataclass(frozen=True, slots=True)
+class StatedBooks:
+    """What a site says of its pool's books: their ledger's id and key, and Σμ² spent so far under the pool's protection.
+
+    ``answer_key`` (Ed25519, hex) is the key of that ledger, which signs all that the site replies.
+    """
+
+    ledger_id: str
+    answer_key: str
+    mu_squared: Fraction
+    protection: Protection
+
+    def to_json(self) -> dict[str, str]:
+        return {
+            "answer_key": self.answer_key,
+            "ledger_id": self.ledger_id,
+            "mu_squared": rational(self.mu_squared),
+            "relation": str(self.protection.relation),
+            "unit": str(self.protection.unit),
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> StatedBooks:
+        """Read what :meth:`to_json` wrote; InvalidInput for anything else."""
+        names = ("answer_key", "ledger_id", "mu_squared", "relation", "unit")
+        fields = checked_fields(data, dict.fromkeys(names, str))
+        ledger_id, spent = fields["ledger_id"], parse_rational(fields["mu_squared"])
+        if len(ledger_id) != 32 or set(ledger_id) - set("0123456789abcdef") or spent < 0:
+            raise InvalidInput("books of a join request", value=ledger_id, limit="32 hex digits and a sum from 0")
+        try:
+            protection = Protection(unit=Unit(fields["unit"]), relation=Relation(fields["relation"]))
+        except ValueError as error:
+            raise InvalidInput("protection in a join request", limit="a known unit and relation") from error
+        return cls(ledger_id, check_hash(fields["answer_key"]), spent, protection)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest:
-    """What a site sends to the consortium; everything in it is public."""
+    """What a site sends to the consortium; everything in it is public. Older sites say nothing of their ``books``."""
 
     study: str
     site: str
     pool: str
     node_key: str
+    books: StatedBooks | None = None
 
     def __post_init__(self) -> None:
         check_hash(self.study)
@@ -60,17 +107,21 @@ class JoinRequest:
 
     def statement(self) -> bytes:
         """What is signed."""
+        books = {} if self.books is None else {"books": self.books.to_json()}
         return canonical_bytes(
-            {"join": 1, "node_key": self.node_key, "pool": self.pool, "site": self.site, "study": self.study}
+            {"join": 1, "node_key": self.node_key, "pool": self.pool, "site": self.site, "study": self.study, **books}
         )
 
 
-def write_request(path: Path, *, study: str, site: str, pool: str, node_key: Path) -> JoinRequest:
+def write_request(
+    path: Path, *, study: str, site: str, pool: str, node_key: Path, books: StatedBooks | None = None
+) -> JoinRequest:
     """Make and sign a request with the private key in ``node_key``."""
     key = load_node_key(node_key)
-    request = JoinRequest(study=study, site=site, pool=pool, node_key=node_key_line(key.public_key()))
+    request = JoinRequest(study=study, site=site, pool=pool, node_key=node_key_line(key.public_key()), books=books)
     signature = b64encode(key.sign(request.statement(), ec.ECDSA(hashes.SHA384()))).decode()
-    record = {"study": study, "site": site, "pool": pool, "node_key": request.node_key, "signature": signature}
+    record: dict[str, object] = {"study": study, "site": site, "pool": pool, "node_key": request.node_key}
+    record |= {"signature": signature} if books is None else {"books": books.to_json(), "signature": signature}
     write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
     return request
 
@@ -86,9 +137,12 @@ def read_request(path: Path) -> JoinRequest:
         record = json.loads(data)
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput("join request cannot be read", value=str(path), remedy=remedy) from error
-    fields = checked_fields(record, dict.fromkeys(("study", "site", "pool", "node_key", "signature"), str))
+    kinds: dict[str, type] = dict.fromkeys(("study", "site", "pool", "node_key", "signature"), str)
+    stated = isinstance(record, dict) and "books" in record
+    fields = checked_fields(record, kinds | {"books": dict} if stated else kinds)
     signature = fields.pop("signature")
-    request = JoinRequest(**fields)
+    books = StatedBooks.from_json(fields.pop("books")) if stated else None
+    request = JoinRequest(**fields, books=books)
     try:
         parse_node_key(request.node_key).verify(
             b64decode(signature, validate=True), request.statement(), ec.ECDSA(hashes.SHA384())

@@ -28,11 +28,14 @@ from common.ledger.keys import (
     sync_directory,
 )
 from common.ledger.receipts import Receipt, first_fork, read_receipts
+from common.ledger.records import NOTHING
 from common.ledger.site import SiteLedger
+from common.ledger.standing import ServerStanding
 from common.ledger.store import Ledger
 from common.ledger.verify import VerifyReport, verify
 from common.objects import write_atomically
 from common.sealing_rotation import rotate_sealing_key, sealing_notice
+from server.workspace import Workspace
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Verify, read, back up and recover a privacy ledger."
@@ -170,30 +173,42 @@ def backup_command(
 @app.command("recover")
 def recover_command(
     ledger: LedgerPath,
-    receipts: Annotated[
-        list[Path],
-        typer.Option(help="A site's receipts, as `consilium site heads --out` writes them. Repeat it: every site's."),
-    ],
     key: Annotated[Path, typer.Option(help="The ledger's signing key (PEM).")],
+    receipts: Annotated[
+        list[Path] | None,
+        typer.Option(help="A site's receipts, as `consilium site heads --out` writes them. Repeat it: every site's."),
+    ] = None,
+    standing: Annotated[
+        Path | None, typer.Option(help="The lost ledger's ledger.standing, where it is not beside the copy.")
+    ] = None,
     study: Annotated[
         list[Path] | None, typer.Option(help="A study file that must be put on record again first. Repeatable.")
     ] = None,
 ) -> None:
-    """After an old copy was restored: enter as spent every charge the sites hold receipts for.
+    """After an old copy was restored: enter as spent every charge the sites hold receipts for, or the standing shows.
 
-    Pools the copy does not know are declared again from the receipts. The answers are gone; asked again, such a query
-    costs again. Then each site ends its alarm with `consilium site recover`.
+    Give every site's receipts; what the standing shows beyond them was drawn before a receipt arrived. Pools the copy
+    does not know are declared again. The answers are gone; asked again, such a query costs again.
+    Then each site ends its alarm with `consilium site recover`.
 
     Example: consilium ledger recover study/ledger.sqlite --key study/keys/ledger.key --receipts north.jsonl
     """
-    held = [receipt for path in receipts for receipt in read_receipts(path)]
-    with Ledger.open(ledger, signing_key=load_signing_key(key)) as opened:
+    files = receipts or []
+    held = [receipt for path in files for receipt in read_receipts(path)]
+    with Ledger.open(ledger, signing_key=load_signing_key(key), restored=True) as opened:
+        if not files and standing is None and opened.forgotten() is None:
+            raise InvalidInput("receipts and standing", value="none", remedy="--receipts FILE for every site")
+        before = opened.lost()
         for path in study or ():
             opened.register_study(load_study(path))
-        entered = opened.recover(held)
+        entered = opened.recover(held, standing=None if standing is None else ServerStanding.load(standing))
         if entered:
             opened.note(f"{entered} charges recovered from {len(held)} receipts")
-        typer.echo(f"{entered} lost charges entered as spent, from {len(held)} receipts of {len(receipts)} files")
+        typer.echo(f"{entered} lost charges entered as spent, from {len(held)} receipts of {len(files)} files")
+        for name, spend in opened.lost().items():
+            if spend != before.get(name, NOTHING):
+                more = spend.beyond(before.get(name, NOTHING))
+                typer.echo(f"pool {name}: {more.releases} releases that no receipt tells of charged, by the standing")
         for pool in opened.pools():
             spent = opened.pool_guarantees(pool.pool)[pool.accountant]
             typer.echo(f"pool {pool.pool}: {opened.spent(pool.pool).releases} releases, {spent}")
@@ -261,7 +276,7 @@ def rotate_sealing_key_command(
         create_sealing_key(path)
     elif not again:
         rotate_sealing_key(path)
-    signing_key = load_signing_key(study_dir / "keys" / "ledger.key")
+    signing_key = load_signing_key(Workspace(study_dir).signing_key_file)
     notice = sealing_notice(path, signing_key=signing_key, lost=() if lost is None else (check_hash(lost),))
     write_atomically(out, notice.render().encode())
     typer.echo(f"codes are sealed to {notice.sealing_key} from now on; {out}: the notice for every site")

@@ -11,6 +11,7 @@ Exit status 0: healthy; 1: not, with one line that says why.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import ssl
 import sys
@@ -20,8 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 TIMEOUT_S = 5.0
-STUDY = Path("/study")
+STUDY = Path("/study", os.environ.get("STUDY", "."))
 NODE = Path("/site/node")
+WORKER = Path("/site", os.environ.get("SITE_STUDY", "."), "node")
 
 
 def check_server(study: Path = STUDY) -> None:
@@ -45,7 +47,7 @@ def check_dashboard(url: str = "https://127.0.0.1:8050/") -> None:
     _get(url, context)
 
 
-def check_worker(node: Path = NODE) -> None:
+def check_worker(node: Path = WORKER) -> None:
     """The worker's Unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(TIMEOUT_S)

@@ -29,6 +29,13 @@ student_app = typer.Typer(
 )
 
 StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
+SharedLedger = Annotated[
+    Path | None,
+    typer.Option(help="Another study's directory or its ledger.sqlite: share its ledger, so that pools have one sum."),
+]
+StandingFile = Annotated[
+    Path | None, typer.Option(help="Keep the new ledger's standing in this file, best on another disk.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
@@ -54,8 +61,10 @@ def init(
             "--joint", help="Ask about all public volumes together, in --queries rounds (4 do well); codec pca."
         ),
     ] = False,
+    ledger: SharedLedger = None,
+    standing: StandingFile = None,
 ) -> None:
-    """Create a study's directory: study.toml, keys and an empty ledger.
+    """Create a study's directory: study.toml, keys, and a ledger of its own or one shared with other studies.
 
     Example: consilium study init trial --name trial --labels background,lesion --grid 64,64,64 --queries 40 --quorum 5
     """
@@ -78,7 +87,7 @@ def init(
         ),
         codec=codec_terms(codec, labels=len(labels.split(",")), grid=_triple(grid, int, what="--grid"), joint=joint),
     )
-    _create(directory, study)
+    _create(directory, study, ledger=ledger, standing=standing)
 
 
 @study_app.command("template")
@@ -96,12 +105,14 @@ def template(
 def create(
     directory: StudyDir,
     study: Annotated[Path, typer.Option(help="The study file: a template you edited, or one of your own.")],
+    ledger: SharedLedger = None,
+    standing: StandingFile = None,
 ) -> None:
-    """Create a study's directory from a study file: study.toml, keys and an empty ledger.
+    """Create a study's directory from a study file: study.toml, keys, and a ledger of its own or a shared one.
 
     Example: consilium study create trial --study study.toml
     """
-    _create(directory, load_study(study))
+    _create(directory, load_study(study), ledger=ledger, standing=standing)
 
 
 @study_app.command("show")
@@ -335,9 +346,12 @@ def _print_status(workspace: Workspace, *, as_json: bool) -> None:
             typer.echo(f"release {number} ({batch['queries']} answers) was without {', '.join(absent)}")
 
 
-def _create(directory: Path, study: Study) -> None:
-    setup.create_study(Workspace(directory), study)
+def _create(directory: Path, study: Study, *, ledger: Path | None, standing: Path | None) -> None:
+    setup.create_study(Workspace(directory), study, ledger=ledger, standing=standing)
     typer.echo(describe.for_consortium(study, sites=study.privacy.quorum))
+    neighbour = None if ledger else setup.neighbour_study(directory)
+    if neighbour is not None:
+        typer.echo(f"it has a ledger of its own; to count hospitals' patients over both studies: --ledger {neighbour}")
     typer.echo(f"created {directory}; next: `consilium study publish {directory} --images DIR`")
 
 

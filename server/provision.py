@@ -9,7 +9,7 @@ admitted. Nothing is written before all of that holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -96,11 +96,20 @@ def make_kit(workspace: Workspace, site: str, out: Path) -> None:
 
 
 def approve(
-    workspace: Workspace, request: JoinRequest, *, site: str, pool: str, fingerprint: str, register: Register
+    workspace: Workspace,
+    request: JoinRequest,
+    *,
+    site: str,
+    pool: str,
+    fingerprint: str,
+    register: Register,
+    pool_epsilon: float | None = None,
 ) -> Site:
     """Admit a site: its key with SuperLink, its pool with the ledger, its name with the gateway.
 
     ``site`` and ``pool`` are whom the operator means to admit, ``fingerprint`` what that site read out.
+    ``pool_epsilon``: the pool's lifetime ε over all studies, see :func:`setup.pool_to_declare`. A site that an earlier
+    version admitted, without a key for its replies, is given the one of its new request.
     """
     for what, asked, meant in (("site", request.site, site), ("patient pool", request.pool, pool)):
         if asked != meant:
@@ -119,7 +128,19 @@ def approve(
             limit="the one that the site reads out",
             remedy="have the site read it out again; if it still differs, the request was exchanged on the way",
         )
+    if request.books is None:
+        raise InvalidInput(
+            "join request of an earlier version",
+            limit="one that names the site's books and the key of its replies",
+            remedy="upgrade Consilium at the site, and write it anew there with `consilium site request`",
+        )
     known, admitted = workspace.registered(), read_admitted(workspace.nodes_file)
+    before = next((known_site for known_site in known if known_site.name == request.site), None)
+    if before is not None and before.pool == request.pool and not before.answer_key:
+        if AdmittedNode(site=request.site, key=request.node_key) in admitted:
+            entry = replace(before, answer_key=request.books.answer_key)
+            workspace.save_sites(tuple(entry if one == before else one for one in known))
+            return entry
     for what, value, taken in (
         ("site", request.site, {site.name for site in known}),
         ("patient pool", request.pool, {site.pool for site in known}),
@@ -127,14 +148,16 @@ def approve(
     ):
         if value in taken:
             raise InvalidInput(f"{what} is registered already", value=value[:64], remedy="`consilium provision list`")
+    setup.pool_to_declare(workspace, request.site, request.pool, books=request.books, pool_epsilon=pool_epsilon)
     key_file = workspace.node_keys_dir / f"{request.site}.pub"
     write_atomically(key_file, f"{request.node_key} {request.site}\n".encode())
     try:
-        entry = Site(name=request.site, pool=request.pool, node_id=register(key_file, request.site))
+        node_id = register(key_file, request.site)
     except (ConsiliumError, OSError):
         key_file.unlink()  # it was not admitted, so its key is not taken
         raise
-    setup.add_site(workspace, entry)
+    entry = Site(name=request.site, pool=request.pool, node_id=node_id, answer_key=request.books.answer_key)
+    setup.add_site(workspace, entry, books=request.books, pool_epsilon=pool_epsilon)
     write_admitted(workspace.nodes_file, (*admitted, AdmittedNode(site=request.site, key=request.node_key)))
     return entry
 

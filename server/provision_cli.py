@@ -66,6 +66,10 @@ def approve(
     site: Annotated[str, typer.Option(help="The site you mean to admit.")],
     pool: Annotated[str, typer.Option(help="The patient pool it agreed to answer for.")],
     fingerprint: Annotated[str, typer.Option(help="The request's fingerprint as the site read it out: SHA256:….")],
+    pool_epsilon: Annotated[
+        float | None,
+        typer.Option(help="The pool's ε for life, over all studies; this study's when first declared. Never looser."),
+    ] = None,
 ) -> None:
     """Admit a site: its node key, its patient pool, its name. SuperLink must be up.
 
@@ -82,6 +86,7 @@ def approve(
         pool=pool,
         fingerprint=fingerprint,
         register=lambda key, name: register_node(flower_server(workspace), key, name=name),
+        pool_epsilon=pool_epsilon,
     )
     typer.echo(f"admitted {admitted.name}, patient pool {admitted.pool}, as node {admitted.node_id}")
 

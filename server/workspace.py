@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,14 +20,19 @@ from common.config import Study, load_study
 from common.errors import ConsiliumError, InvalidInput
 from common.objects import ObjectStore, write_atomically
 
+LEDGER_RECORD = "ledger.json"
+"""In a study's directory: where the ledger lies that it shares with other studies."""
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A registered site: its name, its patient pool and the Flower node id its registered key was given."""
+    """A registered site: its name, its patient pool, the Flower node id its registered key was given, and the Ed25519
+    key (hex) of its own ledger, which signs its replies; empty where it was registered without one."""
 
     name: str
     pool: str
     node_id: int
+    answer_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +77,22 @@ class Workspace:
         return self.root / "study.toml"
 
     @property
+    def books_dir(self) -> Path:
+        """The study's directory with the consortium's ledger and its key: this one, or one it shares them with."""
+        path = self.root / LEDGER_RECORD
+        if not path.exists():
+            return self.root
+        record = self._read(LEDGER_RECORD, remedy="restore it: it says where the consortium's ledger lies")
+        shared: str = checked_fields(record, {"directory": str})["directory"]
+        return self.root / shared
+
+    def share_ledger(self, directory: Path) -> None:
+        """Record that another study's directory holds the ledger; for a directory that has none yet."""
+        self._write(LEDGER_RECORD, {"directory": os.path.relpath(directory.resolve(), self.root.resolve())})
+
+    @property
     def ledger_file(self) -> Path:
-        return self.root / "ledger.sqlite"
+        return self.books_dir / "ledger.sqlite"
 
     @property
     def events_file(self) -> Path:
@@ -84,7 +104,7 @@ class Workspace:
 
     @property
     def signing_key_file(self) -> Path:
-        return self.root / "keys" / "ledger.key"
+        return self.books_dir / "keys" / "ledger.key"
 
     @property
     def flower_dir(self) -> Path:
@@ -156,8 +176,10 @@ class Workspace:
         records = self._read("sites.json", remedy="admit sites with `consilium provision approve`")
         sites = []
         for record in records:
-            fields = checked_fields(record, {"name": str, "pool": str, "node_id": str})
-            sites.append(Site(name=fields["name"], pool=fields["pool"], node_id=int(fields["node_id"])))
+            kinds = {"name": str, "pool": str, "node_id": str}
+            signs = isinstance(record, dict) and "answer_key" in record  # a site of an earlier version has none yet
+            fields = checked_fields(record, kinds | {"answer_key": str} if signs else kinds)
+            sites.append(Site(**{**fields, "node_id": int(fields["node_id"])}))
         return tuple(sorted(sites, key=lambda site: site.name))
 
     def registered(self) -> tuple[Site, ...]:
@@ -165,12 +187,17 @@ class Workspace:
         return self.sites() if (self.root / "sites.json").exists() else ()
 
     def save_sites(self, sites: tuple[Site, ...]) -> None:
-        """Record the sites; no name, pool or node id may stand twice."""
+        """Record the sites; what :meth:`check_sites` raises."""
+        self.check_sites(sites)
+        self._write("sites.json", [{**dataclasses.asdict(site), "node_id": str(site.node_id)} for site in sites])
+
+    @staticmethod
+    def check_sites(sites: tuple[Site, ...]) -> None:
+        """InvalidInput if a name, pool or node id stands twice."""
         for field in ("name", "pool", "node_id"):
             values = [getattr(site, field) for site in sites]
             if len(set(values)) != len(values):
                 raise InvalidInput(f"a site's {field} stands twice", value=sorted(map(str, values)))
-        self._write("sites.json", [{"name": s.name, "pool": s.pool, "node_id": str(s.node_id)} for s in sites])
 
     def volumes(self) -> tuple[str, ...]:
         """Content hashes of the public volumes, in query order."""

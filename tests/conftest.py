@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,20 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pools_of_the_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Sites made by a module's fixtures are registered for that module alone, never in the user's own list."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONSILIUM_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _pools_of_the_test(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those made by a test for that test."""
+    monkeypatch.setenv("CONSILIUM_STATE_DIR", str(tmp_path_factory.mktemp("state")))
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -209,11 +209,15 @@ def plan_site(
     private: PrivateSettings | None = None,
     start: Path | None = None,
     seed: int | None = None,
+    slots_file: Path | None = None,
+    withdrawn: Collection[str] = (),
 ) -> tuple[VoterTask, ...]:
     """Deal the patients (or read how they were dealt) and say what each voter is trained on; opens no scan.
 
     ``start``: public weights to begin from, for every trainer. ``seed`` decides the deal and the trainings, of
-    synthetic data alone. The caller holds the directory's lock (:func:`client.training.lock.writing`).
+    synthetic data alone. ``slots_file``: where the pool keeps how its patients are dealt to this many voters,
+    ``slots.json`` beside the teachers unless given; ``withdrawn``: patients who left the pool, whom no deal takes in
+    any more. The caller holds the locks (:func:`client.training.lock.writing`) of both places.
     Raises InvalidInput for a dataset of other labels or channels, an unknown trainer, a start that is not this
     network's weights, a seed for patients, fewer patients than voters, and a scan that its table gives to another
     patient than before: all of it is decided by what a person wrote, none of it by what a scan holds.
@@ -231,8 +235,8 @@ def plan_site(
     if start is not None:  # before a private training is charged: weights of another network could not be trained
         empty = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels))
         load_weights(start, empty)
-    scans = scans_by_patient(dataset)
-    slots = load_or_deal(teachers / "slots.json", scans, voters=voters, seed=seed)
+    scans = {patient: ids for patient, ids in scans_by_patient(dataset).items() if patient not in withdrawn}
+    slots = load_or_deal(slots_file or teachers / "slots.json", scans, voters=voters, seed=seed)
     regrouped = sorted({scan for ids in scans.values() for scan in ids} & set(slots.order) - scans.keys())
     if regrouped:
         raise InvalidInput(

@@ -72,6 +72,10 @@ class Slots:
         """HMAC-SHA256 of a case's name under this file's key: without the key it cannot be tried out on names."""
         return hmac.new(bytes.fromhex(self.key), case.encode(), hashlib.sha256).hexdigest()
 
+    def has_placed(self, case: str) -> bool:
+        """Whether ``case`` has a slot, or had one before it was withdrawn."""
+        return case in self.order or self.subject(case) in {subject for _, subject in self.withdrawn}
+
     def place(self, case: str) -> Place:
         """Where ``case`` sits, or sat before it was withdrawn; InvalidInput for a case that never had a slot."""
         subject = self.subject(case)

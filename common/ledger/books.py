@@ -18,8 +18,10 @@ from common.ledger.chain import SCHEMA_VERSION, Row, possession_message
 from common.ledger.keys import hex_bytes, signing_public_key
 from common.ledger.records import (
     NOTHING,
+    BooksRecord,
     GenesisRecord,
     KeyRecord,
+    LostRecord,
     NoteRecord,
     PoolDeclaration,
     PoolRecord,
@@ -118,9 +120,11 @@ class Books:
         self.studies: dict[str, StudyTerms] = {}
         self.study_rows: dict[str, int] = {}
         self.pools: dict[str, PoolDeclaration] = {}
+        self.pool_books: dict[str, str] = {}
         self.releases: dict[str, Release] = {}
         self.reused: dict[str, dict[str, None]] = {}
         self.recovered: dict[str, tuple[int, ReleaseRecord]] = {}
+        self.lost: dict[int, LostRecord] = {}
         self.refusals: dict[tuple[str, str, tuple[str, ...]], int] = {}
         self.row_count = 0
         self._spent: dict[str, Spend] = {}
@@ -139,6 +143,24 @@ class Books:
     def spent_in(self, study_id: str, pool: str) -> Spend:
         """The study's releases the pool took part in, under the study's protection."""
         return self._study_spent.get((study_id, pool), NOTHING)
+
+    def all_spent(self) -> dict[str, Spend]:
+        """Every pool that spent anything, with its sum."""
+        return dict(self._spent)
+
+    def all_spent_in(self) -> dict[str, dict[str, Spend]]:
+        """The same within each study, by study and pool."""
+        found: dict[str, dict[str, Spend]] = {}
+        for (study, pool), spend in self._study_spent.items():
+            found.setdefault(study, {})[pool] = spend
+        return found
+
+    @property
+    def last_charge(self) -> int:
+        """The newest row that charged a pool; 0 for none."""
+        newest = next(reversed(self.releases.values()), None), next(reversed(self.recovered.values()), None)
+        rows = (newest[0].seq if newest[0] else 0, newest[1][0] if newest[1] else 0)
+        return max(*rows, max(self.lost, default=0))
 
     def study_pools(self, study_id: str) -> tuple[str, ...]:
         """Pools that took part in any release the study used, by name."""
@@ -216,6 +238,24 @@ class Books:
                 remedy="a pool's budget is for its whole life and can only be made tighter",
             )
 
+    def check_books(self, pool: str, ledger_id: str) -> None:
+        """InvalidInput unless the pool may be said to have its books in the site ledger of this id.
+
+        A pool has one book for life and a book one pool: another for the same patients would start at nothing.
+        """
+        if pool not in self.pools:
+            raise InvalidInput("pool", value=pool, limit="a declared pool")
+        known = self.pool_books.get(pool, ledger_id)
+        other = next((name for name, found in self.pool_books.items() if found == ledger_id and name != pool), None)
+        if known != ledger_id or other is not None:
+            raise InvalidInput(
+                f"books of pool {pool}" if other is None else f"books of pool {other}, named for pool {pool}",
+                value=ledger_id,
+                limit=f"{known}, as first declared" if other is None else "one pool for one book",
+                remedy="the site joins with the books it has: `consilium site join --from` the directory that keeps "
+                "them, or they are carried over to this machine (docs/deployment.md)",
+            )
+
     # --- entering rows
 
     def enter(self, row: Row, record: Record | None = None, *, charge: Charge | None = None) -> Record:
@@ -276,6 +316,11 @@ class Books:
                 self._once(self.recovered, record.release_hash, "recovered release")
                 self._set(self.recovered, record.release_hash, (row.seq, release))
                 self._recovered(release)
+            case LostRecord():
+                self._lost(row, record)
+            case BooksRecord(pool=pool, ledger_id=ledger_id):
+                self.check_books(pool, ledger_id)
+                self._set(self.pool_books, pool, ledger_id)
             case ReuseRecord():
                 self._reuse(record, charge)
             case KeyRecord():
@@ -337,6 +382,15 @@ class Books:
             self._set(self._spent, entry.pool, self.spent(entry.pool).plus(cost, mechanism.dimension))
             inside = self.spent_in(study.id, entry.pool)
             self._set(self._study_spent, (study.id, entry.pool), inside.plus(own, mechanism.dimension))
+
+    def _lost(self, row: Row, record: LostRecord) -> None:
+        """What an older copy forgot stands even where it passes a limit: what was released was released."""
+        for pool, spend in record.pools.items():
+            self._set(self._spent, self.pools[pool].pool, self.spent(pool) + spend)
+        for study, pools in record.studies.items():
+            for pool, spend in pools.items():
+                self._set(self._study_spent, (self.studies[study].id, pool), self.spent_in(study, pool) + spend)
+        self._set(self.lost, row.seq, record)
 
     def _reuse(self, record: ReuseRecord, charge: Charge | None) -> None:
         known = self.reused.get(record.study_id, {})

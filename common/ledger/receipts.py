@@ -149,6 +149,14 @@ class Receipt:
             signature=fields["signature"],
         )
 
+    @property
+    def losses(self) -> int:
+        """How often since the last receipt the server's ledger was restored, and charged what its copy had forgotten.
+
+        The kind is part of the row's hash, so a server cannot say of one row two things to two sites.
+        """
+        return sum(link.kind == "lost" for link in self.links)
+
     def signed(self, key: Ed25519PrivateKey) -> Receipt:
         """This receipt with the server's signature. Deterministic: the same rows give the same receipt again."""
         return dataclasses.replace(self, signature=key.sign(self._message()).hex())
@@ -265,11 +273,11 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
     """That the receipt follows directly from the last one; LedgerCorrupt for a rollback, a fork or other totals.
 
     Refused (``receipt-gap``) if receipts in between have not arrived: the server can issue them again. After a recovery
-    the new line may begin anywhere, but its totals may not fall short of what this site holds receipts for.
+    the new line may begin anywhere, but its totals may not fall short of what this site holds receipts for; nor may
+    they after the server charged what it lost, which is more than any receipt told.
     """
     if known.recovering:
-        least = known.spend + known.owed
-        if receipt.before.mu_squared < least.mu_squared or receipt.before.releases < least.releases:
+        if _falls_short(receipt.before, known.spend + known.owed):
             raise LedgerCorrupt("the recovered ledger has forgotten charges this site holds receipts for")
         return
     if receipt.previous.seq > known.position.seq:
@@ -282,8 +290,23 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
             f"{known.position.seq}: the ledger was rolled back or forked",
             row=known.position.seq,
         )
-    if receipt.before != known.spend:
+    if _falls_short(receipt.before, known.spend) or (receipt.before != known.spend and not receipt.losses):
         raise LedgerCorrupt("the totals before this receipt are not those after the last one", row=receipt.previous.seq)
+
+
+def never_receipted(receipt: Receipt, known: Known) -> Spend:
+    """What the server charged as lost and this site was never receipted: draws that its acceptances may not have paid.
+
+    A query whose answer was lost before its receipt arrived is asked again under the acceptance that paid for the first
+    draw, so the site counts the lost one here.
+    """
+    if not receipt.losses:
+        return NOTHING
+    return receipt.before.beyond(known.spend + known.owed if known.recovering else known.spend)
+
+
+def _falls_short(spend: Spend, least: Spend) -> bool:
+    return spend.mu_squared < least.mu_squared or spend.releases < least.releases
 
 
 def _link(item: object) -> Link:

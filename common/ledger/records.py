@@ -8,7 +8,7 @@ from the facts it derives from and must agree.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -432,6 +432,27 @@ class IdentityRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class BooksRecord:
+    """Server: the site ledger, by its id, that keeps a pool's books at its hospital. Once for a pool, for life."""
+
+    pool: str
+    ledger_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LostRecord:
+    """Server: this ledger was restored from an older copy; what no receipt told of stays charged in these sums.
+
+    ``pools`` under each pool's own protection, ``studies`` by study and pool under the study's; ``kept_row`` is the
+    lost row whose kept standing gave the figures.
+    """
+
+    pools: dict[str, Spend]
+    studies: dict[str, dict[str, Spend]]
+    kept_row: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReceiptRecord:
     """Site: a server's receipt that passed every check, kept word for word."""
 
@@ -495,6 +516,8 @@ Record = (
     | TeachersRecord
     | SealingKeyRecord
     | IdentityRecord
+    | BooksRecord
+    | LostRecord
     | ReceiptRecord
     | AlarmRecord
     | SupersededRecord
@@ -780,6 +803,36 @@ def _identity(body: dict[str, Any]) -> IdentityRecord:
         raise InvalidInput("what a patient is", value=text, limit=", ".join(PatientIdentity)) from None
 
 
+def _books(body: dict[str, Any]) -> BooksRecord:
+    fields = checked_fields(body, {"books": str, "pool": str})
+    return BooksRecord(
+        pool=check_name(fields["pool"], what="pool name"), ledger_id=check_name(fields["books"], what="ledger id")
+    )
+
+
+def _lost(body: dict[str, Any]) -> LostRecord:
+    fields = checked_fields(body, {"kept_row": int, "pools": dict, "studies": dict})
+    if fields["kept_row"] < 1:
+        raise InvalidInput("kept row", value=fields["kept_row"], limit="a number from 1")
+    return LostRecord(
+        pools=spends_from_json(fields["pools"]),
+        studies={check_hash(study): spends_from_json(pools) for study, pools in fields["studies"].items()},
+        kept_row=fields["kept_row"],
+    )
+
+
+def spends_from_json(data: object) -> dict[str, Spend]:
+    """Sums by the name of the pool."""
+    if not isinstance(data, dict):
+        raise InvalidInput("sums of pools", limit="a mapping")
+    return {check_name(pool, what="pool name"): Spend.from_json(spend) for pool, spend in data.items()}
+
+
+def spends_to_json(spends: Mapping[str, Spend]) -> dict[str, object]:
+    """What :func:`spends_from_json` reads."""
+    return {pool: spend.to_json() for pool, spend in sorted(spends.items())}
+
+
 def _receipt(body: dict[str, Any]) -> ReceiptRecord:
     return ReceiptRecord(receipt=checked_fields(body, {"receipt": dict})["receipt"])
 
@@ -835,6 +888,8 @@ _READERS: dict[str, dict[str, Callable[[dict[str, Any]], Record]]] = {
         "pool": _pool,
         "release": parse_release,
         "recovered": _recovered,
+        "lost": _lost,
+        "books": _books,
         "reuse": _reuse,
         "refusal": _refusal,
         "key": _key,

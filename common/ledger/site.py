@@ -41,7 +41,7 @@ from common.ledger.records import (
     parse_body,
 )
 from common.ledger.site_books import SiteBooks
-from common.ledger.standing import Standing, standing_path
+from common.ledger.standing import Standing, kept_standing, standing_path
 from common.privacy.accounting import Guarantee, guarantee, max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget, Protection, QuerySpec
 from common.privacy.patients import Training, Trainings
@@ -95,7 +95,7 @@ class SiteLedger(OpenLedger[SiteBooks]):
         key = signing_key or _own_key(path)
         if not path.exists():
             genesis: dict[str, object] = {"site": site or pool}
-            if standing_path(path).exists():
+            if kept_standing(path) is not None:
                 raise LedgerCorrupt(
                     f"the site ledger {path} is gone and its standing is still there; to fix: put the newest copy of "
                     "the ledger in its place, then `consilium site recover --own-ledger`"
@@ -513,8 +513,8 @@ class SiteLedger(OpenLedger[SiteBooks]):
         The standing beside the file tells. Where it was rolled back together with the file, the server's next receipt
         does: it charges queries that the copy never accepted, and is an alarm.
         """
-        path = standing_path(self._chain.path)
-        if not path.exists():
+        path = kept_standing(self._chain.path)
+        if path is None:
             return None
         head = Standing.load(path).head
         self._catch_up()
@@ -578,15 +578,17 @@ class SiteLedger(OpenLedger[SiteBooks]):
             )
 
     def _keep_standing(self) -> None:
-        books, day = self._books, format_time(self._chain.clock())[:10]
-        Standing(
-            head=self._chain.head(),
-            pool=books.spent(),
-            studies={study: books.spent_in(study) for study in books.studies},
-            day=day,
-            queries=books.per_day.get(day, 0),
-            pending=tuple(query for query in books.reservations if query not in books.receipted),
-        ).save(standing_path(self._chain.path))
+        with self._chain.transaction():  # the writer's place, so that no earlier standing replaces a later one
+            self._catch_up()
+            books, day = self._books, self._chain.today
+            Standing(
+                head=self._chain.head(),
+                pool=books.spent(),
+                studies={study: books.spent_in(study) for study in books.studies},
+                day=day,
+                queries=books.per_day.get(day, 0),
+                pending=tuple(query for query in books.reservations if query not in books.receipted),
+            ).save(standing_path(self._chain.path))
 
     def alarms(self) -> tuple[str, ...]:
         """What contradicts the record, one line for each server ledger concerned; empty when all is well.

@@ -13,7 +13,7 @@ from fractions import Fraction
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.books import SigningKey
 from common.ledger.chain import Row
-from common.ledger.receipts import Known, Position, Receipt, check_arithmetic, check_continuity
+from common.ledger.receipts import Known, Position, Receipt, check_arithmetic, check_continuity, never_receipted
 from common.ledger.records import (
     NOTHING,
     AlarmRecord,
@@ -344,6 +344,18 @@ class SiteBooks:
             if max(rows or self.restored_at, default=0) < self.recovered_at.get(receipt.ledger_id, 0):
                 raise Refused("receipt-superseded", "it was signed before the ledger was recovered") from None
             raise
+        if self._lost_draws(receipt).mu_squared > receipt.losses * self._open_to_loss():
+            raise LedgerCorrupt("the receipt charges as lost more than this site has accepted without a receipt")
+
+    def _lost_draws(self, receipt: Receipt) -> Spend:
+        return never_receipted(receipt, self.known.get(receipt.ledger_id, Known()))
+
+    def _open_to_loss(self) -> Fraction:
+        """Σμ² that one restored copy of a server can have drawn of this pool without a receipt: what was accepted and
+        never receipted, here or in rows that this ledger lost itself."""
+        open_queries = (found for query, found in self.reservations.items() if query not in self.receipted)
+        costs = (self._costs(found.query.mechanism, self.studies[found.study_id])[0] for found in open_queries)
+        return sum(costs, sum((spend.mu_squared for spend in self.lost.values()), Fraction(0)))
 
     def _accept(self, row: Row, receipt: Receipt) -> None:
         """Enter a receipt after all its checks.
@@ -352,6 +364,10 @@ class SiteBooks:
         charged here, past a limit too, since it has happened.
         """
         self.check_receipt(receipt)
+        lost = self._lost_draws(receipt)
+        if lost != NOTHING:
+            self._spent += lost
+            self._study_spent[receipt.study_id] = self.spent_in(receipt.study_id) + lost
         for release in receipt.releases:
             if release.body["query_id"] not in self.reservations:
                 query = parse_release(release.body).query

@@ -4,7 +4,8 @@
 fit, draws their noise, writes charge and answer, signs the head, and commits; only then is an answer returned. A query
 is known by its id: asked again, it returns the stored answer and costs nothing. Refuses a release below the study's
 quorum, past a pool's lifetime budget (over all studies, editions and runs) or past the study's own budget, by any site
-or pool that was not declared, and an answer that is not the mechanism's ``int64[l]``.
+or pool that was not declared, and an answer that is not the mechanism's ``int64[l]``; and, for writing, a file that is
+older than its standing (``common/ledger/standing.py``), which is written before an answer is returned.
 
 Threads must take turns by a lock of the caller's. Several processes may open the same file: SQLite lets one write at a
 time, and each reads what the others wrote before it decides.
@@ -37,6 +38,8 @@ from common.ledger.opened import OpenLedger
 from common.ledger.receipts import Link, Position, Receipt, ReceiptedRelease, check_arithmetic
 from common.ledger.records import (
     MAX_NOTE_CHARACTERS,
+    NOTHING,
+    LostRecord,
     PoolDeclaration,
     ReleaseRecord,
     ReuseRecord,
@@ -52,7 +55,9 @@ from common.ledger.records import (
     parse_release,
     release_body,
     release_digest,
+    spends_to_json,
 )
+from common.ledger.standing import ServerStanding, kept_standing, standing_path
 from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.mechanism import AccountantName, QuerySpec
 
@@ -67,6 +72,9 @@ __all__ = [
     "Spend",
     "StoredAnswer",
 ]
+
+
+_Charged = Release | ReleaseRecord | LostRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +114,61 @@ class Ledger(OpenLedger[Books]):
     def __init__(self, chain: Chain) -> None:
         """Use :meth:`create` or :meth:`open`."""
         super().__init__(chain, Books())
+        self._standing_due = False
 
     # --- opening and closing
 
     @classmethod
-    def create(cls, path: Path, *, signing_key: Ed25519PrivateKey, clock: Clock = utc_now) -> Ledger:
-        """Make a new ledger (mode 0600) and open it for writing; an existing path is refused."""
-        return cls(Chain.create(path, role="server", genesis={}, signing_key=signing_key, clock=clock))
+    def create(
+        cls, path: Path, *, signing_key: Ed25519PrivateKey, clock: Clock = utc_now, standing: Path | None = None
+    ) -> Ledger:
+        """Make a new ledger (mode 0600) and open it for writing; an existing path is refused.
+
+        ``standing``: a new file on another disk for the ledger's standing, which is a link then; beside the ledger
+        unless given. LedgerCorrupt where a standing lies whose ledger is gone.
+        """
+        link = path.with_suffix(".standing")
+        if link.exists() or link.is_symlink() or (standing is not None and standing.exists()):
+            raise LedgerCorrupt(
+                f"the ledger {path} is gone and its standing is still there; to fix: put the newest copy of the ledger "
+                "in its place, then `consilium ledger recover`"
+            )
+        ledger = cls(Chain.create(path, role="server", genesis={}, signing_key=signing_key, clock=clock))
+        try:
+            if standing is not None:
+                link.symlink_to(standing.resolve())
+                ledger._keep_standing()
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
 
     @classmethod
-    def open(cls, path: Path, *, signing_key: Ed25519PrivateKey | None = None, clock: Clock = utc_now) -> Ledger:
+    def open(
+        cls,
+        path: Path,
+        *,
+        signing_key: Ed25519PrivateKey | None = None,
+        clock: Clock = utc_now,
+        restored: bool = False,
+    ) -> Ledger:
         """Open a ledger; without ``signing_key`` it can only be read.
 
         Replays every row: LedgerCorrupt names the first that breaks the chain or a rule. InvalidInput if the key is not
         the one that signs this ledger now. Signatures other than the newest, and payloads, are ``verify``'s to check.
+        For writing, LedgerCorrupt if the file is older than its standing, unless ``restored`` says that
+        :meth:`recover` comes next.
         """
-        return cls(Chain.open(path, role="server", signing_key=signing_key, clock=clock))
+        ledger = cls(Chain.open(path, role="server", signing_key=signing_key, clock=clock))
+        try:
+            if signing_key is not None and not restored:
+                if (problem := ledger.forgotten()) is not None:
+                    raise LedgerCorrupt(f"{problem}; to fix: `consilium ledger recover`")
+                ledger._make_good_standing()
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
 
     # --- declaring
 
@@ -146,6 +193,16 @@ class Ledger(OpenLedger[Books]):
                 self._books.check_pool(declaration)
                 self._books.enter(self._chain.append("pool", declaration.to_json()))
 
+    def declare_books(self, pool: str, ledger_id: str) -> None:
+        """Put on record which site ledger keeps a declared pool's books at its hospital; again, it adds no row.
+
+        InvalidInput for another one than the pool has, and for one that keeps another pool's.
+        """
+        with self._writing():
+            self._books.check_books(pool, ledger_id)
+            if pool not in self._books.pool_books:
+                self._books.enter(self._chain.append("books", {"books": ledger_id, "pool": pool}))
+
     def note(self, text: str) -> None:
         """Put a remark on record; it changes no sum. Not a place for patients' data."""
         if not isinstance(text, str) or not 1 <= len(text) <= MAX_NOTE_CHARACTERS:
@@ -161,21 +218,29 @@ class Ledger(OpenLedger[Books]):
             self._books.enter(row)
         self._chain.use_key(new_key)
 
-    def recover(self, receipts: Iterable[Receipt]) -> int:
+    def recover(self, receipts: Iterable[Receipt], *, standing: ServerStanding | None = None) -> int:
         """After an old copy was restored: enter as spent every receipted charge this ledger lost; how many there were.
+
+        What ``standing`` (by default the one kept beside the file, if the file is older) shows beyond that is charged
+        too, in one row: answers that were drawn, and perhaps used, before any receipt arrived.
 
         The answers are gone; asked again, such a query is a new release and a new charge. Charges are entered even
         where they pass a limit: what was released was released. A pool that was lost too is declared again as its own
-        site's receipts state it. InvalidInput for a receipt this ledger's key did not sign, of another ledger, of a
-        study that must be registered again first, or of a pool no receipt given here declares.
+        site's receipts, or the standing, state it. InvalidInput for a receipt this ledger's key did not sign, for
+        receipts or a standing of another ledger or of a study that must be registered again first, and for a pool
+        nothing given here declares.
         """
         entered = 0
         receipts = tuple(receipts)
+        if standing is None and self.forgotten() is not None:
+            standing = ServerStanding.load(standing_path(self._chain.path))
         with self._writing():
             for receipt in receipts:
                 self._check_origin(receipt)
                 if receipt.declaration.pool not in self._books.pools:
                     self._books.enter(self._chain.append("pool", receipt.declaration.to_json()))
+            if standing is not None:
+                self._check_standing(standing)
             for receipt in receipts:
                 self._check_recoverable(receipt)
                 for release in receipt.releases:
@@ -190,7 +255,82 @@ class Ledger(OpenLedger[Books]):
                     }
                     self._books.enter(self._chain.append("recovered", body))
                     entered += 1
+            if standing is not None:
+                self._charge_lost(standing)
+                self._standing_due = True  # also where nothing was missing but the rows' numbers
         return entered
+
+    def _check_standing(self, standing: ServerStanding) -> None:
+        """That the standing is of this ledger; pools the copy does not know are declared again as it states them."""
+        if standing.head.ledger_id != self.ledger_id:
+            raise InvalidInput("standing", value=standing.head.ledger_id, limit=f"of this ledger, {self.ledger_id}")
+        unknown = sorted(standing.studies.keys() - self._books.studies.keys())
+        if unknown:
+            raise InvalidInput("studies of the standing", value=unknown, remedy="register them again: --study FILE")
+        for declaration in standing.declarations:
+            if declaration.pool not in self._books.pools:
+                self._books.enter(self._chain.append("pool", declaration.to_json()))
+
+    def _charge_lost(self, standing: ServerStanding) -> None:
+        """Charge what the standing shows beyond the rows; nothing if they hold it all."""
+        pools = {pool: spend.beyond(self._books.spent(pool)) for pool, spend in standing.pools.items()}
+        studies = {
+            study: {pool: spend.beyond(self._books.spent_in(study, pool)) for pool, spend in spends.items()}
+            for study, spends in standing.studies.items()
+        }
+        if any(spend != NOTHING for spends in (pools, *studies.values()) for spend in spends.values()):
+            body: dict[str, object] = {
+                "kept_row": standing.head.seq,
+                "pools": spends_to_json(pools),
+                "studies": {study: spends_to_json(spends) for study, spends in studies.items()},
+            }
+            self._books.enter(self._chain.append("lost", body))
+
+    def forgotten(self) -> str | None:
+        """What shows that this file is an older copy than the one that charged last; None if nothing does.
+
+        The standing beside the file tells. Where it was rolled back together with the file, sites do that hold a later
+        receipt; where none had arrived yet, nothing can.
+        """
+        path = kept_standing(self._chain.path)
+        if path is None:
+            return None
+        head = ServerStanding.load(path).head
+        if head.ledger_id != self.ledger_id:
+            return f"the standing kept with {self._chain.path} is of another ledger, {head.ledger_id}"
+        if self.contains(Position(head.seq, head.hash)):
+            return None
+        return (
+            f"the ledger {self._chain.path} ends at row {self._books.row_count} and had charged in row {head.seq} "
+            "before: an older copy was put in its place"
+        )
+
+    def lost(self) -> dict[str, Spend]:
+        """What was charged to each pool because an older copy had forgotten it and no receipt told of it."""
+        self._catch_up()
+        found: dict[str, Spend] = {}
+        for record in self._books.lost.values():
+            for pool, spend in record.pools.items():
+                found[pool] = found.get(pool, NOTHING) + spend
+        return found
+
+    def _make_good_standing(self) -> None:
+        """Write a standing that a crash, or a version before there were any, left out."""
+        path = kept_standing(self._chain.path)
+        known = 0 if path is None else ServerStanding.load(path).head.seq
+        if known < self._books.last_charge:
+            self._keep_standing()
+
+    def _keep_standing(self) -> None:
+        with self._chain.transaction():  # the writer's place, so that no earlier standing replaces a later one
+            self._catch_up()
+            ServerStanding(
+                head=self._chain.head(),
+                pools=self._books.all_spent(),
+                studies=self._books.all_spent_in(),
+                declarations=tuple(self._books.pools.values()),
+            ).save(standing_path(self._chain.path))
+        self._standing_due = False
 
     def _check_origin(self, receipt: Receipt) -> None:
         if receipt.ledger_id != self.ledger_id:
@@ -373,6 +513,11 @@ class Ledger(OpenLedger[Books]):
         self._catch_up()
         return tuple(self._books.pools[name] for name in sorted(self._books.pools))
 
+    def books_of(self, pool: str) -> str | None:
+        """The id of the site ledger that keeps a pool's books, None where no join request ever said."""
+        self._catch_up()
+        return self._books.pool_books.get(pool)
+
     def studies(self) -> tuple[StudyTerms, ...]:
         """Registered studies in order of registration."""
         self._catch_up()
@@ -463,7 +608,7 @@ class Ledger(OpenLedger[Books]):
                 newer = None
             if end <= after:
                 continue
-            reached = {e.pool: totals.get(e.pool, self._books.spent(e.pool)) for e in _entries(items, site)}
+            reached = {pool: totals.get(pool, self._books.spent(pool)) for pool in self._pools_of(items, site)}
             totals |= {pool: self._less(spend, items, pool) for pool, spend in reached.items()}
             if entry is not None:
                 spends = totals[entry.pool], reached[entry.pool]
@@ -471,16 +616,27 @@ class Ledger(OpenLedger[Books]):
         if newer is not None:
             yield newer(0)
 
-    def _newest_charges(self) -> Iterator[tuple[int, Release | ReleaseRecord]]:
+    def _newest_charges(self) -> Iterator[tuple[int, _Charged]]:
         """Row and facts of every charge, the newest first."""
         own = ((release.seq, release) for release in reversed(self._books.releases.values()))
-        return merge(own, reversed(self._books.recovered.values()), key=itemgetter(0), reverse=True)
+        recovered, lost = reversed(self._books.recovered.values()), reversed(self._books.lost.items())
+        return merge(own, recovered, lost, key=itemgetter(0), reverse=True)
 
-    def _less(self, spend: Spend, items: list[Release | ReleaseRecord], pool: str) -> Spend:
+    def _pools_of(self, items: Iterable[_Charged], site: str) -> Iterator[str]:
+        """The pools of one site that these charged."""
+        for item in items:
+            if isinstance(item, LostRecord):
+                yield from (pool for pool in item.pools if self._books.pools[pool].site == site)
+            else:
+                yield from (entry.pool for entry in item.roster if entry.site == site)
+
+    def _less(self, spend: Spend, items: list[_Charged], pool: str) -> Spend:
         """What a pool had spent before ``items``, of which ``spend`` is the sum after them."""
         protection = self._books.pools[pool].protection
         for item in items:
-            if any(entry.pool == pool for entry in item.roster):
+            if isinstance(item, LostRecord):
+                spend = spend.beyond(item.pools.get(pool, NOTHING))
+            elif any(entry.pool == pool for entry in item.roster):
                 mechanism = item.mechanism if isinstance(item, Release) else item.query.mechanism
                 cost = charge_of(mechanism, protection, self._books.studies[item.study_id].protection)
                 spend = Spend(spend.mu_squared - cost, spend.releases - 1, spend.coordinates - mechanism.dimension)
@@ -507,10 +663,15 @@ class Ledger(OpenLedger[Books]):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """One write transaction: read what others wrote, let the block append, commit; on any exception undo it all."""
+        """One write transaction: read what others wrote, let the block append, commit; on any exception undo it all.
+
+        If it charged something, the standing follows it. Where that fails the charge is durable and the caller gets the
+        error; the next write, or the next opening, makes the standing good.
+        """
         try:
             with self._chain.transaction():
                 self._catch_up()
+                before = self._books.last_charge
                 if self._chain.public_key != self._books.key.public_key:
                     raise InvalidInput(
                         "signing key", limit="the ledger's current key", remedy="it was rotated; open with the new key"
@@ -521,11 +682,9 @@ class Ledger(OpenLedger[Books]):
             self._books.roll_back()
             raise
         self._books.settle()
-
-
-def _entries(items: Iterable[Release | ReleaseRecord], site: str) -> Iterator[RosterEntry]:
-    """The places of one site on these releases' rosters."""
-    return (entry for item in items for entry in item.roster if entry.site == site)
+        self._standing_due |= self._books.last_charge != before
+        if self._standing_due:
+            self._keep_standing()
 
 
 def _text(body: dict[str, Any]) -> str:

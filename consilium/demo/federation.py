@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client.daemons import Refusal, SiteNode, expect_refused, launcher, site_node, supernode, worker
+from client.registry import Registry
 from client.setup import SiteKit, create_site
 from common.admission import read_request
 from common.pki import create_node_keys
@@ -41,23 +42,31 @@ def write_server(workspace: Workspace) -> None:
 
 
 def write_sites(workspace: Workspace, root: Path, *, names: Sequence[str], data: Path) -> dict[str, Path]:
-    """One directory a hospital, made from its kit as a hospital would."""
+    """One directory a hospital, made from its kit as a hospital would; their pools are on a list of the demo's own."""
+    registry = Registry(root / "pools.json")
     directories = {}
     for name in names:
         directory = root / name
         if not (directory / "site.toml").exists():
             kit = root.with_name("kits") / name
             provision.make_kit(workspace, name, kit)
-            create_site(directory, pool=f"{name}/patients", data=data / name, kit=SiteKit.load(kit))
+            create_site(directory, pool=f"{name}/patients", data=data / name, kit=SiteKit.load(kit), registry=registry)
         directories[name] = directory
     return directories
 
 
 @contextmanager
 def running(
-    workspace: Workspace, sites: dict[str, Path], *, on_step: Callable[[str], None] = lambda _text: None
+    workspace: Workspace,
+    sites: dict[str, Path],
+    *,
+    pool_epsilon: float | None = None,
+    on_step: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[Federation]:
-    """Start everything, register the sites' node keys, show that a stranger is refused; stop everything at the end."""
+    """Start everything, register the sites' node keys, show that a stranger is refused; stop everything at the end.
+
+    ``pool_epsilon``: what a pool may spend in its life, over all studies; the study's own ε unless given.
+    """
     server = flower_server(workspace)
     prepare(server)
     with ProcessGroup() as group, tempfile.TemporaryDirectory(prefix="consilium-") as sockets:
@@ -75,6 +84,7 @@ def running(
                     pool=request.pool,
                     fingerprint=request.fingerprint,
                     register=lambda key, name: register_node(server, key, name=name),
+                    pool_epsilon=pool_epsilon,
                 )
         on_step("workers and nodes")
         ports = free_ports(len(sites) + 1, host=HOST)

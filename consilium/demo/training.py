@@ -10,14 +10,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from client.books import slots_file, withdrawn, writing_teachers
 from client.cases import record_cases, site_dataset
 from client.policy import load_site
 from client.setup import public_start
-from client.training.lock import writing
 from client.training.private.charge import record_trained, record_trainings
 from client.training.private.settings import PrivateSettings
 from client.training.side_by_side import side_by_side
-from client.training.site import Crash, SiteReport, VoterTask, plan_site, site_report
+from client.training.site import Crash, SiteReport, VoterTask, plan_site, scans_by_patient, site_report
 from common.config import load_study
 from common.data.dataset import Dataset
 from common.errors import DaemonFailed, InvalidInput
@@ -54,7 +54,7 @@ def train_all(
     """
     with ExitStack() as locks:
         for directory in sites.values():
-            locks.enter_context(writing(directory / "teachers"))
+            locks.enter_context(writing_teachers({directory, load_site(directory).books_dir}))
         return _train_all(sites, seed=seed, processes=processes, on_steps=on_steps, private=private)
 
 
@@ -100,6 +100,8 @@ def _plan(directory: Path, *, seed: int, private: PrivateSettings | None) -> tup
         private=private,
         start=public_start(directory),
         seed=seed if dataset.synthetic else None,
+        slots_file=slots_file(config),
+        withdrawn=withdrawn(config.books_dir, scans_by_patient(dataset)),
     )
 
 

@@ -40,7 +40,9 @@ class Service:
         root = follower.workspace.root.absolute()
         self.pictures_dir = state / "pictures"
         self.certificate_dir = state / "certificate"
-        self.verify = Job(state / "verify.json", lambda: work("verify", str(root / "ledger.sqlite")), now=now)
+        self.verify = Job(
+            state / "verify.json", lambda: work("verify", str(follower.workspace.ledger_file.absolute())), now=now
+        )
         self.pictures = Job(
             state / "pictures.json", lambda: work("pictures", str(root), str(self.pictures_dir.absolute())), now=now
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from client.registry import Registry
 from client.setup import SiteKit, create_site
 from common.admission import JoinRequest, read_request
 from common.errors import DaemonFailed, InvalidInput
@@ -33,7 +34,9 @@ def join(workspace: Workspace, folder: Path, name: str, *, pool: str = "") -> Jo
     """What a hospital does with its kit."""
     provision.make_kit(workspace, name, folder / "kit")
     (folder / "data").mkdir(exist_ok=True)
-    create_site(folder / "site", pool=pool or name, data=folder / "data", kit=SiteKit.load(folder / "kit"))
+    machine = Registry(folder / "pools.json")  # every hospital has one of its own
+    kit = SiteKit.load(folder / "kit")
+    create_site(folder / "site", pool=pool or name, data=folder / "data", kit=kit, registry=machine)
     return read_request(folder / "site" / "request.json")
 
 

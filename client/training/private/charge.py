@@ -87,10 +87,10 @@ def _training_id(task: VoterTask) -> str:
 
 
 def _ledger(site_dir: Path) -> SiteLedger:
+    from client.books import open_books
     from client.policy import load_site
 
-    config = load_site(site_dir)
-    return SiteLedger.open(site_dir / "site-ledger.sqlite", config.pool, caps=config.caps, site=config.site)
+    return open_books(load_site(site_dir))
 
 
 def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: bool) -> None:

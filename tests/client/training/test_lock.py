@@ -19,6 +19,20 @@ from common.data.msd import Dataset, write_dataset
 from common.errors import Refused
 from tests.client.training.test_site import DATA, RECIPE, STUDY, write_case
 
+SITE = f"""schema = 1
+site = "north"
+pool = "north"
+data = "data"
+[server]
+sealing_key = "{"0" * 64}"
+signing_key = "{"0" * 64}"
+objects_url = "https://localhost"
+superlink = "localhost:1"
+root_certificates = "ca.crt"
+[caps]
+epsilon = 8
+delta = 1e-3
+"""
 HOLDER = """
 import sys
 from pathlib import Path
@@ -67,6 +81,7 @@ def test_the_command_and_a_withdrawal_are_refused_as_well(
     arguments = ["--data", str(tmp_path / "set"), "--study", str(tmp_path / "study.toml")]
     result = CliRunner().invoke(app, [*arguments, "--site-dir", str(tmp_path / "site")])
     assert isinstance(result.exception, Refused)
+    (tmp_path / "site" / "site.toml").write_text(SITE)
     load_or_deal(tmp_path / "site" / "teachers" / "slots.json", ["p0", "p1"], voters=1)
     with pytest.raises(Refused, match="wait"):
         withdraw_patient(tmp_path / "site", "p0")

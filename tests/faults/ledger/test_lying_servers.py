@@ -145,10 +145,11 @@ def snapshot(fed: Federation, name: str) -> Path:
 
 
 def restore(fed: Federation, copy: Path) -> None:
-    """What an operator does: stop, put the copy in the ledger's place, start."""
+    """What an operator does: stop, put the copy in the ledger's place, start; the standing was rolled back with it."""
     fed.ledger.close()
     for suffix in ("", "-wal", "-shm"):
         (fed.root / f"ledger.sqlite{suffix}").unlink(missing_ok=True)
+    (fed.root / "ledger.standing").unlink()
     shutil.copy(copy, fed.root / "ledger.sqlite")
     fed.ledger = Ledger.open(fed.root / "ledger.sqlite", signing_key=fed.signing_key)
 

@@ -1,0 +1,242 @@
+"""A server ledger restored from an older copy is noticed before it releases again, and what it lost stays charged.
+
+The oracle is how often noise was drawn: every draw of a query is one release that its patients pay for.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from typer.testing import CliRunner
+
+from common.errors import InvalidInput, LedgerCorrupt
+from common.ledger.backup import backup
+from common.ledger.keys import create_signing_key
+from common.ledger.site import SiteLedger
+from common.ledger.standing import ServerStanding, standing_path
+from common.ledger.store import Ledger
+from common.ledger.verify import verify
+from consilium.ledger_cli import app
+from tests.common.ledger.ledger_world import Answers, World, declare, make_mechanism, make_query, make_study
+from tests.common.ledger.test_ledger_site import Caps
+
+MECHANISM = make_mechanism(room_for=10)
+POOL = "aachen-mri"
+
+
+def put_back(world: World, copy: Path, *, standing: bool = False) -> None:
+    """What an operator does: stop the server and put the copy where the ledger was."""
+    world.ledger.close()
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{world.path}{suffix}").unlink(missing_ok=True)
+    if standing:
+        world.path.with_suffix(".standing").unlink()
+    shutil.copy(copy, world.path)
+
+
+def test_an_older_server_ledger_releases_nothing_until_what_it_lost_is_charged(world: World, tmp_path: Path) -> None:
+    world.release([make_query(1, MECHANISM)], batch="b1")
+    backup(world.path, tmp_path / "monday.sqlite")
+    world.release([make_query(2, MECHANISM), make_query(3, MECHANISM)], batch="b2")  # no receipt has left yet
+    put_back(world, tmp_path / "monday.sqlite")
+    with pytest.raises(LedgerCorrupt, match="consilium ledger recover"):
+        Ledger.open(world.path, signing_key=world.key)
+    with Ledger.open(world.path) as readable:
+        assert "older copy" in (readable.forgotten() or "")
+
+    world.ledger = Ledger.open(world.path, signing_key=world.key, restored=True)
+    assert world.ledger.recover([]) == 0
+    assert world.ledger.lost()[POOL].releases == 2
+    world.reopen()
+    world.release([make_query(2, MECHANISM)], batch="b3")
+    assert len(world.answers.drawn) == 4
+    for pool in ("aachen-mri", "bergen-mri", "cadiz-mri"):
+        assert world.ledger.spent(pool).releases == 4, "every draw is charged"
+        assert world.ledger.spent(pool).mu_squared == 4 * MECHANISM.mu_squared(world.ledger.pools()[0].protection)
+        assert world.ledger.spent(pool, world.study.id).releases == 4
+    assert verify(world.path, public_key=world.key.public_key()).ok
+
+
+def test_the_budget_holds_over_draws_that_a_restored_server_lost(world: World, tmp_path: Path) -> None:
+    backup(world.path, tmp_path / "monday.sqlite")
+    world.release([make_query(n, MECHANISM) for n in range(9)], batch="b1")
+    put_back(world, tmp_path / "monday.sqlite")
+    with Ledger.open(world.path, signing_key=world.key, restored=True) as restored:
+        restored.recover([])
+    world.reopen()
+    result = world.release([make_query(n, MECHANISM) for n in range(9)], batch="b2")
+    assert len(result.answers) == 1, "ten draws fit the budget, and nine were made"
+
+
+def test_a_site_counts_the_draw_that_a_restored_server_lost_before_its_receipt(world: World, tmp_path: Path) -> None:
+    site = SiteLedger.open(tmp_path / "site-ledger.sqlite", POOL, caps=Caps())
+    site.consent(world.study)
+    query = make_query(1, MECHANISM)
+    backup(world.path, tmp_path / "monday.sqlite")
+    site.reserve(world.study.id, [query])
+    world.release([query], batch="b1")
+    put_back(world, tmp_path / "monday.sqlite")
+    with Ledger.open(world.path, signing_key=world.key, restored=True) as restored:
+        restored.recover([])
+    world.reopen()
+    site.reserve(world.study.id, [query])
+    world.release([query], batch="b2")
+    (receipt,) = world.ledger.site_receipts("aachen")
+    site.record_receipt(receipt, public_key=world.key.public_key())
+    assert site.alarms() == ()
+    assert len(world.answers.drawn) == 2
+    assert site.spent().releases == 2
+    assert site.spent().mu_squared == world.ledger.spent(POOL).mu_squared
+    site.close()
+    assert verify(tmp_path / "site-ledger.sqlite", server_key=world.key.public_key()).ok
+
+
+def test_a_server_cannot_charge_a_site_for_more_losses_than_it_accepted(world: World, tmp_path: Path) -> None:
+    site = SiteLedger.open(tmp_path / "site-ledger.sqlite", POOL, caps=Caps())
+    site.consent(world.study)
+    query = make_query(1, MECHANISM)
+    backup(world.path, tmp_path / "monday.sqlite")
+    world.release([make_query(n, MECHANISM) for n in range(2, 6)], batch="b1")  # this site never accepted these
+    put_back(world, tmp_path / "monday.sqlite")
+    with Ledger.open(world.path, signing_key=world.key, restored=True) as restored:
+        restored.recover([])
+    world.reopen()
+    site.reserve(world.study.id, [query])
+    world.release([query], batch="b2")
+    (receipt,) = world.ledger.site_receipts("aachen")
+    with pytest.raises(LedgerCorrupt, match="more than this site has accepted"):
+        site.record_receipt(receipt, public_key=world.key.public_key())
+    assert site.spent().releases == 1
+    assert len(site.alarms()) == 1
+    site.close()
+
+
+def test_recovery_charges_a_draw_once_whether_a_receipt_or_the_standing_tells_of_it(
+    world: World, tmp_path: Path
+) -> None:
+    backup(world.path, tmp_path / "monday.sqlite")
+    world.release([make_query(1, MECHANISM)], batch="b1")
+    receipts = world.ledger.site_receipts("aachen")
+    world.release([make_query(2, MECHANISM)], batch="b2")
+    put_back(world, tmp_path / "monday.sqlite")
+    world.ledger = Ledger.open(world.path, signing_key=world.key, restored=True)
+    assert world.ledger.recover(receipts) == 1
+    assert world.ledger.spent(POOL).releases == 2
+    assert world.ledger.lost()[POOL].releases == 1
+    world.reopen()
+    assert world.ledger.recover(receipts) == 0
+    assert world.ledger.spent(POOL).releases == 2
+
+
+def test_the_command_recovers_from_a_standing_alone_and_restores_pools_declared_since(tmp_path: Path) -> None:
+    key = create_signing_key(tmp_path / "ledger.key")
+    world = World(
+        tmp_path / "ledger.sqlite", key, Ledger.create(tmp_path / "ledger.sqlite", signing_key=key), make_study()
+    )
+    world.ledger.register_study(world.study)
+    backup(world.path, tmp_path / "monday.sqlite")
+    declare(world.ledger)
+    world.release([make_query(1, MECHANISM)])
+    put_back(world, tmp_path / "monday.sqlite")
+    kept = tmp_path / "kept.standing"
+    shutil.move(world.path.with_suffix(".standing"), kept)  # lay elsewhere
+    done = CliRunner().invoke(
+        app, ["recover", str(world.path), "--key", str(tmp_path / "ledger.key"), "--standing", str(kept)]
+    )
+    assert done.exit_code == 0, done.output
+    assert f"pool {POOL}: 1 releases that no receipt tells of" in done.stdout
+    with Ledger.open(world.path, signing_key=key) as ledger:
+        assert {pool.pool for pool in ledger.pools()} == {"aachen-mri", "bergen-mri", "cadiz-mri"}
+        assert ledger.spent(POOL).releases == 1
+
+
+def test_recovery_without_receipts_and_standing_is_refused(tmp_path: Path) -> None:
+    key = create_signing_key(tmp_path / "ledger.key")
+    Ledger.create(tmp_path / "ledger.sqlite", signing_key=key).close()
+    done = CliRunner().invoke(app, ["recover", str(tmp_path / "ledger.sqlite"), "--key", str(tmp_path / "ledger.key")])
+    assert isinstance(done.exception, InvalidInput)
+
+
+def test_no_new_ledger_takes_the_place_of_one_that_is_gone(world: World) -> None:
+    world.release([make_query(1, MECHANISM)])
+    world.ledger.close()
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{world.path}{suffix}").unlink(missing_ok=True)
+    with pytest.raises(LedgerCorrupt, match="standing is still there"):
+        Ledger.create(world.path, signing_key=world.key)
+
+
+def test_a_ledger_of_another_id_does_not_pass_for_the_one_whose_standing_lies_there(
+    world: World, tmp_path: Path
+) -> None:
+    world.release([make_query(1, MECHANISM)])
+    (tmp_path / "other").mkdir()
+    other = World.create(tmp_path / "other")
+    other.ledger.close()
+    put_back(world, other.path)
+    with pytest.raises(LedgerCorrupt, match="another ledger"):
+        Ledger.open(world.path, signing_key=other.key)
+
+
+def test_the_standing_is_durable_before_an_answer_is_returned_and_a_failed_one_is_made_good(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("common.ledger.standing.write_atomically", full)
+        with pytest.raises(OSError, match="no space"):
+            world.release([make_query(1, MECHANISM)])
+    assert not standing_path(world.path).exists()
+    world.ledger.note("anything at all is written")
+    standing = ServerStanding.load(standing_path(world.path))
+    assert standing.pools[POOL] == world.ledger.spent(POOL)
+    assert len(world.answers.drawn) == 1
+
+
+def test_a_standing_left_out_by_a_crash_or_an_older_version_is_made_good_at_the_next_opening(world: World) -> None:
+    world.release([make_query(1, MECHANISM)])
+    standing_path(world.path).unlink()
+    world.reopen()
+    assert ServerStanding.load(standing_path(world.path)).pools[POOL].releases == 1
+
+
+def test_a_standing_on_another_disk_is_followed_and_missed_when_it_is_not_mounted(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    key, elsewhere = Ed25519PrivateKey.generate(), tmp_path / "disk" / "trial.standing"
+    ledger = Ledger.create(tmp_path / "ledger.sqlite", signing_key=key, standing=elsewhere)
+    world = World(tmp_path / "ledger.sqlite", key, ledger, make_study(), Answers())
+    ledger.register_study(world.study)
+    declare(ledger)
+    world.release([make_query(1, MECHANISM)])
+    assert ServerStanding.load(elsewhere).pools[POOL].releases == 1
+    assert (tmp_path / "ledger.standing").is_symlink()
+    ledger.close()
+    (tmp_path / "disk").rename(tmp_path / "unmounted")
+    with pytest.raises(LedgerCorrupt, match="mount that disk"):
+        Ledger.open(world.path, signing_key=key)
+
+
+def test_a_backup_holds_no_standing(world: World, tmp_path: Path) -> None:
+    world.release([make_query(1, MECHANISM)])
+    (tmp_path / "copies").mkdir()
+    backup(world.path, tmp_path / "copies" / "monday.sqlite")
+    assert [path.name for path in (tmp_path / "copies").iterdir()] == ["monday.sqlite"]
+
+
+def test_pools_have_one_book_and_books_one_pool(world: World) -> None:
+    world.ledger.declare_books(POOL, "a" * 32)
+    rows = world.ledger.row_count
+    world.ledger.declare_books(POOL, "a" * 32)
+    assert world.ledger.row_count == rows
+    with pytest.raises(InvalidInput, match="as first declared"):
+        world.ledger.declare_books(POOL, "b" * 32)
+    with pytest.raises(InvalidInput, match="one pool for one book"):
+        world.ledger.declare_books("bergen-mri", "a" * 32)
+    world.reopen()
+    assert world.ledger.books_of(POOL) == "a" * 32
+    assert verify(world.path).ok

@@ -1,0 +1,293 @@
+"""One ledger for a consortium's studies: a patient pool has one sum and one budget for life, whichever study asks."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from client.registry import Registry
+from client.setup import SiteKit, create_site, join_site
+from common.admission import JoinRequest, StatedBooks, read_request, write_request
+from common.config import Study
+from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.events import read_events
+from common.ledger.keys import load_signing_key
+from common.ledger.standing import ServerStanding, standing_path
+from common.ledger.store import Candidate, Ledger, RosterEntry
+from common.ledger.verify import verify
+from common.node_auth import read_admitted
+from common.privacy.mechanism import Protection, Relation, Unit
+from server import provision, setup
+from server.cli import status_facts, study_app
+from server.query import plan_queries
+from server.workspace import CodecRecord, Endpoint, Site, Workspace
+from tests.federation import Federation, LoopTransport, make_codec, make_study
+
+
+def consortium(folder: Path, study: Study, **where: Path) -> Workspace:
+    workspace = Workspace(folder)
+    setup.create_study(workspace, study, **where)
+    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
+    return workspace
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Workspace:
+    return consortium(tmp_path / "first", replace(make_study(), name="first"))
+
+
+@pytest.fixture
+def second(first: Workspace, tmp_path: Path) -> Workspace:
+    return consortium(tmp_path / "second", replace(make_study(epsilon=2.0), name="second"), ledger=first.root)
+
+
+def kit_of(workspace: Workspace, name: str = "north") -> SiteKit:
+    out = workspace.root.parent / f"kit-{workspace.root.name}-{name}"
+    provision.make_kit(workspace, name, out)
+    return SiteKit.load(out)
+
+
+def hospital(folder: Path, workspace: Workspace, *, pool: str = "north", name: str = "north") -> JoinRequest:
+    """A hospital begins the books of a pool, on a machine of its own."""
+    (folder / "data").mkdir(parents=True)
+    machine = Registry(folder / "pools.json")
+    create_site(folder / "site", pool=pool, data=folder / "data", kit=kit_of(workspace, name), registry=machine)
+    return read_request(folder / "site" / "request.json")
+
+
+def approve(workspace: Workspace, request: JoinRequest, **more: float) -> Site:
+    return provision.approve(
+        workspace, request, fingerprint=request.fingerprint, register=lambda _key, _name: 7, **more
+    )
+
+
+def ledger_of(workspace: Workspace) -> Ledger:
+    return Ledger.open(workspace.ledger_file)
+
+
+# --- a second study of the consortium
+
+
+def test_a_second_study_shares_ledger_and_signing_key_and_has_a_sealing_key_of_its_own(
+    first: Workspace, second: Workspace, tmp_path: Path
+) -> None:
+    ours, theirs = setup.server_keys(first), setup.server_keys(second)
+    assert ours.signing_key == theirs.signing_key
+    assert ours.sealing_key != theirs.sealing_key
+    assert not (second.root / "ledger.sqlite").exists()
+    third = consortium(tmp_path / "third", replace(make_study(), name="third"), ledger=second.root)
+    assert third.ledger_file.resolve() == first.ledger_file.resolve()
+    with ledger_of(third) as ledger:
+        assert [terms.name for terms in ledger.studies()] == ["first", "second", "third"]
+    assert status_facts(second)["answers"] == 0
+    assert verify(first.ledger_file).ok
+
+
+def test_the_command_shares_a_ledger_and_tells_of_the_choice_where_a_study_lies_beside(
+    first: Workspace, tmp_path: Path
+) -> None:
+    def init(name: str, *more: str):
+        terms = ["--labels", "background,body", "--grid", "8,8,8", "--queries", "6", "--quorum", "2", "--name", name]
+        return CliRunner().invoke(study_app, ["init", str(tmp_path / name), *terms, *more])
+
+    alone = init("alone")
+    assert f"--ledger {tmp_path / 'first'}" in alone.stdout
+    shared = init("shared", "--ledger", str(tmp_path / "first" / "ledger.sqlite"))
+    assert shared.exit_code == 0, shared.output
+    assert "--ledger" not in shared.stdout
+    assert Workspace(tmp_path / "shared").ledger_file.samefile(first.ledger_file)
+    assert isinstance(init("nowhere", "--ledger", str(tmp_path)).exception, InvalidInput)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_the_standing_may_lie_on_another_disk(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    workspace = Workspace(tmp_path / "study")
+    setup.create_study(workspace, make_study(), standing=tmp_path / "disk" / "trial.standing")
+    assert standing_path(workspace.ledger_file) == tmp_path / "disk" / "trial.standing"
+    assert ServerStanding.load(tmp_path / "disk" / "trial.standing").pools == {}
+    (tmp_path / "disk" / "trial.standing").unlink()
+    with pytest.raises(LedgerCorrupt, match="mount"):
+        Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file))
+
+
+# --- pools
+
+
+def test_a_pool_keeps_its_lifetime_budget_when_a_smaller_study_joins(
+    first: Workspace, second: Workspace, tmp_path: Path
+) -> None:
+    approve(first, hospital(tmp_path / "n", first), pool_epsilon=20.0)
+    _, request = join_site(None, kit=kit_of(second), existing=tmp_path / "n" / "site")
+    approve(second, request)
+    with ledger_of(second) as ledger:
+        (pool,) = ledger.pools()
+        assert pool.budget.epsilon == 20.0
+        assert len([row for row in ledger.rows() if row.kind == "pool"]) == 1
+        assert ledger.books_of("north") == request.books.ledger_id
+
+
+def test_a_pools_lifetime_budget_is_tightened_only_on_request_and_never_loosened(
+    first: Workspace, second: Workspace, tmp_path: Path
+) -> None:
+    approve(first, hospital(tmp_path / "n", first))
+    _, request = join_site(None, kit=kit_of(second), existing=tmp_path / "n" / "site")
+    with pytest.raises(InvalidInput, match="only be made tighter"):
+        approve(second, request, pool_epsilon=9.0)
+    assert second.registered() == ()
+    assert read_admitted(second.nodes_file) == ()
+    approve(second, request, pool_epsilon=3.0)
+    with ledger_of(second) as ledger:
+        assert ledger.pools()[0].budget.epsilon == 3.0
+
+
+def test_a_doubled_pool_is_refused_by_the_server_whatever_the_sites_machine_knows(
+    first: Workspace, second: Workspace, tmp_path: Path
+) -> None:
+    approve(first, hospital(tmp_path / "n", first))
+    doubled = hospital(tmp_path / "elsewhere", second)
+    with pytest.raises(InvalidInput, match="which this ledger knows") as refused:
+        approve(second, doubled)
+    assert "site join --from" in str(refused.value)
+    assert second.registered() == ()
+    assert not second.node_keys_dir.exists()
+
+
+def test_a_request_that_says_nothing_of_its_books_is_refused_only_where_the_pool_is_known(
+    first: Workspace, second: Workspace, tmp_path: Path
+) -> None:
+    request = hospital(tmp_path / "n", first)
+    key = tmp_path / "n" / "site" / "node" / "keys" / "node"
+    old = write_request(tmp_path / "old.json", study=request.study, site="north", pool="north", node_key=key)
+    approve(first, old)
+    again = write_request(tmp_path / "old.json", study=second.study().id, site="north", pool="north", node_key=key)
+    with pytest.raises(InvalidInput, match="which this ledger knows"):
+        approve(second, again)
+    _, joined = join_site(None, kit=kit_of(second), existing=tmp_path / "n" / "site")
+    approve(second, joined)
+    with ledger_of(second) as ledger:
+        assert ledger.books_of("north") == joined.books.ledger_id, "known from now on"
+
+
+def test_books_under_a_second_pool_name_and_a_second_pool_of_a_site_are_refused(
+    first: Workspace, second: Workspace, tmp_path: Path
+) -> None:
+    approve(first, hospital(tmp_path / "n", first))
+    join_site(None, kit=kit_of(second), existing=tmp_path / "n" / "site")
+    joined = tmp_path / "n" / "site" / "studies" / "second"
+    books = read_request(joined / "request.json").books
+    key = joined / "node" / "keys" / "node"
+    for site, pool, match in (("south", "fresh", "one pool for one book"), ("north", "fresh", "patient pool of site")):
+        renamed = write_request(
+            tmp_path / "r.json", study=second.study().id, site=site, pool=pool, node_key=key, books=books
+        )
+        with pytest.raises(InvalidInput, match=match):
+            approve(second, renamed)
+
+
+def spend_in(workspace: Workspace, study: Study, fed: Federation, number: int) -> None:
+    """One release of a study on the workspace's ledger, by the pools north and south."""
+    record = CodecRecord(sha256=fed.codec_hash, dimension=fed.codec.dimension)
+    query = plan_queries(study, codec=record, volumes=fed.volumes)[number]
+    with Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file)) as ledger:
+        ledger.release_batch(
+            study_id=study.id,
+            batch_id=f"b{number}",
+            roster=(RosterEntry("north", "north"), RosterEntry("south", "south")),
+            candidates=[Candidate(query, lambda: np.zeros(query.mechanism.dimension, dtype=np.int64))],
+        )
+
+
+def test_books_that_show_less_than_the_ledger_charged_are_refused(
+    first: Workspace, second: Workspace, tmp_path: Path
+) -> None:
+    approve(first, hospital(tmp_path / "n", first))
+    request = hospital(tmp_path / "s", first, pool="south", name="south")
+    provision.approve(first, request, fingerprint=request.fingerprint, register=lambda _key, _name: 8)
+    spend_in(first, first.study(), Federation(tmp_path / "fed", study=first.study()), 0)
+    _, joined = join_site(None, kit=kit_of(second), existing=tmp_path / "n" / "site")
+    with pytest.raises(InvalidInput, match="show less"):
+        approve(second, joined)
+    with ledger_of(first) as ledger:
+        spent = ledger.spent("north").mu_squared
+    protection = Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE)
+    honest = replace(joined, books=replace(joined.books, mu_squared=spent, protection=protection))
+    assert approve(second, honest).pool == "north"
+
+
+# --- runs
+
+
+@pytest.fixture
+def two_studies(tmp_path: Path):
+    """Two studies of three hospitals on one server ledger, one site ledger each; a pool has room for six queries."""
+    (tmp_path / "fed").mkdir()
+    one = Federation(tmp_path / "fed")
+    two = copy.copy(one)
+    two.study = replace(make_study(), name="second")
+    two.codec = make_codec(two.study)
+    two.volumes = tuple(one.objects.put(f"other {i}".encode()) for i in range(6))
+    two.ledger = Ledger.open(one.root / "ledger.sqlite", signing_key=one.signing_key)
+    two.ledger.register_study(two.study)
+    two.site_ledgers = {}
+    two.workers = {site.node_id: two._worker(site) for site in two.sites}
+    two.transport = LoopTransport(two.workers)
+    two.events_file = two.root / "events-2.jsonl"
+    yield one, two
+    one.close()
+    two.close()
+
+
+def queries_of(fed: Federation, count: int):
+    record = CodecRecord(sha256=fed.codec_hash, dimension=fed.codec.dimension)
+    return plan_queries(fed.study, codec=record, volumes=fed.volumes)[:count]
+
+
+def test_two_studies_run_on_one_ledger_at_once_and_every_book_shows_the_sum(two_studies) -> None:
+    errors: list[BaseException] = []
+
+    def run(fed: Federation) -> None:
+        try:
+            fed.core(queries_of(fed, 3)).run(fed.transport)
+        except BaseException as error:  # noqa: BLE001  shown in the test's own thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(fed,)) for fed in two_studies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    one, two = two_studies
+    assert len(one.ledger.answers(one.study.id)) == len(two.ledger.answers(two.study.id)) == 3
+    expected = sum(
+        (query.mechanism.mu_squared(one.study.privacy.protection) for query in queries_of(one, 3)), Fraction(0)
+    )
+    for site in one.sites:
+        assert one.ledger.spent(site.pool).mu_squared == 2 * expected
+        assert two.site_ledgers[site.name].spent().mu_squared == 2 * expected
+        assert one.site_ledgers[site.name].alarms() == ()
+        held = {query for receipt in one.site_ledgers[site.name].receipts() for query in receipt.query_ids}
+        assert len(held) == 6, "receipts of both studies, in one line"
+    assert one.ledger.forgotten() is None
+    assert verify(one.root / "ledger.sqlite", public_key=one.signing_key.public_key()).ok
+
+
+def test_a_study_that_would_overdraw_the_pool_is_refused_by_each_book_alone(two_studies) -> None:
+    one, two = two_studies
+    one.core(queries_of(one, 6)).run(one.transport)
+    before = one.ledger.spent("pool-0")
+    two.core(queries_of(two, 3)).run(two.transport)  # the server's book: no pool has room, nothing is offered
+    assert two.ledger.answers(two.study.id) == ()
+    assert [event["event"] for event in read_events(two.events_file)].count("offer-answered") == 0
+    assert two.ledger.spent("pool-0") == before
+    for ledger in two.site_ledgers.values():  # and each site's book by itself
+        with pytest.raises(Refused, match="pool-budget"):
+            ledger.reserve(two.study.id, queries_of(two, 1))
