@@ -99,8 +99,8 @@ def further_findings(service: Service) -> list[Finding]:
             if word == "accepted":
                 sites[name].charge(cost, asker)
     after = read_life(service)
-    told = [(after.spent[name], account.spent) for name, account in server.items()]
-    told += [(after.sites[name].spent, account.spent) for name, account in sites.items()]
+    told = [(after.spent[name], _charged(service, after, name)) for name in server]
+    told += [(after.sites[name].spent, _accepted(service, after, name)) for name in sites]
     return [
         Finding("asked again", changed, 0, changed > 0, "stored answers that changed; at most"),
         *(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from jaxtyping import Float, Int64
 
 from client.policy import Caps, Consent, ServerFacts, SiteConfig
-from client.worker import Worker
+from client.worker import Ask, Worker
 from common.canonical import digest
 from common.codecs.frame import Frame
 from common.config import Study
@@ -70,9 +71,8 @@ class _SiteVoters:
     world: World
     site: int
 
-    def predict(self, volume: bytes) -> Iterator[Float[np.ndarray, "c x y z"] | None]:
-        for word in self.world.sayings(self.subject, self.site):
-            yield self._say(word)
+    def predict(self, volume: bytes) -> Sequence[Ask]:
+        return [partial(self._say, word) for word in self.world.sayings(self.subject, self.site)]
 
     def _say(self, word: str) -> Float[np.ndarray, "c x y z"] | None:
         if word == FAILS:
