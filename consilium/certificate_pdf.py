@@ -31,6 +31,11 @@ _REASONS = {
     "study-budget": "the study's own budget",
     "coordinates": "the pool's noisy numbers for life",
 }
+_ROADS = {
+    "ledger": "simulated studies in each world, through the ledger on disk",
+    "memory": "simulated studies in each world, in memory",
+    "service": "simulated studies through aggregator, workers and both ledgers",
+}
 _SANS, _MONO = "DejaVu Sans", "DejaVu Sans Mono"
 
 
@@ -280,9 +285,8 @@ def _checks(pages: _Pages, facts: dict[str, Any]) -> None:
     if facts["audit"] is None:
         pages.paragraph("No audit of the release mechanism was filed with this study.")
     for road, report in (facts["audit"] or {}).items():
-        how = "through the ledger on disk" if road == "ledger" else "in memory"
         pages.paragraph(
-            f"{report['summary']} {report['runs']} simulated studies in each world, {how}, at confidence "
+            f"{report['summary']} {report['runs']} {_ROADS.get(road, road)}, at confidence "
             f"{100 * report['confidence']:g} %. An audit finds faults; it proves no privacy.",
             bullet="•",
         )

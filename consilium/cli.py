@@ -36,7 +36,7 @@ _GROUPS: dict[str, tuple[str, str, str]] = {
     "data": ("consilium.data_cli", "app", "Make synthetic data, split a dataset."),
     "demo": ("consilium.demo.cli", "app", "The whole road on this machine, with real daemons."),
     "plan": ("consilium.privacy_cli", "plan_app", "What a privacy budget buys, before it is spent."),
-    "audit": ("consilium.privacy_cli", "audit_app", "Measure the released mechanism against its claim."),
+    "audit": ("consilium.audit.cli", "audit_app", "Attack a study as it runs, and compare with its claim."),
     "ledger": ("consilium.ledger_cli", "app", "Verify and read a privacy ledger."),
     "certificate": ("consilium.certificate", "app", "A study's privacy certificate, as PDF and JSON."),
     "bench": (

@@ -1,38 +1,27 @@
-"""``consilium plan`` and ``consilium audit``: what a budget buys, and whether the released noise keeps its claim.
+"""``consilium plan``: what a budget buys, and the settings that ``consilium audit`` shares with it.
 
-Tables and JSON go to stdout, the progress bar to stderr. ``audit`` ends with exit code 1 when a test broke its limit;
-both end with 2 and one line when a setting makes no sense. No option has a range of its own: the privacy core refuses.
+Tables and JSON go to stdout. Ends with exit code 2 and one line when a setting makes no sense. No option has a range of
+its own: the privacy core refuses.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from common.canonical import digest
-from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, load_study
-from common.errors import BudgetExceeded, InvalidInput
-from common.ledger.store import Candidate, Ledger, PoolDeclaration, RosterEntry
-from common.privacy.audit import Code, Service, StudyUnderAudit, audit, audited_mechanism, memory_service
+from common.config import PrivacyConfig, load_study
+from common.errors import InvalidInput
 from common.privacy.gain import recommend
-from common.privacy.mechanism import AccountantName, Budget, Protection, QuerySpec, Relation, Unit
+from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.privacy.planner import plan
-from common.privacy.release import noisy_sum
 from consilium.plan_report import check_chart, delta_warning, plan_table, write_chart
 
 plan_app = typer.Typer(add_completion=False, rich_markup_mode=None)
-audit_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 StudyFile = Annotated[
     Path | None,
@@ -79,7 +68,7 @@ def plan_command(
 
     Example: consilium plan --unit patient --epsilon 8 --delta 1e-5 --queries 1 --hospitals 8 --patients 15
     """
-    privacy, clip = _settings(study, epsilon, delta, queries, voters, radius, unit, relation, accountant)
+    privacy, clip = settings_of(study, epsilon, delta, queries, voters, radius, unit, relation, accountant)
     values = None if spectrum is None else _read_spectrum(spectrum)
     if values is not None and dimension not in (None, len(values)):
         raise InvalidInput(
@@ -116,137 +105,7 @@ def plan_command(
         Console().print(plan_table(result, recommended=advised.summary, patients=patients))
 
 
-@audit_app.command("audit")
-def audit_command(
-    study: StudyFile = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    queries: Annotated[
-        int, typer.Option(help="Queries of the audited study, 2 or more; they spend the whole budget [8].", **_PLAIN)
-    ] = 8,
-    voters: Voters = None,
-    radius: Radius = None,
-    dimension: Annotated[int, typer.Option(help="Coordinates audited [4].", **_PLAIN)] = 4,
-    unit: UnitOption = None,
-    relation: RelationOption = None,
-    accountant: Gate = None,
-    runs: Annotated[
-        int, typer.Option(help="Studies run in each world of each pair, 20 or more [2000].", **_PLAIN)
-    ] = 2000,
-    ledger_runs: Annotated[
-        int,
-        typer.Option(help="The same again through a real ledger on disk, 20 or more; 0 leaves it out [200].", **_PLAIN),
-    ] = 200,
-    as_json: Json = False,
-) -> None:
-    """Attack the production release path and compare what is measured with what is claimed. Exit code 1: exceeded.
-
-    Example: consilium audit --epsilon 8 --delta 1e-3
-
-    Example: consilium audit --study study.toml --json
-    """
-    for what, value in (("runs", runs), ("ledger runs", ledger_runs or 20)):
-        if value < 20:
-            raise InvalidInput(what, value=value, limit="20 or more")
-    privacy, clip = _settings(study, epsilon, delta, None, voters, radius, unit, relation, accountant)
-    subject = StudyUnderAudit(
-        budget=privacy.budget,
-        accountant=privacy.accountant,
-        protection=privacy.protection,
-        queries=queries,
-        voters_per_site=privacy.voters_per_site,
-        radius=clip,
-        dimension=dimension,
-    )
-    with _progress("audit", show=not as_json) as told:
-        reports = {"memory": audit(subject, runs=runs, service=memory_service(subject), progress=told)}
-    if ledger_runs:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            ledger_service(subject, Path(folder)) as service,
-            _progress("audit through the ledger", show=not as_json) as told,
-        ):
-            reports["ledger"] = audit(subject, runs=ledger_runs, service=service, progress=told)
-    if as_json:
-        typer.echo(json.dumps({name: r.to_json() for name, r in reports.items()}, indent=1, ensure_ascii=False))
-    else:
-        for name, report in reports.items():
-            typer.echo(f"{report.runs} runs a world, answers kept in {name}")
-            for finding in report.findings:
-                typer.echo(f"  {finding}")
-            typer.echo(f"  {report.summary}")
-    if any(report.exceeded for report in reports.values()):
-        raise typer.Exit(1)
-
-
-@contextmanager
-def ledger_service(subject: StudyUnderAudit, folder: Path) -> Iterator[Service]:
-    """The audited study through a real ledger file in ``folder``: every run spends freshly declared pools.
-
-    A query past the budget raises BudgetExceeded, as the ledger's refusal; every answer is read back from the file.
-    """
-    privacy = PrivacyConfig(
-        epsilon=float(subject.budget.epsilon),
-        delta=subject.budget.delta,
-        planned_queries=subject.queries,
-        quorum=subject.hospitals,
-        accountant=subject.accountant,
-        relation=subject.protection.relation,
-        unit=subject.protection.unit,
-        voters_per_site=subject.voters_per_site,
-    )
-    study = Study(
-        name="audit",
-        data=DataConfig(labels=("background", "structure"), spacing_mm=(1.0, 1.0, 1.0), grid=(8, 8, 8)),
-        privacy=privacy,
-        codec=CodecConfig(radius=subject.radius, max_dimension=max(subject.dimension, 1)),
-    )
-    mechanism = audited_mechanism(subject)
-    with Ledger.create(folder / "audit.sqlite", signing_key=Ed25519PrivateKey.generate()) as ledger:
-        study_id = ledger.register_study(study)
-        count = 0
-
-        def run(codes: Sequence[Sequence[Code]]) -> list[Code]:
-            nonlocal count
-            count += 1
-            roster = tuple(RosterEntry(site=f"site-{k}", pool=f"pool-{count}-{k}") for k in range(subject.hospitals))
-            for entry in roster:
-                ledger.declare_pool(
-                    PoolDeclaration(
-                        pool=entry.pool,
-                        site=entry.site,
-                        budget=subject.budget,
-                        accountant=subject.accountant,
-                        protection=subject.protection,
-                    )
-                )
-            candidates = []
-            for n, query in enumerate(codes):
-                volume = digest("audit-volume", [count, n])
-                spec = QuerySpec(
-                    edition=privacy.edition,
-                    codec=digest("audit-codec", "none"),
-                    volumes=(volume,),
-                    round=1,
-                    centre="zero",
-                    weights="codec",
-                    mechanism=mechanism,
-                )
-                candidates.append(Candidate(query=spec, make_answer=partial(noisy_sum, query, mechanism)))
-            result = ledger.release_batch(
-                study_id=study_id, batch_id=f"run-{count}", roster=roster, candidates=candidates
-            )
-            if result.refused:
-                cost = mechanism.mu_squared(subject.protection)
-                left = ledger.remaining(roster[0].pool)
-                raise BudgetExceeded(roster[0].pool, requested=float(cost), remaining=float(left))
-            stored = [ledger.answer(candidate.query.id) for candidate in candidates]
-            return [answer.noisy_sum for answer in stored if answer is not None]
-
-        yield run
-
-
-def _settings(
+def settings_of(
     study: Path | None,
     epsilon: float | None,
     delta: float | None,
@@ -299,26 +158,3 @@ def _read_spectrum(path: Path) -> list[float]:
     if not isinstance(values, list) or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
         raise InvalidInput("spectrum file", value=str(path), limit="a JSON list of numbers")
     return [float(v) for v in values]
-
-
-@contextmanager
-def _progress(title: str, *, show: bool) -> Iterator[Callable[[int, int], None] | None]:
-    if not show:
-        with nullcontext():
-            yield None
-        return
-    columns: tuple[Any, ...] = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} runs"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=1)
-
-        def told(done: int, of: int) -> None:
-            if done % 50 == 0 or done == of:
-                bar.update(task, completed=done, total=of)
-
-        yield told

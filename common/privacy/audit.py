@@ -1,9 +1,9 @@
-"""Measure what the released answers really give away, and hold it against the claim.
+"""Measure what the released answers really give away, and hold it against the claim: the part that needs no service.
 
-The audit plays the strongest adversary the guarantee is about. It runs a whole study of N queries again and again in
-two neighbouring worlds, through the production path (quantise, filter, :func:`~common.privacy.release.noisy_sum`),
-guesses the world from the answers, and turns its error rates into a lower bound on μ that holds with the stated
-confidence.
+How a study is audited as it runs, ledgers and workers and all, is ``consilium.audit``. This part plays the strongest
+adversary the guarantee is about. It runs a whole study of N queries again and again in two neighbouring worlds, through
+quantise, filter and :func:`~common.privacy.release.noisy_sum`, guesses the world from the answers, and turns its error
+rates into a lower bound on μ that holds with the stated confidence whatever the noise's distribution.
 Three pairs of worlds look for different faults: ``constant`` (one unit's code is +u in every query, or −u) for too
 little noise; ``alternating`` (the sign flips from query to query) for noise used twice; ``tenfold`` (±10u before
 clipping) for a missing clip. Three further tests look at the noise itself, and one at the filter. Refuses nonsense
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import inf, isfinite, log, sqrt
+from math import floor, inf, isfinite, log, sqrt
 from typing import TypeAlias
 
 import numpy as np
@@ -28,6 +28,7 @@ from scipy import stats
 from common.errors import BudgetExceeded, InvalidInput
 from common.privacy.accounting import admits, max_mu_squared
 from common.privacy.calibration import calibrate
+from common.privacy.claim import claimed_mu, claimed_reach
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Relation, Unit, radius_int
 from common.privacy.quantise import quantise
@@ -69,18 +70,15 @@ class StudyUnderAudit:
 
     @property
     def claimed_mu(self) -> float:
-        """μ of the whole study if the promise is kept: √ of the limit on Σμ²."""
-        return sqrt(max_mu_squared(self.accountant, self.budget))
+        """μ of the whole study if the promise is kept, at what the sampler leaves of δ; not by the code under audit."""
+        return claimed_mu(self.budget.epsilon, self.budget.delta - 2.0**-40, accountant=str(self.accountant))
 
     @property
     def claimed_noise_std(self) -> float:
         """σ on the sum that the claim needs, from Δ written out here and not from the code under audit."""
-        reach = {
-            (Unit.HOSPITAL, Relation.REPLACE_ONE): 2 * self.voters_per_site,
-            (Unit.HOSPITAL, Relation.ZERO_OUT): self.voters_per_site,
-            (Unit.PATIENT, Relation.REPLACE_ONE): 2,
-        }[self.protection.unit, self.protection.relation]
-        return reach * radius_int(self.radius) * sqrt(self.queries) / self.claimed_mu
+        unit, relation = str(self.protection.unit), str(self.protection.relation)
+        reach = claimed_reach(unit, relation, voters_per_site=self.voters_per_site)
+        return reach * floor(self.radius * 65536) * sqrt(self.queries) / self.claimed_mu
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from common.errors import InvalidInput
 from common.privacy import (
     accounting,
     calibration,
+    claim,
     consent,
     figures,
     gain,
@@ -173,6 +174,9 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: auditing.residual_finding(np.ones(9), x),
         lambda x: auditing.residual_finding(np.full(9, x if x != x else math.inf), 1.0),
     ],
+    "claim.claimed_reach": [lambda x: claim.claimed_reach("hospital", "replace-one", voters_per_site=x)],
+    "claim.claimed_mu": [lambda x: claim.claimed_mu(x, 1e-3), lambda x: claim.claimed_mu(8.0, x)],
+    "claim.claimed_epsilon": [lambda x: claim.claimed_epsilon(x, 1e-3), lambda x: claim.claimed_epsilon(2.0, x)],
     "calibration.calibrate": [
         lambda x: calibrate(queries=x),
         lambda x: calibrate(radius_int=x),

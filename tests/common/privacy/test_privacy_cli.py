@@ -1,25 +1,17 @@
-"""``consilium plan`` and ``consilium audit`` as a user meets them, and the audited study through a real ledger file."""
+"""``consilium plan`` as a user meets it, and the settings that ``consilium audit`` shares with it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from common.errors import BudgetExceeded, InvalidInput
-from common.ledger.store import Ledger
-from common.privacy.audit import StudyUnderAudit, audit
-from common.privacy.gaussian import rounded_gaussian
-from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
-from common.privacy.release import noisy_sum
-from consilium import privacy_cli
-from consilium.privacy_cli import audit_app, ledger_service, plan_app
+from common.errors import InvalidInput
+from consilium.audit.cli import audit_app
+from consilium.privacy_cli import plan_app
 
 STUDY = """schema = 1
 name = "brats"
@@ -102,18 +94,11 @@ def test_nonsense_counts_are_refused_by_both_commands(value: str) -> None:
     for flag in ("--queries", "--hospitals", "--voters", "--dimension"):
         with pytest.raises(InvalidInput):
             call(plan_app, flag, value)
-    for flag in ("--queries", "--voters", "--dimension", "--runs"):
+    for flag in ("--queries", "--rounds", "--hospitals", "--voters", "--dimension", "--runs", "--draws"):
+        if (flag, value) == ("--runs", "0"):  # leaves that part out
+            continue
         with pytest.raises(InvalidInput):
             call(audit_app, flag, value)
-
-
-@pytest.mark.parametrize("value", ["-1", "1", "19"])
-def test_too_few_runs_through_the_ledger_are_refused_before_any_work(
-    value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(privacy_cli, "audit", lambda *_, **__: pytest.fail("worked"))
-    with pytest.raises(InvalidInput, match="ledger runs"):
-        call(audit_app, "--ledger-runs", value)
 
 
 def test_unit_patient_with_zero_out_is_refused_with_the_reason() -> None:
@@ -149,12 +134,16 @@ def test_help_gives_examples_that_run_and_no_stray_escapes(app: typer.Typer, tmp
     assert "\\" not in text
     examples = [" ".join(part.split("\n\n")[0].split()) for part in text.split("Example: ")[1:]]
     assert len(examples) == (3 if app is plan_app else 2)
-    (tmp_path / "study.toml").write_text(STUDY)
+    small = STUDY.replace("= 40", "= 2").replace("= 6", "= 2")
+    (tmp_path / "study.toml").write_text(STUDY if app is plan_app else small)
     for example in examples:
         assert example.startswith("consilium ")
         arguments = example.replace("study.toml", str(tmp_path / "study.toml")).split()[2:]
         arguments = [str(tmp_path / a) if a.endswith(".png") else a for a in arguments]
-        quick = ("--runs", "20", "--ledger-runs", "0") if app is audit_app else ()
+        quick: tuple[str, ...] = ()
+        if app is audit_app:  # of two values given the last counts
+            quick = ("--runs", "20", "--draws", "1", "--dimension", "8")
+            quick += () if "--study" in arguments else ("--hospitals", "2", "--rounds", "2")
         assert call(app, *arguments, *quick)[0] == 0
 
 
@@ -163,64 +152,3 @@ def test_an_unreadable_spectrum_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "spectrum.json").write_text(text)
     with pytest.raises(InvalidInput, match="spectrum file"):
         call(plan_app, "--spectrum", str(tmp_path / "spectrum.json"))
-
-
-def test_audit_reports_memory_and_ledger_and_ends_with_zero_on_the_true_mechanism() -> None:
-    code, text = call(audit_app, "--queries", "2", "--runs", "100", "--ledger-runs", "20", "--json")
-    data = json.loads(text)
-    assert code == 0
-    assert {name: report["exceeded"] for name, report in data.items()} == {"memory": False, "ledger": False}
-
-
-def test_audit_ends_with_exit_code_one_when_the_claim_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        noisy_sum.__kwdefaults__, "sampler", lambda size, std: rounded_gaussian(size, std * Fraction(1, 2))
-    )
-    code, text = call(audit_app, "--queries", "2", "--runs", "300", "--ledger-runs", "0")
-    assert code == 1
-    assert "ALARM" in text
-    assert "BROKEN" in text
-
-
-def subject() -> StudyUnderAudit:
-    return StudyUnderAudit(
-        budget=Budget(8.0, 1e-3),
-        accountant=AccountantName.EXACT,
-        protection=Protection(Unit.HOSPITAL, Relation.REPLACE_ONE),
-        queries=3,
-    )
-
-
-def test_the_ledger_answers_the_planned_queries_of_every_run_and_refuses_one_more(tmp_path: Path) -> None:
-    code = np.zeros(4, dtype=np.int64)
-    with ledger_service(subject(), tmp_path) as service:
-        assert len(service([[code, code]] * 3)) == 3
-        with pytest.raises(BudgetExceeded):
-            service([[code, code]] * 4)
-    with Ledger.open(tmp_path / "audit.sqlite") as ledger:
-        assert len(ledger.pools()) == 4
-        assert len(ledger.answers(ledger.studies()[0].id)) == 6
-
-
-def test_every_answer_the_audit_sees_is_the_one_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[bytes] = []
-    real: Callable[..., np.ndarray] = privacy_cli.noisy_sum
-
-    def spy(*args: object, **kwargs: object) -> np.ndarray:
-        answer = real(*args, **kwargs)
-        drawn.append(answer.tobytes())
-        return answer
-
-    monkeypatch.setattr(privacy_cli, "noisy_sum", spy)
-    with ledger_service(subject(), tmp_path) as service:
-        answers = service([[np.zeros(4, dtype=np.int64)] * 2] * 3)
-    assert [answer.tobytes() for answer in answers] == drawn
-
-
-@pytest.mark.slow
-def test_two_hundred_runs_through_a_durable_ledger_raise_no_alarm(tmp_path: Path) -> None:
-    with ledger_service(subject(), tmp_path) as service:
-        report = audit(subject(), runs=200, service=service)
-    assert report.alarms == ()
-    with Ledger.open(tmp_path / "audit.sqlite") as ledger:
-        assert len(ledger.answers(ledger.studies()[0].id)) >= 200 * 6 * 3

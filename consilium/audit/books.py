@@ -1,0 +1,263 @@
+"""What a life's ledgers must say: every figure worked out a second time, from the rows and the claim alone.
+
+A finding's ``measured`` is the worst of the life. Sums are compared to a billionth; budgets are tried to the hundredth.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from math import floor, isclose
+
+import numpy as np
+from jaxtyping import Int64
+
+from common.config import Study
+from common.privacy.audit import Finding
+from common.privacy.claim import claimed_epsilon
+from consilium.audit.service import Life, Release, Service, frame_of, read_life
+
+_ROUNDING = 1e-9
+_SPARE = 1e-6  # of a release: what rounding may make of a budget for exactly so many
+
+
+def life_findings(service: Service, life: Life, *, ended: str) -> list[Finding]:
+    """Everything that must hold after a study was run to its end, before anybody asked for more."""
+    return [
+        _end(service, life, ended),
+        _statements(service, life),
+        _noise_on_record(service, life),
+        *_sums(service, life),
+        _codes(service, life),
+        *_mu(service, life),
+        _receipts(service, life),
+    ]
+
+
+def allowed(service: Service) -> dict[str, int]:
+    """How many releases each site's pool has room for, by the narrower of its two budgets and the study's plan."""
+    cost, planned = service.subject.cost, service.subject.queries
+    limits = zip(service.sites, service.server_limits, service.site_limits, strict=False)
+    return {
+        site.name: min(planned, *(floor(limit.mu_squared / cost + _SPARE) for limit in both)) for site, *both in limits
+    }
+
+
+def noise_of(service: Service, life: Life) -> list[Int64[np.ndarray, "l"]]:
+    """What was added to the sum of the sites' codes in each release of the study, in order."""
+    noise = []
+    for release in _own(service, life):
+        codes = [life.sites[site].codes.get(release.query) for site in release.roster]
+        noise.append(release.answer - sum(code for code in codes if code is not None))
+    return noise
+
+
+@dataclass(slots=True)
+class _Account:
+    """What a pool has spent by the audit's own reckoning, in all studies and in each."""
+
+    limit: float
+    by_study: dict[str, float]
+
+    @property
+    def spent(self) -> float:
+        return sum(self.by_study.values())
+
+    def fits(self, cost: float, study: Study, *, within: float) -> bool:
+        """Whether there is room for one more release in the pool and, of its part ``within``, in the study."""
+        room = min(self.limit - self.spent, within - self.by_study.get(study.id, 0.0))
+        return cost <= room * (1 + _SPARE)
+
+    def charge(self, cost: float, study: Study) -> None:
+        self.by_study[study.id] = self.by_study.get(study.id, 0.0) + cost
+
+
+def further_findings(service: Service) -> list[Finding]:
+    """Ask for more once the study is over: again, one query more, a hundredth of the budget more, for another study."""
+    subject, study = service.subject, service.study
+    other = replace(study, name=f"{study.name[:56]}-again")
+    changed, life = service.ask_again(), read_life(service)
+    server, sites = {}, {}
+    for site, server_limit, site_limit in zip(service.sites, service.server_limits, service.site_limits, strict=False):
+        server[site.name] = _Account(server_limit.mu_squared, {study.id: _charged(service, life, site.name)})
+        sites[site.name] = _Account(site_limit.mu_squared, {study.id: _accepted(service, life, site.name)})
+    passed: Counter[str] = Counter()
+    short = 0
+    hundredth = min(1.0, subject.queries / 100)
+    for number, (asker, share) in enumerate([(study, 1.0), (study, hundredth), (other, 1.0), (other, 1.0)], start=1):
+        query, cost, within = service.further(number, share=share), subject.cost * share, subject.limit.mu_squared
+        fits = all(account.fits(cost, asker, within=within) for account in server.values())
+        admitted = service.ask_server(query, asker)
+        passed["server"] += admitted and not fits
+        short += fits and not admitted
+        for account in server.values() if admitted else ():
+            account.charge(cost, asker)
+        for name, word in service.ask_sites(query, asker).items():
+            fits = share == 1.0 and sites[name].fits(cost, asker, within=within)  # more noise was not consented to
+            passed["sites"] += word == "accepted" and not fits
+            short += fits and word != "accepted"
+            if word == "accepted":
+                sites[name].charge(cost, asker)
+    after = read_life(service)
+    told = [(after.spent[name], _charged(service, after, name)) for name in server]
+    told += [(after.sites[name].spent, _accepted(service, after, name)) for name in sites]
+    return [
+        Finding("asked again", changed, 0, changed > 0, "stored answers that changed; at most"),
+        *(
+            Finding(f"past a budget, {who}", passed[who], 0, passed[who] > 0, "further queries let through; at most")
+            for who in ("server", "sites")
+        ),
+        Finding("room that is there", short, 0, short > 0, "further queries refused in spite of it; at most"),
+        _apart("sums over studies", told),
+    ]
+
+
+def liar_findings(service: Service, life: Life, *, refused: int, ended: str) -> list[Finding]:
+    """The last site sealed a code beyond m·R: it must be refused, and count as zero where that leaves a quorum."""
+    alone = len(service.sites) - 1 < service.study.privacy.quorum
+    fine = refused == 1 and ended == ("QuorumNotReached" if alone else "")
+    distance = 0.0
+    for release in _own(service, life):
+        expected = _expected(service, release)
+        honest = np.sum([expected[site.name] for site in service.sites[:-1]], axis=0)
+        distance = max(distance, abs(float((release.answer - honest)[0]) / release.noise_std))
+    return [
+        Finding("lying site", refused, 1, not fine, f"codes beyond m·R refused{_why(ended)}; exactly"),
+        Finding(
+            "lying site's share", distance, 9.0, distance > 9, "answer's distance from the honest sum in σ; at most"
+        ),
+    ]
+
+
+# --- one by one
+
+
+def _end(service: Service, life: Life, ended: str) -> Finding:
+    """The study ends where its budgets end, and every site is in as many releases as its pool has room for."""
+    room = allowed(service)
+    quorum, planned = service.study.privacy.quorum, service.subject.queries
+    expected = max((n for n in range(planned + 1) if sum(r >= n for r in room.values()) >= quorum), default=0)
+    own = _own(service, life)
+    counts = Counter(site for release in own for site in release.roster)
+    beyond = max((counts[site] - min(room[site], expected) for site in room), key=abs, default=0)
+    beyond = beyond or len(own) - expected
+    fine = ended == "" or (ended == "QuorumNotReached" and expected < planned)
+    return Finding(
+        "releases of a life",
+        beyond,
+        0,
+        beyond != 0 or not fine,
+        f"more or fewer than the budgets are for{_why(ended if not fine else '')}; at most",
+    )
+
+
+def _statements(service: Service, life: Life) -> Finding:
+    """Dimension, radius, voters and study of every release are the study's own, and no code is missing."""
+    subject, wrong = service.subject, 0
+    voters = service.study.privacy.voters_per_site
+    for release in _own(service, life):
+        frame = frame_of(service, release)
+        size = subject.dimension if frame is None else frame.dimension
+        stated = (release.dimension, release.radius, release.voters_per_site, release.answer.shape)
+        wrong += stated != (size, subject.radius, voters, (size,))
+        wrong += any(release.query not in life.sites[site].codes for site in release.roster)
+    return Finding(
+        "what releases state", wrong, 0, wrong > 0, "releases that state something else than the study; at most"
+    )
+
+
+def _noise_on_record(service: Service, life: Life) -> Finding:
+    stds = [release.noise_std for release in life.releases]
+    stds += [std for site in life.sites.values() for std in site.accepted.values()]
+    least = min(stds, default=service.subject.claimed_noise_std) / service.subject.claimed_noise_std
+    return Finding("noise on record", least, 1.0, least < 1 - _ROUNDING, "least σ in any row, in claimed σ; at least")
+
+
+def _sums(service: Service, life: Life) -> list[Finding]:
+    server = [(life.spent[site.name], _charged(service, life, site.name)) for site in service.sites]
+    sites = [(record.spent, _accepted(service, life, site)) for site, record in life.sites.items()]
+    return [_apart("server ledger's sums", server), _apart("site ledgers' sums", sites)]
+
+
+def _codes(service: Service, life: Life) -> Finding:
+    """Every stored code is the sum of its voters' clipped codes, each worked out here; m steps a coordinate are
+    truncation's."""
+    worst = 0.0
+    for release in _own(service, life):
+        for site, expected in _expected(service, release).items():
+            if (code := life.sites[site].codes.get(release.query)) is not None:
+                off = np.abs(code - expected).max()
+                worst = max(worst, float(off) / release.voters_per_site)
+    return Finding("codes", worst, 1.0, worst > 1, "steps of 2^-16 a voter from its clipped code; at most")
+
+
+def _mu(service: Service, life: Life) -> list[Finding]:
+    subject = service.subject
+    study = max((_charged(service, life, site.name) for site in service.sites), default=0.0)
+    pools = max(
+        _charged(service, life, site.name) / min(limit.mu_squared for limit in both)
+        for site, *both in zip(service.sites, service.server_limits, service.site_limits, strict=False)
+    )
+    spent = study**0.5
+    epsilon = claimed_epsilon(spent, subject.limit.delta, accountant=subject.limit.accountant) if spent else 0.0
+    told = life.epsilon.get(service.study.id, 0.0)
+    return [
+        Finding(
+            "μ of what was released",
+            spent,
+            subject.claimed_mu,
+            spent > subject.claimed_mu * (1 + _ROUNDING),
+            "by the rows; claimed",
+        ),
+        Finding("share of a pool's budget", pools, 1.0, pools > 1 + _ROUNDING, "largest, of its Σμ²; at most"),
+        Finding("ε as told", told, epsilon, told < epsilon * (1 - _ROUNDING), "by the ledger; at least"),
+    ]
+
+
+def _receipts(service: Service, life: Life) -> Finding:
+    """Every site holds receipts for all it took part in, and the last one's sum is what that cost."""
+    missing = 0
+    for site, record in life.sites.items():
+        owed = {release.query for release in _own(service, life) if site in release.roster}
+        missing += len(owed - record.receipted)
+        missing += not isclose(record.receipted_mu_squared, _charged(service, life, site), rel_tol=_ROUNDING)
+    return Finding("receipts", missing, 0, missing > 0, "releases without one or with another sum; at most")
+
+
+# --- helpers
+
+
+def _own(service: Service, life: Life) -> list[Release]:
+    return [release for release in life.releases if release.study == service.study.id]
+
+
+def _charged(service: Service, life: Life, site: str) -> float:
+    """Σμ² of all releases the site took part in, by the claim's Δ and the rows' σ."""
+    reach = service.subject.reach
+    return float(sum((reach / release.noise_std) ** 2 for release in life.releases if site in release.roster))
+
+
+def _accepted(service: Service, life: Life, site: str) -> float:
+    """Σμ² of all the site accepted."""
+    return float(sum((service.subject.reach / std) ** 2 for std in life.sites[site].accepted.values()))
+
+
+def _expected(service: Service, release: Release) -> dict[str, Int64[np.ndarray, "l"]]:
+    """What each site of the roster must have sent."""
+    frame, subject, expected = frame_of(service, release), service.subject, {}
+    clipped: dict[str, Int64[np.ndarray, "l"]] = {}
+    for index, site in enumerate(service.sites):
+        if site.name in release.roster:
+            words = service.world.sayings(subject, index)
+            clipped |= {word: subject.clipped(word, frame) for word in words if word not in clipped}
+            expected[site.name] = np.sum([clipped[word] for word in words], axis=0)
+    return expected
+
+
+def _apart(name: str, told_and_own: list[tuple[float, float]]) -> Finding:
+    worst = max((abs(told - own) / max(own, 1e-300) if told != own else 0.0) for told, own in told_and_own)
+    return Finding(name, worst, _ROUNDING, worst > _ROUNDING, "told against worked out, relative; at most")
+
+
+def _why(ended: str) -> str:
+    return f" (it ended with {ended})" if ended else ""

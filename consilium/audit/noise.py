@@ -1,0 +1,244 @@
+"""Tests of the noise itself: size, place, shape, and that no value of it depends on any other.
+
+Every function takes noise [runs, queries, l] as it came out of whole lives of a study, in the order drawn, and σ.
+All null distributions are exact (χ², or a normal by conditioning on one of the factors) or bounded by a union over
+pairs, so the stated false alarm rate holds at any size from a few draws on. An
+alarm comes with probability at most :data:`ALPHA` a finding where the noise is as claimed. Refuses nothing: the caller
+hands in integers it has counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import ceil, log, log2, pi, sqrt
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Int64
+from scipy.fft import dctn, irfft, rfft
+from scipy.stats import chi2, norm
+
+from common.privacy.audit import Finding, residual_finding, spectral_finding
+
+ALPHA = 1e-5
+"""False alarm rate of one finding."""
+
+_STRETCH_ALPHA = 1e-6
+_FEWEST_SQUARES = 8
+_MOST_PAIRS = 2_000  # vectors, or coordinates, of which every pair is looked at
+_MOST_LAGS = 128  # longer ones are left to the spectrum and to the repeated stretches
+
+
+_Sums: TypeAlias = tuple[np.ndarray, np.ndarray, int]
+"""Sums of squares, rounded up and rounded down, and how many squares each."""
+
+
+def noise_findings(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> tuple[Finding, ...]:
+    """Every test of this module on the noise of ``runs`` lives: see the module."""
+    scaled = noise / sqrt(noise_std**2 + 1 / 12)  # rounding adds 1/12
+    vectors = scaled.reshape(-1, scaled.shape[-1])
+    findings = [
+        variance_finding(scaled),
+        _least_likely(
+            "variance by place",
+            _places(scaled, half=0.5 / noise_std),
+            "lowest p of any run, round, vector or coordinates; at least",
+        ),
+        residual_finding(noise, noise_std),
+        _least_likely(
+            "spectrum of the draws",
+            _frequencies(vectors),
+            "lowest p of any frequency, along vectors and time; at least",
+        ),
+        _least_likely_cells("remainders", noise, noise_std),
+        _largest("pairs of vectors at any shift", _vector_pairs(scaled)),
+        _largest("pairs of coordinates", _coordinate_pairs(vectors)),
+        _largest("neighbours in a vector", _lags(vectors)),
+        repeated_stretches(noise.reshape(-1), noise_std),
+        coincidences(noise, noise_std),
+    ]
+    for name, rows in (
+        ("rounds", np.moveaxis(scaled, 1, 0).reshape(scaled.shape[1], -1)),
+        ("coordinates", np.moveaxis(scaled, 2, 0).reshape(scaled.shape[2], -1)),
+    ):
+        if 4 * len(rows) <= rows.shape[1]:  # with fewer samples the bound says nothing
+            findings.append(spectral_finding(name, rows))
+    return tuple(findings)
+
+
+def variance_finding(scaled: Float[np.ndarray, "runs queries l"]) -> Finding:
+    """σ measured over all draws, in claimed σ: two-sided by χ²."""
+    n = scaled.size
+    measured = sqrt(float((scaled**2).sum()) / n)
+    low, high = (sqrt(chi2.ppf(q, n) / n) for q in (ALPHA / 2, 1 - ALPHA / 2))
+    return Finding(
+        "variance", measured, low, not low <= measured <= high, f"σ measured over {n} draws, in claimed σ; at least"
+    )
+
+
+def smallest_fault(draws: int) -> float:
+    """The factor on σ that :func:`variance_finding` sees 19 times of 20 in so many draws."""
+    return 1 - float(norm.isf(ALPHA / 2) + norm.isf(0.05)) / sqrt(2 * draws)
+
+
+def repeated_stretches(values: Int64[np.ndarray, "n"], noise_std: float) -> Finding:
+    """Stretches of draws whose sizes stand in the sequence a second time, wherever and with whatever sign.
+
+    Independent draws repeat a given stretch of w with probability at most p^w, p the likeliest size's; w is chosen so
+    that over all pairs of places this is below a millionth.
+    """
+    likeliest = min(0.5, 2 / (noise_std * sqrt(2 * pi)))
+    pairs = values.size**2 / 2
+    length = max(2, ceil(log(pairs / _STRETCH_ALPHA) / -log(likeliest)))
+    repeated = 0
+    if length < values.size:
+        mixed = np.random.default_rng(0).integers(1, 2**63, size=length, dtype=np.uint64) | np.uint64(1)
+        sizes = np.abs(values).astype(np.uint64)
+        marks = np.zeros(values.size - length + 1, dtype=np.uint64)
+        for place in range(length):  # a 64-bit mark a stretch; equal marks by chance are rarer than equal stretches
+            marks += _scramble(sizes[place : place + marks.size] + mixed[place])
+        repeated = marks.size - np.unique(marks).size
+    return Finding("noise used twice", repeated, 0, repeated > 0, f"stretches of {length} draws seen before; at most")
+
+
+def coincidences(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
+    """Equal sizes among all draws of a run, in any order: the same values dealt out again in another order.
+
+    Pairs of equal |v| are counted a run; expected are n²/2·Σp², with a spread from Σp² and Σp³. Alarm 8 spreads and 25
+    above, which independent draws reach with a probability below that of a finding, whatever n.
+    """
+    n = noise[0].size
+    square, cube = 1 / (noise_std * sqrt(pi)), 2 / (sqrt(3) * pi * noise_std**2)
+    expected = n * n / 2 * square
+    spread = sqrt(expected + n**3 * max(0.0, cube - square**2))
+    limit = expected + 8 * spread + 25
+    worst = 0
+    for run in noise:
+        counts = np.unique(np.abs(run), return_counts=True)[1].astype(np.int64)
+        worst = max(worst, int((counts * (counts - 1) // 2).sum()))
+    return Finding("values dealt again", worst, limit, worst > limit, "pairs of equal size in a run; at most")
+
+
+def _scramble(values: np.ndarray) -> np.ndarray:
+    """splitmix64's finaliser: equal in, equal out, and nothing else in common."""
+    mixed = values * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _places(scaled: Float[np.ndarray, "runs queries l"], *, half: float) -> Iterator[_Sums]:
+    """Sums of squares of every part of the noise that could have less of it than the rest. What a draw was before it
+    was rounded lies within ``half`` of it, which counts for it in both directions."""
+    sizes = np.abs(scaled)
+    for (most, squares), (least, _) in zip(
+        _parts((sizes + half) ** 2), _parts(np.maximum(sizes - half, 0) ** 2), strict=True
+    ):
+        yield most, least, squares
+
+
+def _parts(squares: Float[np.ndarray, "runs queries l"]) -> Iterator[tuple[np.ndarray, int]]:
+    """(sums, how many squares each) by run, round, vector, coordinate, and stretches of coordinates."""
+    runs, queries, size = squares.shape
+    yield squares.sum(axis=(1, 2)), queries * size
+    yield squares.sum(axis=(0, 2)), runs * size
+    yield squares.sum(axis=2), size
+    yield squares.sum(axis=(0, 1)), runs * queries
+    for parts in (2**k for k in range(1, int(log2(size)))):
+        width = size // parts
+        blocks = squares[..., : parts * width].reshape(runs, queries, parts, width).sum(axis=-1)
+        yield blocks.sum(axis=(0, 1)), runs * queries * width
+        yield blocks.sum(axis=0), runs * width
+        yield squares[..., parts:].sum(axis=2), size - parts
+
+
+def _frequencies(vectors: Float[np.ndarray, "t l"]) -> Iterator[_Sums]:
+    """Sums of squares a frequency: an orthonormal transform of independent normals is independent normals."""
+    along, time = dctn(vectors, axes=(1,), norm="ortho"), dctn(vectors, axes=(0,), norm="ortho")
+    both = dctn(vectors, norm="ortho").ravel()
+    for sums, squares in (
+        ((along**2).sum(axis=0), len(vectors)),
+        ((time**2).sum(axis=1), vectors.shape[1]),
+        (both**2, 1),
+    ):
+        # rounded draws may cancel exactly, so of a few squares only the largest sum says anything
+        yield sums if squares >= _FEWEST_SQUARES else np.full(1, float(squares)), sums, squares
+
+
+def _vector_pairs(scaled: Float[np.ndarray, "runs queries l"]) -> Iterator[np.ndarray]:
+    """⟨a, b⟩/‖b‖ of pairs of vectors, standard normal given b: all pairs as they are, those of a run at every shift."""
+    vectors = scaled.reshape(-1, scaled.shape[-1])[:_MOST_PAIRS]
+    yield _upper_products(vectors)
+    for run in scaled:
+        spectrum, lengths = rfft(run, axis=1), np.linalg.norm(run, axis=1)
+        for other in range(1, len(run)):
+            shifted = irfft(spectrum[:other] * spectrum[other].conj(), n=run.shape[1], axis=1)
+            yield _over(shifted, float(lengths[other]))
+
+
+def _coordinate_pairs(vectors: Float[np.ndarray, "t l"]) -> Iterator[np.ndarray]:
+    yield _upper_products(np.ascontiguousarray(vectors.T[:_MOST_PAIRS]))
+
+
+def _upper_products(rows: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "p"]:
+    """⟨a, b⟩/‖b‖ of every pair of rows."""
+    products = _over(rows @ rows.T, np.linalg.norm(rows, axis=1))
+    upper: np.ndarray = products[np.triu_indices(len(rows), k=1)]
+    return upper
+
+
+def _lags(vectors: Float[np.ndarray, "t l"]) -> Iterator[np.ndarray]:
+    """Σ v_j·v_(j+s) over blocks of s in turn, standard normal given the later factors: each factor stands once."""
+    size = vectors.shape[1]
+    for lag in range(1, min(size, _MOST_LAGS + 1)):
+        block = (np.arange(size - lag) // lag) % 2
+        for half in (0, 1):
+            first = np.flatnonzero(block == half)
+            if first.size:
+                later = vectors[:, first + lag]
+                yield _over((vectors[:, first] * later).sum(), float(np.linalg.norm(later))).ravel()
+
+
+def _over(value: np.ndarray | float, length: np.ndarray | float) -> np.ndarray:
+    """Quotient, 0 over 0 being 0: no noise at all is the variance's to find."""
+    return np.divide(value, length, out=np.zeros(np.shape(value)), where=np.asarray(length) > 0)
+
+
+def _least_likely(name: str, groups: Iterable[_Sums], meaning: str) -> Finding:
+    """The lowest two-sided p of any sum of squares, held against ALPHA over their number."""
+    lowest, tests = 1.0, 0
+    for most, least, squares in groups:
+        tests += least.size
+        lowest = min(lowest, 2 * float(chi2.cdf(most.min(), squares)), 2 * float(chi2.sf(least.max(), squares)))
+    limit = ALPHA / tests
+    return Finding(name, lowest, limit, lowest < limit, meaning)
+
+
+def _least_likely_cells(name: str, noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
+    """The lowest p of the noise's remainders: noise without its low bits would leave the sum's own in the open.
+
+    Modulo q ≤ σ/8 the rounded Gaussian is uniform to e^(−2π²·64); χ² over q cells, at every scale of four bits.
+    """
+    values, lowest, tests = noise.ravel(), 1.0, 0
+    scales = [1 << shift for shift in range(max(0, int(log2(noise_std)) - 6))]
+    for scale, cells in [*((scale, 16) for scale in scales), (1, 3), (1, 5), (1, 7)]:
+        if scale * cells <= noise_std / 8 and values.size >= 20 * cells:
+            counts = np.bincount((values // scale) % cells, minlength=cells)
+            expected = values.size / cells
+            lowest = min(lowest, float(chi2.sf(((counts - expected) ** 2).sum() / expected, cells - 1)))
+            tests += 1
+    limit = ALPHA / max(tests, 1) / 10  # χ² of counts is approximate
+    return Finding(name, lowest, limit, lowest < limit, "lowest p of remainders at any scale; at least")
+
+
+def _largest(name: str, parts: Iterable[np.ndarray]) -> Finding:
+    """The largest of standard normals that may depend on each other, held against ALPHA over their number."""
+    largest, tests = 0.0, 0
+    for values in parts:
+        if values.size:
+            tests += values.size
+            largest = max(largest, float(np.abs(values).max()))
+    limit = float(norm.isf(ALPHA / 2 / max(tests, 1)))
+    return Finding(name, largest, limit, largest > limit, f"largest of {tests} correlations, in spreads; at most")

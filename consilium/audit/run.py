@@ -1,0 +1,342 @@
+"""The audit of a study as it runs: many lives through production, in neighbouring worlds, and a verdict.
+
+Some lives follow the books (to the end of the budget, past it, on pools tighter and wider than the study, with a lying
+site, with the fewest sites); some share one stream of the operating system's entropy, so that what one unit moves is
+seen without noise, exactly; the rest measure the noise. If the claim is kept, an audit alarms with probability at most
+:data:`FALSE_ALARM`: at most 20 findings are statistical, each at :data:`~consilium.audit.noise.ALPHA`. What it cannot
+do: prove privacy, or speak of a server that runs other code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import ceil, e, isfinite, log2, pi, sqrt
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+from scipy.stats import chi2
+
+from common.errors import InvalidInput
+from common.privacy.accounting import MAX_EPSILON
+from common.privacy.audit import Finding
+from common.privacy.figures import delta_text, epsilon_text
+from consilium.audit.books import allowed, further_findings, liar_findings, life_findings, noise_of
+from consilium.audit.noise import ALPHA, noise_findings, smallest_fault
+from consilium.audit.service import ABSENT, FAILS, Life, Service, World, read_life
+from consilium.audit.subject import Limit, Subject, shrunk
+
+FALSE_ALARM = 20 * ALPHA
+DRAWS = 200_000
+"""Draws of noise an audit measures by default: σ·0.99 alarms in 97 audits of 100."""
+
+MOST_LIVES = 1_000
+PARTS = ("books", "exchange", "noise")
+
+WORLDS = (
+    World("near+"),
+    World("far-"),
+    World(ABSENT, others=(ABSENT,)),
+    World("near+", others=("near+",)),
+    World("far+", others=("far-", "inside")),
+    World(FAILS),
+)
+"""What units say in the lives that measure the noise: apart, alike, and nothing at all."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceReport:
+    """What an audit found. ``exceeded`` is the verdict: some test broke its limit."""
+
+    subject: Subject
+    lives: int
+    draws: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def exceeded(self) -> bool:
+        return any(finding.alarm for finding in self.findings)
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        return tuple(finding.test for finding in self.findings if finding.alarm)
+
+    @property
+    def summary(self) -> str:
+        subject = self.subject
+        claim = (
+            f"(ε = {epsilon_text(subject.limit.epsilon)}, δ = {delta_text(subject.limit.delta)}) by "
+            f"{subject.limit.accountant}, "
+            f"{subject.study.privacy.protection}"
+        )
+        if self.exceeded:
+            return f"The claim {claim} is BROKEN: {', '.join(self.alarms)}."
+        measured = next((f.measured for f in self.findings if f.test == MEASURED), 0.0)
+        return (
+            f"No fault found against the claim {claim}: measured μ ≥ {measured:.3f}, "
+            f"claimed μ ≤ {subject.claimed_mu:.3f}."
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON for machines. Infinite measurements are written as strings."""
+        privacy = self.subject.study.privacy
+        return {
+            "accountant": self.subject.limit.accountant,
+            "claimed_mu": self.subject.claimed_mu,
+            "claimed_noise_std": self.subject.claimed_noise_std,
+            "confidence": 1 - FALSE_ALARM,
+            "delta": self.subject.limit.delta,
+            "dimension": self.subject.dimension,
+            "draws": self.draws,
+            "epsilon": self.subject.limit.epsilon,
+            "exceeded": self.exceeded,
+            "findings": [
+                {
+                    "alarm": finding.alarm,
+                    "limit": finding.limit,
+                    "meaning": finding.meaning,
+                    "measured": finding.measured if isfinite(finding.measured) else str(finding.measured),
+                    "test": finding.test,
+                }
+                for finding in self.findings
+            ],
+            "hospitals": len(self.subject.limits),
+            "joint": self.subject.frame is not None,
+            "queries": self.subject.queries,
+            "relation": str(privacy.relation),
+            "runs": self.lives,
+            "smallest_fault": smallest_fault(self.draws) if self.draws else None,
+            "summary": self.summary,
+            "unit": str(privacy.unit),
+            "voters_per_site": privacy.voters_per_site,
+        }
+
+
+MEASURED = "measured μ"
+
+
+class _Verdict(Exception):
+    """An audit that has its verdict, and was asked to stop there."""
+
+
+def audit_service(
+    subject: Subject,
+    *,
+    draws: int = DRAWS,
+    parts: Sequence[str] = PARTS,
+    stop_at_first_alarm: bool = False,
+    progress: Progress | None = None,
+) -> ServiceReport:
+    """Live the study of ``subject`` again and again until ``draws`` values of noise were measured, and test it all.
+
+    ``progress`` is told (done, of) lives. ``stop_at_first_alarm`` ends an audit that has its verdict; ``parts`` of
+    :data:`PARTS` are what is done, for a test that knows where a fault must show.
+    """
+    if isinstance(draws, bool) or not isinstance(draws, int) or not 1 <= draws <= 100_000_000:
+        raise InvalidInput("draws of an audit", value=draws, limit="1 to 100000000")
+    audit = _Audit(subject, draws=draws, stops=stop_at_first_alarm, progress=progress or (lambda _done, _of: None))
+    steps = {"books": audit.follow_the_books, "exchange": audit.exchange, "noise": audit.measure}
+    with suppress(_Verdict):
+        for part in parts:
+            steps[part]()
+    return ServiceReport(subject=subject, lives=audit.done, draws=audit.measured, findings=tuple(audit.worst.values()))
+
+
+@dataclass(slots=True)
+class _Audit:
+    """An audit under way: the worst of every test so far."""
+
+    subject: Subject
+    draws: int
+    stops: bool
+    progress: Progress
+    worst: dict[str, Finding] = field(default_factory=dict)
+    done: int = 0
+    measured: int = 0
+    _moved: float = 0.0
+
+    def follow_the_books(self) -> None:
+        """A life as planned with everything asked for afterwards, and the lives whose budgets differ from the plan."""
+        subject, small = self.subject, shrunk(self.subject)
+        self._follow(subject, World("near+"), further=True)
+        self._follow(small, World("far-"), further=True, wider=True)
+        self._follow(small, World("near+", others=("aside",)), tight="server")
+        self._follow(small, World("near+", others=("aside",)), tight="site")
+        self._follow(small, World("near+"), sites=small.study.privacy.quorum)
+        for far in (True, False):
+            with _folder() as root:
+                service = Service(root, small, World("near+"))
+                if min(allowed(service).values()) >= 1:
+                    refused, ended = service.live_with_a_liar(far=far)
+                    self._add(liar_findings(service, read_life(service), refused=refused, ended=ended))
+            self._lived()
+
+    def exchange(self) -> None:
+        """Exchange one unit while the entropy stays the same: the noise cancels, and what moved is seen exactly."""
+        small = shrunk(self.subject)
+        for subject, words in ((self.subject, ("near+", "far-")), (small, ("near+", "far-", FAILS, ABSENT))):
+            lives = {}
+            for word in words:
+                with _folder() as root, _stream(b"audit") as entropy:
+                    service = Service(root, subject, World(word))
+                    ended = service.live()
+                    life = read_life(service)
+                    self._add(life_findings(service, life, ended=ended))
+                    lives[word] = noise_of(service, life), [release.answer for release in life.releases]
+                    self._add([_entropy_used(life, entropy.drawn)])
+                self._lived()
+            self._add([_same_noise(noise for noise, _ in lives.values())])
+            self._add([self._movement(subject, {word: answers for word, (_, answers) in lives.items()})])
+
+    def measure(self) -> None:
+        """As many lives as give the draws, in all worlds in turn."""
+        small = shrunk(self.subject)
+        lives = self._lives(small)
+        noise = []
+        for number in range(lives):
+            with _folder() as root:
+                service = Service(root, small, WORLDS[number % len(WORLDS)])
+                ended = service.live()
+                life = read_life(service)
+                self._add(life_findings(service, life, ended=ended))
+                noise.append(noise_of(service, life))
+            self._lived()
+        shortest = min(len(one) for one in noise)
+        if shortest == 0:
+            self._add([Finding("noise", 0, 1, True, "releases in the shortest life; at least")])
+            return
+        size = min(vector.size for one in noise for vector in one)  # the same everywhere, but for a fault
+        together = np.array([[vector[:size] for vector in one[:shortest]] for one in noise])
+        self.measured = together.size
+        std = small.claimed_noise_std
+        self._add(noise_findings(together, std))
+        most = sqrt(float((together.astype(float) ** 2).sum()) / chi2.ppf(ALPHA, together.size))
+        mu = self._moved * sqrt(small.queries) / max(most, 1e-300)
+        self._add([Finding(MEASURED, mu, small.claimed_mu, mu > small.claimed_mu, "at least; claimed")])
+
+    # --- helpers
+
+    def _follow(
+        self,
+        subject: Subject,
+        world: World,
+        *,
+        further: bool = False,
+        wider: bool = False,
+        tight: str = "",
+        sites: int | None = None,
+    ) -> None:
+        limits: dict[str, tuple[Limit, ...]] = {}
+        if wider:  # room for one query of another study, and not for two
+            wide = _limit(subject, subject.queries + 1.995)
+            if wide.epsilon <= MAX_EPSILON:
+                limits = dict.fromkeys(("server_limits", "site_limits"), (wide,) * len(subject.limits))
+        if tight:  # the first pool has room for one release less a hair than two
+            first = _limit(subject, 1.995 if subject.queries > 1 else 0.995)
+            limits = {f"{tight}_limits": (first, *subject.limits[1:])}
+        with _folder() as root:
+            service = Service(root, subject, world, sites=sites, batch_size=1 if tight else None, **limits)
+            ended = service.live()
+            self._add(life_findings(service, read_life(service), ended=ended))
+            if further:
+                self._add(further_findings(service))
+        self._lived()
+
+    def _movement(self, subject: Subject, answers: dict[str, list[np.ndarray]]) -> Finding:
+        """The largest distance between first answers in two worlds: neighbours are apart by Δ at most."""
+        zero_out = str(subject.study.privacy.relation) == "zero-out"
+        moved = 0.0
+        for one, other in combinations(answers, 2):
+            neighbours = not zero_out or (one in subject.sayings) != (other in subject.sayings)
+            if neighbours and answers[one] and answers[other]:
+                apart = answers[one][0].astype(object) - answers[other][0].astype(object)
+                moved = max(moved, sqrt(sum(int(value) ** 2 for value in apart)))
+        self._moved = max(self._moved, moved)
+        share = moved / subject.reach
+        return Finding("movement", share, 1.0, share > 1 + 1e-12, "distance of answers a unit apart, in Δ; at most")
+
+    def _lives(self, subject: Subject) -> int:
+        return min(MOST_LIVES, max(len(WORLDS), ceil(self.draws / (subject.queries * subject.dimension))))
+
+    def _add(self, findings: Iterable[Finding]) -> None:
+        """Keep the worst of every test: an alarm before none, then what comes nearest to its limit."""
+        for finding in findings:
+            known = self.worst.get(finding.test, finding)
+            worse = finding.alarm, -abs(finding.measured - finding.limit)
+            if worse >= (known.alarm, -abs(known.measured - known.limit)):
+                self.worst[finding.test] = finding
+
+    def _lived(self) -> None:
+        self.done += 1
+        self.progress(self.done, 13 + self._lives(self.subject))
+        if self.stops and any(finding.alarm for finding in self.worst.values()):
+            raise _Verdict
+
+
+def _limit(subject: Subject, releases: float) -> Limit:
+    """A budget for so many of the study's releases."""
+    return Limit.of_mu_squared(releases * subject.cost, delta=subject.limit.delta, accountant=subject.limit.accountant)
+
+
+def _same_noise(lives: Iterable[list[np.ndarray]]) -> Finding:
+    first, *others = lives
+    differing = sum(not _alike(first, other) for other in others)
+    return Finding(
+        "noise comes from the system's entropy",
+        differing,
+        0,
+        differing > 0,
+        "worlds of one entropy whose noise differs; at most",
+    )
+
+
+def _alike(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+    """Whether vectors agree as far as as much was drawn: a later round may ask along fewer directions in one world."""
+    for vector, its in zip(one, other, strict=False):
+        if vector.size != its.size:
+            return True
+        if not np.array_equal(vector, its):
+            return False
+    return len(one) == len(other)
+
+
+def _entropy_used(life: Life, drawn: int) -> Finding:
+    """No generator makes more noise than the entropy it read: a coordinate holds log₂(σ√(2πe)) bits."""
+    bits = sum(release.dimension * log2(release.noise_std * sqrt(2 * pi * e)) for release in life.releases)
+    share = 8 * drawn / bits if bits else 1.0
+    return Finding("entropy read", share, 1.0, share < 1, "bits of the operating system's, a bit of noise; at least")
+
+
+class _Stream:
+    """Bytes that look like the operating system's, the same again for the same key; counts what was drawn."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self.drawn, self._calls = key, 0, 0
+
+    def __call__(self, size: int) -> bytes:
+        self._calls += 1
+        self.drawn += size
+        return hashlib.shake_256(self._key + self._calls.to_bytes(8, "big")).digest(size)
+
+
+@contextmanager
+def _stream(key: bytes) -> Iterator[_Stream]:
+    stream = _Stream(key)
+    with mock.patch.object(os, "urandom", stream):
+        yield stream
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder of one life; in memory where the machine has such a place, for its ledgers are synced at every step."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="audit-", dir=memory if os.access(memory, os.W_OK) else None) as root:
+        yield Path(root)

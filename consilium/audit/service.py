@@ -1,0 +1,428 @@
+"""One life of a study under audit: production's pipeline, aggregator, workers and both kinds of ledger, in a folder.
+
+Only the wire and the teachers are not production's: messages go straight to the workers' ``handle``, and a voter says
+what the world it lives in tells it to. A life is read back from its SQLite files by plain SQL, apart from the objects
+that wrote them. Refuses nothing that production would not: an error that ends a life is part of what came out.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int64
+
+from client.policy import Caps, Consent, ServerFacts, SiteConfig
+from client.worker import Ask, Worker
+from common.canonical import digest
+from common.codecs.frame import Frame
+from common.config import Study
+from common.errors import ConsiliumError
+from common.events import EventLog, read_events
+from common.ledger.keys import load_signing_key
+from common.ledger.site import SiteLedger
+from common.ledger.store import Candidate, Ledger, PoolDeclaration, RosterEntry
+from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
+from common.privacy.mechanism import AccountantName, QuerySpec
+from common.sealing import SealContext, seal
+from common.sealing_rotation import load_sealing_keys
+from consilium.audit.subject import Limit, Subject
+from server.pipeline import collect
+from server.query import Aggregator, Reply, plan_queries
+from server.setup import create_study, server_keys
+from server.workspace import CodecRecord, Site, Workspace
+
+Intercept = Callable[[int, bytes, bytes], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Who says what: ``moved`` is what the audited unit's voters say (at the first site), ``others`` what everybody
+    else does in turn. A word that is none of the subject's sayings is a voter that says nothing, or one that fails."""
+
+    moved: str = "near+"
+    others: tuple[str, ...] = ("inside", "aside")
+
+    def sayings(self, subject: Subject, site: int) -> list[str]:
+        """The word of each voter of a site."""
+        privacy = subject.study.privacy
+        voters = privacy.voters_per_site
+        words = [self.others[(site + voter) % len(self.others)] for voter in range(voters)]
+        unit = 0 if site else 1 if str(privacy.unit) == "patient" else voters
+        return [self.moved] * unit + words[unit:]
+
+
+FAILS, ABSENT = "fails", "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class _SiteVoters:
+    """The voters of one site, as a worker asks them."""
+
+    subject: Subject
+    world: World
+    site: int
+
+    def predict(self, volume: bytes) -> Sequence[Ask]:
+        return [partial(self._say, word) for word in self.world.sayings(self.subject, self.site)]
+
+    def _say(self, word: str) -> Float[np.ndarray, "c x y z"] | None:
+        if word == FAILS:
+            raise RuntimeError("a voter that fails")
+        return self.subject.sayings.get(word)
+
+
+@dataclass(slots=True)
+class _Wire:
+    """Bodies go to workers by node id; ``intercept`` may exchange a reply."""
+
+    workers: Mapping[int, Worker]
+    intercept: Intercept = lambda _node, _body, reply: reply
+
+    def online(self) -> frozenset[int]:
+        return frozenset(self.workers)
+
+    def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
+        return iter([self._handled(node, body) for node, body in bodies.items()])
+
+    def _handled(self, node: int, body: bytes) -> Reply:
+        try:
+            return Reply(node, self.intercept(node, body, self.workers[node].handle(body)))
+        except ConsiliumError:
+            return Reply(node, None, problem="deadline")
+
+
+class Service:
+    """A study's server and ``sites`` of its sites in ``root``, set up as production sets them up.
+
+    ``server_limits`` and ``site_limits`` are the pools' budgets by either's account; the subject's by default.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        subject: Subject,
+        world: World,
+        *,
+        sites: int | None = None,
+        server_limits: Sequence[Limit] | None = None,
+        site_limits: Sequence[Limit] | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        study = subject.study
+        if batch_size is not None:
+            study = replace(study, collection=replace(study.collection, batch_size=batch_size))
+        self.root, self.subject, self.world, self.study = root, subject, world, study
+        self.server_limits, self.site_limits = server_limits or subject.limits, site_limits or subject.limits
+        self.workspace = Workspace(root / "server")
+        create_study(self.workspace, study)
+        names = [f"site-{i}" for i in range(len(subject.limits) if sites is None else sites)]
+        self.sites = tuple(Site(name=name, pool=f"{name}-pool", node_id=100 + i) for i, name in enumerate(names))
+        self.workspace.save_sites(self.sites)
+        self.workspace.save_volumes(subject.volumes)
+        codec = self.workspace.objects.put(subject.codec.to_bytes())
+        self.workspace.save_codec(CodecRecord(sha256=codec, dimension=subject.codec.dimension))
+        if subject.frame is not None:
+            frame = self.workspace.objects.put(subject.frame.to_bytes())
+            self.workspace.save_frames((CodecRecord(sha256=frame, dimension=subject.frame.dimension),))
+        with self._ledger() as ledger:
+            for site, limit in zip(self.sites, self.server_limits, strict=False):
+                ledger.declare_pool(self._declaration(site, limit))
+        self.events_file = root / "events.jsonl"
+
+    # --- living
+
+    def live(self) -> str:
+        """Run the study to its end, as the server's pipeline does; the error's name that ended it, or nothing."""
+        with closing(_Open(self)) as sites:
+            events = EventLog(self.events_file, study=self.study.id)
+            try:
+                collect(self.workspace, _Wire(sites.workers), events=events)
+            except Exception as error:  # noqa: BLE001  whatever a fault does is the audit's to report
+                return type(error).__name__
+        return ""
+
+    def live_with_a_liar(self, *, far: bool) -> tuple[int, str]:
+        """Ask the first query while the last site seals a code a thousand times m·R long, or one grid step outside.
+
+        How many codes were refused, and the name of the error that ended it, or nothing.
+        """
+
+        def lie(node: int, body: bytes, reply: bytes) -> bytes:
+            return self._lie(node, body, reply, far=far)
+
+        with closing(_Open(self)) as sites, self._ledger() as ledger:
+            core = Aggregator(
+                study=self.study,
+                queries=self.planned()[:1],
+                sites=self.workspace.sites,
+                ledger=ledger,
+                sealing_key=load_sealing_keys(self.workspace.sealing_key_file),
+                events=EventLog(self.events_file, study=self.study.id),
+                retry_pause_s=0.0,
+            )
+            try:
+                core.run(_Wire(sites.workers, intercept=lie))
+            except Exception as error:  # noqa: BLE001
+                return self._refused_codes(), type(error).__name__
+        return self._refused_codes(), ""
+
+    def _lie(self, node: int, body: bytes, reply: bytes, *, far: bool) -> bytes:
+        asked = decode(body)
+        parts = asked.parts if isinstance(asked, Several) else (asked,)
+        request = next((part for part in parts if isinstance(part, CodesRequest)), None)
+        liar = self.sites[-1]
+        if node != liar.node_id or request is None:
+            return reply
+        bound = self.subject.radius * self.study.privacy.voters_per_site
+        code = np.zeros(self.subject.dimension, dtype=np.int64)
+        code[0] = bound * 1000 if far else bound
+        code[-1] += 1
+        key = self.config(0).server.sealing_public_key
+        sealed = []
+        for query in request.queries:
+            context = SealContext(study=self.study.id, query=query, site=liar.name, attempt=request.attempt)
+            sealed.append((query, seal(code, public_key=key, context=context)))
+        return encode(Several((CodesReply(batch=request.batch, attempt=request.attempt, codes=tuple(sealed)),)))
+
+    def _refused_codes(self) -> int:
+        return sum(event["event"] == "code-refused" for event in read_events(self.events_file))
+
+    # --- asking for more than there is
+
+    def planned(self) -> tuple[QuerySpec, ...]:
+        """The study's queries, of a joint one its first round."""
+        frame = self.workspace.frames()[0] if self.study.codec.joint else None
+        return plan_queries(self.study, codec=self.workspace.codec(), volumes=self.subject.volumes, frame=frame)
+
+    def further(self, number: int, *, share: float = 1.0) -> QuerySpec:
+        """A query nobody planned, the ``number``-th of them; at ``share`` of a release's cost."""
+        first = self.planned()[0]
+        mechanism = first.mechanism
+        if share != 1.0:
+            mechanism = replace(
+                mechanism, noise_std=mechanism.noise_std * Fraction(share**-0.5).limit_denominator(10**6)
+            )
+        volumes = first.volumes if self.study.codec.joint else self.subject.volumes[-1:]
+        return replace(first, mechanism=mechanism, volumes=volumes, round=self.subject.queries + number)
+
+    def ask_server(self, query: QuerySpec, study: Study) -> bool:
+        """Whether the server's ledger would release ``query`` for ``study`` with every site on the roster; the ledger
+        is opened anew for it."""
+        with self._ledger() as ledger:
+            ledger.register_study(study)
+            result = ledger.release_batch(
+                study_id=study.id,
+                batch_id=f"further-{query.id[:8]}",
+                roster=tuple(RosterEntry(site=site.name, pool=site.pool) for site in self.sites),
+                candidates=[Candidate(query, lambda: np.zeros(query.mechanism.dimension, dtype=np.int64))],
+            )
+        return not result.refused
+
+    def ask_sites(self, query: QuerySpec, study: Study) -> dict[str, str]:
+        """What every site's worker answers to an offer of ``query``; ledgers and workers are opened anew for it."""
+        answers = {}
+        batch = digest("batch", {"study": study.id, "queries": [query.id]})
+        with closing(_Open(self, study)) as sites, self._ledger() as ledger:
+            offer = encode(Offer(study=study.id, ledger=ledger.ledger_id, batch=batch, queries=(query,)))
+            for site in self.sites:
+                reply = decode(sites.workers[site.node_id].handle(offer))
+                answers[site.name] = reply.reason if isinstance(reply, OfferReply) else "malformed"
+        return answers
+
+    def ask_again(self) -> int:
+        """Ask for every stored answer once more with another in its place; how many came back changed."""
+        changed = 0
+        before = {release.query: release for release in read_life(self).releases}
+        with self._ledger() as ledger:
+            for release in before.values():
+                stored = ledger.answer(release.query)
+                if stored is None:
+                    changed += 1
+                    continue
+                again = ledger.release_batch(
+                    study_id=self.study.id,
+                    batch_id=release.batch,
+                    roster=stored.roster,
+                    candidates=[Candidate(stored.query, lambda: np.zeros(self.subject.dimension, dtype=np.int64))],
+                )
+                same = again.answers and np.array_equal(again.answers[0].noisy_sum, release.answer)
+                changed += not same or not np.array_equal(stored.noisy_sum, release.answer)
+        return changed
+
+    # --- helpers
+
+    def _ledger(self) -> Ledger:
+        return Ledger.open(self.workspace.ledger_file, signing_key=load_signing_key(self.workspace.signing_key_file))
+
+    def _declaration(self, site: Site, limit: Limit) -> PoolDeclaration:
+        return PoolDeclaration(
+            pool=site.pool,
+            site=site.name,
+            budget=limit.budget,
+            accountant=AccountantName(limit.accountant),
+            protection=self.study.privacy.protection,
+        )
+
+    def config(self, index: int) -> SiteConfig:
+        site, limit, privacy = self.sites[index], self.site_limits[index], self.study.privacy
+        keys = server_keys(self.workspace)
+        return SiteConfig(
+            site=site.name,
+            pool=site.pool,
+            data="data",
+            server=ServerFacts(
+                sealing_key=keys.sealing_key,
+                signing_key=keys.signing_key,
+                objects_url="https://localhost",
+                superlink="localhost:1",
+                root_certificates="ca.crt",
+            ),
+            caps=Caps(
+                epsilon=limit.epsilon,
+                delta=limit.delta,
+                accountant=AccountantName(limit.accountant),
+                unit=privacy.unit,
+                relation=privacy.relation,
+                queries_per_day=1_000_000,
+            ),
+        )
+
+    def site_file(self, index: int) -> Path:
+        return self.root / self.sites[index].name / "site-ledger.sqlite"
+
+    def fetch(self, name: str) -> bytes:
+        """A public object; a volume is its name, for nobody looks into it."""
+        return name.encode() if name in self.subject.volumes else self.workspace.objects.get(name)
+
+
+class _Open:
+    """Every site's ledger and worker, opened as a site opens them, for ``study`` or the service's own."""
+
+    def __init__(self, service: Service, study: Study | None = None) -> None:
+        self.ledgers: list[SiteLedger] = []
+        self.workers: dict[int, Worker] = {}
+        consent = Consent.of(study or service.study)
+        for index, site in enumerate(service.sites):
+            config = service.config(index)
+            path = service.site_file(index)
+            path.parent.mkdir(exist_ok=True)
+            ledger = SiteLedger.open(path, site.pool, caps=config.caps, site=site.name)
+            self.ledgers.append(ledger)
+            ledger.consent(consent.study)
+            voters = _SiteVoters(service.subject, service.world, index)
+            self.workers[site.node_id] = Worker(
+                config=config, consent=consent, ledger=ledger, voters=voters, fetch=service.fetch
+            )
+
+    def close(self) -> None:
+        for ledger in self.ledgers:
+            ledger.close()
+
+
+# --- reading
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Release:
+    """One release as its row says, and the answer stored with it."""
+
+    query: str
+    batch: str
+    study: str
+    centre: str
+    noise_std: float
+    dimension: int
+    radius: int
+    voters_per_site: int
+    roster: tuple[str, ...]
+    answer: Int64[np.ndarray, "l"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteRecord:
+    """What a site's file holds: σ of every accepted query by its id, the codes, and what its receipts add up to."""
+
+    accepted: Mapping[str, float]
+    codes: Mapping[str, Int64[np.ndarray, "l"]]
+    receipted: frozenset[str]
+    receipted_mu_squared: float
+    spent: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Life:
+    """All that two kinds of ledger hold after a life. ``spent`` and ``epsilon`` are what the server's ledger says of
+    pools and of its studies."""
+
+    releases: tuple[Release, ...]
+    sites: Mapping[str, SiteRecord]
+    spent: Mapping[str, float]
+    epsilon: Mapping[str, float]
+
+
+def read_life(service: Service) -> Life:
+    """Read the files back, and ask the ledgers for their sums."""
+    rows, answers = _rows(service.workspace.ledger_file, "answers")
+    releases = tuple(_release(body, answers) for kind, body in rows if kind == "release")
+    sites = {site.name: _site(service, index) for index, site in enumerate(service.sites)}
+    gate = AccountantName(service.study.privacy.accountant)
+    with Ledger.open(service.workspace.ledger_file) as ledger:
+        spent = {site.name: float(ledger.spent(site.pool).mu_squared) for site in service.sites}
+        epsilon = {terms.id: ledger.study_guarantees(terms.id)[gate].epsilon for terms in ledger.studies()}
+    return Life(releases=releases, sites=sites, spent=spent, epsilon=epsilon)
+
+
+def frame_of(service: Service, release: Release) -> Frame | None:
+    return None if release.centre == "zero" else Frame.from_bytes(service.workspace.objects.get(release.centre))
+
+
+def _site(service: Service, index: int) -> SiteRecord:
+    path = service.site_file(index)
+    if not path.exists():
+        return SiteRecord({}, {}, frozenset(), 0.0, 0.0)
+    rows, codes = _rows(path, "codes")
+    accepted = {
+        body["query_id"]: float(Fraction(body["query"]["mechanism"]["noise_std"]))
+        for kind, body in rows
+        if kind == "reservation"
+    }
+    receipts = [body["receipt"] for kind, body in rows if kind == "receipt"]
+    receipted = frozenset(release["body"]["query_id"] for receipt in receipts for release in receipt["releases"])
+    told = float(Fraction(receipts[-1]["after"]["mu_squared"])) if receipts else 0.0
+    with SiteLedger.read(path) as ledger:
+        spent = float(ledger.spent().mu_squared)
+    return SiteRecord(accepted, codes, receipted, told, spent)
+
+
+def _release(body: dict[str, Any], answers: Mapping[str, Int64[np.ndarray, "l"]]) -> Release:
+    query = body["query"]
+    mechanism = query["mechanism"]
+    return Release(
+        query=body["query_id"],
+        batch=body["batch"],
+        study=body["study"],
+        centre=query["centre"],
+        noise_std=float(Fraction(mechanism["noise_std"])),
+        dimension=mechanism["dimension"],
+        radius=mechanism["radius_int"],
+        voters_per_site=mechanism["voters_per_site"],
+        roster=tuple(site for site, _pool in body["roster"]),
+        answer=answers[body["query_id"]],
+    )
+
+
+def _rows(path: Path, payloads: str) -> tuple[list[tuple[str, dict[str, Any]]], dict[str, Int64[np.ndarray, "l"]]]:
+    """(kind, body) of every row and the vectors by query id, by plain SQL."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
+        rows = [(kind, json.loads(body)) for kind, body in file.execute("SELECT kind, body FROM rows ORDER BY seq")]
+        found = file.execute(f"SELECT query_id, data FROM {payloads}")
+        return rows, {query: np.frombuffer(data, dtype="<i8").astype(np.int64) for query, data in found}

@@ -1,0 +1,294 @@
+"""What is audited: a study with its sites, its codec and frame, and what everybody at the sites may say.
+
+The study is the one given, with its own roster, dimension, rounds, unit, relation, voters and budgets. Its claim comes
+from :mod:`common.privacy.claim` alone. Where the study's own codec is not at hand (or is not linear), a stand-in of the
+same dimension takes its place: all that the released mechanism knows of a codec is its dimension. Predictions are made
+up: a unit says what takes its code to the ball's edge, far outside, nothing at all, or fails. Refuses a dimension that
+no codec of the study could have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil, floor, sqrt
+
+import numpy as np
+from jaxtyping import Float, Int64
+
+from common.canonical import sha256_bytes
+from common.codecs.base import Provenance, load_codec
+from common.codecs.frame import Frame
+from common.codecs.pca import PcaCodec
+from common.codecs.shapes import to_probabilities
+from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study
+from common.errors import InvalidInput
+from common.ledger.store import Ledger
+from common.privacy.claim import claimed_epsilon, claimed_mu, claimed_reach
+from common.privacy.mechanism import Budget
+from server.workspace import Workspace
+
+STEPS = 65536
+"""Grid steps of a code's unit."""
+
+NEAR, FAR = 1.2, 12.0
+"""How far outside the ball the units' codes are taken, in clipping norms, where the codec can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A budget of a pool, at the server or at its site."""
+
+    epsilon: float
+    delta: float
+    accountant: str
+
+    @property
+    def mu_squared(self) -> float:
+        return float(claimed_mu(self.epsilon, self.delta, accountant=self.accountant) ** 2)
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(epsilon=self.epsilon, delta=self.delta)
+
+    @classmethod
+    def of_mu_squared(cls, mu_squared: float, *, delta: float, accountant: str) -> Limit:
+        epsilon = claimed_epsilon(sqrt(mu_squared), delta, accountant=accountant)
+        return cls(epsilon=epsilon, delta=delta, accountant=accountant)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subject:
+    """A study under audit. ``limits`` is one a site: its pool's budget. ``volumes`` are names of public volumes, one
+    more than are asked about; ``frame`` the first round's of a joint study."""
+
+    study: Study
+    limits: tuple[Limit, ...]
+    codec: PcaCodec
+    volumes: tuple[str, ...]
+    frame: Frame | None = None
+    sayings: Mapping[str, Float[np.ndarray, "c x y z"]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if len(self.limits) < self.study.privacy.quorum:
+            raise InvalidInput(
+                "hospitals of an audit",
+                value=len(self.limits),
+                limit=f"the quorum, {self.study.privacy.quorum}, or more",
+            )
+        if sum(limit.mu_squared >= self.cost for limit in self.limits) < self.study.privacy.quorum:
+            raise InvalidInput(
+                "budgets of the pools",
+                value=[limit.epsilon for limit in self.limits],
+                limit="room for one release in as many as the quorum",
+                remedy="there is nothing to audit: no release fits",
+            )
+        object.__setattr__(self, "sayings", _sayings(self.codec, self.frame, self.study.codec.radius))
+
+    # --- the claim
+
+    @property
+    def queries(self) -> int:
+        return self.study.privacy.planned_queries
+
+    @property
+    def limit(self) -> Limit:
+        """What the study may cost a pool."""
+        privacy = self.study.privacy
+        return Limit(float(privacy.epsilon), privacy.delta, str(privacy.accountant))
+
+    @property
+    def claimed_mu(self) -> float:
+        return sqrt(self.limit.mu_squared)
+
+    @property
+    def reach(self) -> int:
+        """Δ in grid steps."""
+        privacy = self.study.privacy
+        return self.radius * claimed_reach(
+            str(privacy.unit), str(privacy.relation), voters_per_site=privacy.voters_per_site
+        )
+
+    @property
+    def radius(self) -> int:
+        """R in grid steps."""
+        return floor(self.study.codec.radius * STEPS)
+
+    @property
+    def cost(self) -> float:
+        """μ² of one release."""
+        return self.limit.mu_squared / self.queries
+
+    @property
+    def claimed_noise_std(self) -> float:
+        """σ on the sum, in grid steps."""
+        return self.reach / sqrt(self.cost)
+
+    @property
+    def dimension(self) -> int:
+        """l of the first release; a later round of a joint query may ask along fewer directions or more."""
+        return self.codec.dimension if self.frame is None else self.frame.dimension
+
+    # --- what is said
+
+    def code(self, said: str, frame: Frame | None) -> Float[np.ndarray, "l"]:
+        """The unclipped code of a voter that says so in every volume."""
+        return code_of(self.sayings[said], self.codec, frame)
+
+    def clipped(self, said: str, frame: Frame | None) -> Int64[np.ndarray, "l"]:
+        """What that voter adds to its site's code, by the definition: onto the ball, then towards zero."""
+        if said not in self.sayings:
+            return np.zeros(self.codec.dimension if frame is None else frame.dimension, dtype=np.int64)
+        code = self.code(said, frame) * STEPS
+        return np.trunc(code * min(1.0, self.radius / max(float(np.linalg.norm(code)), 1e-300))).astype(np.int64)
+
+
+def stand_in(
+    privacy: PrivacyConfig,
+    *,
+    hospitals: int,
+    dimension: int,
+    radius: float,
+    joint: bool,
+    limits: tuple[Limit, ...] = (),
+) -> Subject:
+    """A study of these terms on a grid of 8³, whose codes have ``dimension`` numbers."""
+    if isinstance(hospitals, bool) or not 1 <= hospitals <= 1000:
+        raise InvalidInput("hospitals of an audit", value=hospitals, limit="1 to 1000")
+    if isinstance(dimension, bool) or not 2 <= dimension <= 4096:
+        raise InvalidInput("dimension of an audit", value=dimension, limit="2 to 4096")
+    asked = 2 if joint and dimension % 2 == 0 else 1  # volumes of a query; every direction is asked in every round
+    share = dimension // asked
+    study = Study(
+        name="audit",
+        data=DataConfig(labels=("background", "one", "two"), spacing_mm=(1.0, 1.0, 1.0), grid=(8, 8, 8)),
+        privacy=privacy,
+        codec=CodecConfig(radius=radius, max_dimension=share, joint=joint),
+    )
+    codec = _linear(study, share)
+    count = asked if joint else privacy.planned_queries + 1
+    return Subject(
+        study=_impatient(study),
+        limits=limits or (Limit(float(privacy.epsilon), privacy.delta, str(privacy.accountant)),) * hospitals,
+        codec=codec,
+        volumes=tuple(sha256_bytes(f"audit volume {i}".encode()) for i in range(count)),
+        frame=_plain_frame(codec, asked, radius) if joint else None,
+    )
+
+
+def from_workspace(workspace: Workspace) -> Subject:
+    """A study's directory as it is: its sites and the budgets their pools have in its ledger, its codec and frame."""
+    study, record = workspace.study(), workspace.codec()
+    with Ledger.open(workspace.ledger_file) as ledger:
+        declared = {pool.pool: pool for pool in ledger.pools()}
+    missing = [site.name for site in workspace.sites() if site.pool not in declared]
+    if missing:
+        raise InvalidInput("sites without a pool in the ledger", value=missing, remedy="register them again")
+    pools = [declared[site.pool] for site in workspace.sites()]
+    limits = tuple(Limit(float(p.budget.epsilon), p.budget.delta, str(p.accountant)) for p in pools)
+    frame = Frame.from_bytes(workspace.objects.get(workspace.frames()[0].sha256)) if study.codec.joint else None
+    codec = load_codec(workspace.objects.get(record.sha256), expected_hash=record.sha256)
+    if not isinstance(codec, PcaCodec):
+        dimension = frame.dimension if frame else record.dimension
+        return stand_in(
+            study.privacy,
+            hospitals=len(limits),
+            dimension=dimension,
+            radius=study.codec.radius,
+            joint=study.codec.joint,
+            limits=limits,
+        )
+    volumes = workspace.volumes()
+    if frame is None:
+        more = sha256_bytes(b"a volume nobody planned to ask about")
+        volumes = (*volumes[: study.privacy.planned_queries], more)
+    return Subject(study=_impatient(study), limits=limits, codec=codec, volumes=volumes, frame=frame)
+
+
+def shrunk(subject: Subject) -> Subject:
+    """The same terms, sites and dimension with a stand-in codec: for the many lives that measure the noise."""
+    return stand_in(
+        subject.study.privacy,
+        hospitals=len(subject.limits),
+        dimension=subject.dimension,
+        radius=subject.study.codec.radius,
+        joint=subject.frame is not None,
+        limits=subject.limits,
+    )
+
+
+def _impatient(study: Study) -> Study:
+    """Nobody is late in an audit; and several transactions a life say more than one."""
+    batch = max(1, ceil(study.privacy.planned_queries / 3))
+    collection = CollectionConfig(batch_size=min(batch, 500), offer_deadline_s=1.0, deadline_s=600.0, patience_s=1.0)
+    return replace(study, collection=collection)
+
+
+def _linear(study: Study, dimension: int) -> PcaCodec:
+    """Two structures on a grid of one voxel: even coordinates hear of the first, odd ones of the second."""
+    basis = np.zeros((dimension, 2, 1, 1, 1), dtype=np.float32)
+    basis[0::2, 0], basis[1::2, 1] = 1, 1
+    radius = study.codec.radius
+    return PcaCodec(
+        basis=basis,
+        centre=np.zeros((2, 1, 1, 1), dtype=np.float32),
+        metric=np.ones((1, 1, 1), dtype=np.float32),
+        variances=np.full(dimension, 0.025),
+        powers=np.full(dimension, 0.6 * radius**2 / dimension),
+        radius=radius,
+        grid=study.data.grid,
+        provenance=Provenance(label_maps=("0" * 64, "1" * 64), augmentations=0, seed=0, noise_std=0.0),
+    )
+
+
+def _plain_frame(codec: PcaCodec, volumes: int, radius: float) -> Frame:
+    """Every coordinate of every volume is a direction of its own, and all are alike."""
+    size = volumes * codec.dimension
+    return Frame(
+        basis=np.eye(size, dtype=np.float32).reshape(size, volumes, codec.dimension),
+        variances=np.full(size, 0.5 / size),
+        weights=np.full(size, radius),
+        centre=np.zeros((volumes, codec.dimension)),
+        temperature=0.5,
+        codec=sha256_bytes(codec.to_bytes()),
+    )
+
+
+def code_of(predicted: Float[np.ndarray, "c x y z"], codec: PcaCodec, frame: Frame | None) -> Float[np.ndarray, "l"]:
+    """The unclipped code of one voter that predicts the same for every volume, by the definition of a frame."""
+    if frame is None:
+        return codec.encode(predicted)
+    codes = np.repeat(codec.encode(frame.sharpen(predicted))[None], frame.volumes, axis=0)
+    basis = frame.basis.astype(np.float64)
+    along = np.tensordot(basis, (codes - frame.centre)[:, : basis.shape[2]], axes=2)
+    code: np.ndarray = (along * frame.weights)[frame.weights > 0]
+    return code
+
+
+def _sayings(codec: PcaCodec, frame: Frame | None, radius: float) -> dict[str, Float[np.ndarray, "c x y z"]]:
+    """Probability maps by what they do: ``near`` and ``far`` outside along one direction with either sign, and what
+    others say, ``inside`` and ``aside``."""
+    sharpness = 1.0 if frame is None else frame.temperature
+    factor = codec.grid[0] // codec.metric.shape[0]
+
+    def said(component: int, size: float) -> Float[np.ndarray, "c x y z"]:
+        shape = codec.basis[component % codec.dimension].astype(np.float64) / codec.metric
+        ratios = codec.centre.astype(np.float64) + size * shape / max(float(np.abs(shape).max()), 1e-12)
+        return to_probabilities(np.clip(ratios, -40, 40) * sharpness, factor=factor)
+
+    def sized(component: int, sign: int, wanted: float) -> Float[np.ndarray, "c x y z"]:
+        """The least deflection that takes the code so far out, or the largest there is."""
+        for size in 2.0 ** np.arange(-8, 6.5, 0.5):
+            predicted = said(component, sign * float(size))
+            if np.linalg.norm(code_of(predicted, codec, frame)) >= wanted * radius:
+                break
+        return predicted
+
+    return {
+        "near+": sized(0, 1, NEAR),
+        "near-": sized(0, -1, NEAR),
+        "far+": sized(0, 1, FAR),
+        "far-": sized(0, -1, FAR),
+        "inside": sized(1, 1, 0.5),
+        "aside": sized(1, -1, NEAR),
+    }

@@ -1,0 +1,97 @@
+"""The audit of a study as it runs: every kind of study passes, and what it reads is what the ledgers hold."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.config import PrivacyConfig
+from common.errors import InvalidInput
+from common.ledger.store import Ledger
+from consilium.audit.books import allowed, noise_of
+from consilium.audit.run import PARTS, audit_service
+from consilium.audit.service import Service, World, read_life
+from consilium.audit.subject import Limit, Subject, stand_in
+
+
+def subject(
+    *, sites: int = 3, dimension: int = 16, joint: bool = False, limits: object = (), **more: object
+) -> Subject:
+    terms = {"epsilon": 8.0, "delta": 1e-3, "planned_queries": 3, "quorum": 2, **more}
+    return stand_in(
+        PrivacyConfig(**terms), hospitals=sites, dimension=dimension, radius=1.0, joint=joint, limits=tuple(limits)
+    )
+
+
+STUDIES: dict[str, dict[str, object]] = {
+    "zero-out, three voters": {"relation": "zero-out", "voters_per_site": 3},
+    "rdp, rounds": {"accountant": "rdp", "joint": True, "voters_per_site": 2},
+    "the paper's accountant": {"accountant": "paper", "planned_queries": 5},
+    "one round for patients": {"unit": "patient", "planned_queries": 1, "joint": True},
+    "an odd dimension in many rounds": {"joint": True, "dimension": 7, "planned_queries": 9},
+    "two numbers": {"dimension": 2},
+    "a small budget": {"epsilon": 0.2, "delta": 1e-6},
+    "a large budget": {"epsilon": 1000.0, "planned_queries": 1},
+    "every site needed": {"quorum": 3},
+    "one site": {"quorum": 1, "sites": 1},
+    "pools of three sizes": {"limits": [Limit(8.0, 1e-3, "exact"), Limit(5.0, 1e-3, "exact"), Limit(7.0, 1e-4, "rdp")]},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_kind_of_study_passes_as_it_is(name: str) -> None:
+    for _ in range(2):
+        report = audit_service(subject(**STUDIES[name]), draws=200)
+        assert report.alarms == (), [str(finding) for finding in report.findings if finding.alarm]
+
+
+def test_what_is_read_by_sql_is_what_the_ledger_answers_and_the_noise_is_the_rest(tmp_path: Path) -> None:
+    service = Service(tmp_path, subject(joint=True), World("far+"))
+    assert service.live() == ""
+    life = read_life(service)
+    with Ledger.open(service.workspace.ledger_file) as ledger:
+        answers = ledger.answers(service.study.id)
+    assert [release.query for release in life.releases] == [answer.query.id for answer in answers]
+    for release, answer, noise in zip(life.releases, answers, noise_of(service, life), strict=True):
+        assert np.array_equal(release.answer, answer.noisy_sum)
+        codes = [life.sites[site].codes[release.query] for site in release.roster]
+        assert all(np.linalg.norm(code) <= 65536 for code in codes)
+        assert np.array_equal(release.answer - np.sum(codes, axis=0), noise)
+        assert 0.3 < noise.std() / float(answer.query.mechanism.noise_std) < 2
+
+
+def test_a_pool_tighter_than_the_study_is_expected_to_stop_first(tmp_path: Path) -> None:
+    """(5, 1e-3) is μ 1.43 of 2.08: of three releases that fill (8, 1e-3) it holds one, by the published table."""
+    tight = [Limit(8.0, 1e-3, "exact"), Limit(5.0, 1e-3, "exact"), Limit(8.0, 1e-3, "exact")]
+    service = Service(tmp_path, subject(limits=tight), World())
+    assert allowed(service) == {"site-0": 3, "site-1": 1, "site-2": 3}
+    assert service.live() == ""
+    assert [len(release.roster) for release in read_life(service).releases] == [3, 2, 2]
+
+
+def test_pools_without_room_for_a_release_are_nothing_to_audit() -> None:
+    with pytest.raises(InvalidInput, match="no release fits"):
+        subject(limits=[Limit(0.5, 1e-3, "exact")] * 3)
+    with pytest.raises(InvalidInput, match="quorum"):
+        subject(sites=1)
+
+
+def test_an_audit_leaves_the_systems_entropy_as_it_was_and_tells_every_life() -> None:
+    real, told = os.urandom, []
+    report = audit_service(
+        subject(sites=2), draws=1, parts=PARTS[1:2], progress=lambda done, of: told.append((done, of))
+    )
+    assert os.urandom is real
+    assert report.lives == 6
+    assert [done for done, _ in told] == [1, 2, 3, 4, 5, 6]
+    assert report.to_json()["hospitals"] == 2
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, True, None])
+def test_nonsense_draws_are_refused(bad: int) -> None:
+    with pytest.raises(InvalidInput):
+        audit_service(subject(), draws=bad)

@@ -1,0 +1,469 @@
+"""What the audit's power is: production's own objects broken one way at a time, and twenty audits of each.
+
+A mutation patches the object that runs (the aggregator's sampler, a ledger's books, the worker's clip) and is put in
+before anything of a study exists. The audits run in two processes, each with its own broken objects.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from itertools import count
+
+import numpy as np
+import pytest
+
+from client import worker
+from common.config import PrivacyConfig
+from common.ledger import books, site_books
+from common.ledger.books import Books, Charge
+from common.ledger.site_books import SiteBooks
+from common.ledger.store import Ledger
+from common.privacy import accounting, calibration, mechanism, quantise, release
+from common.privacy.gaussian import rounded_gaussian
+from common.privacy.mechanism import Budget, Unit
+from consilium.audit.run import DRAWS, audit_service
+from consilium.audit.subject import Subject, stand_in
+from server import query
+from server.query import Aggregator
+
+Patch = pytest.MonkeyPatch
+Sampler = Callable[[int, Fraction], np.ndarray]
+AUDITS = 20
+
+
+def of_two_queries(sites: int, **more: object) -> Subject:
+    """Two queries about one volume each, and as few sites as will do."""
+    terms = {"epsilon": 8.0, "delta": 1e-3, "planned_queries": 2, "quorum": min(sites, 2), **more}
+    return stand_in(PrivacyConfig(**terms), hospitals=sites, dimension=256, radius=1.0, joint=False)
+
+
+@cache
+def alone() -> Subject:
+    return of_two_queries(1)
+
+
+@cache
+def single() -> Subject:
+    return of_two_queries(2)
+
+
+@cache
+def three() -> Subject:
+    return of_two_queries(3)
+
+
+@cache
+def rounds() -> Subject:
+    """Three rounds of a joint query."""
+    privacy = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=3, quorum=2)
+    return stand_in(privacy, hospitals=2, dimension=64, radius=1.0, joint=True)
+
+
+@cache
+def voters() -> Subject:
+    """Unit patient, two voters a hospital, of which an exchange moves one."""
+    return of_two_queries(2, unit=Unit.PATIENT, voters_per_site=2)
+
+
+@cache
+def at_length() -> Subject:
+    """As many draws as the largest default audit measures, in two lives."""
+    privacy = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=10, quorum=2)
+    return stand_in(privacy, hospitals=2, dimension=4096, radius=1.0, joint=False)
+
+
+def use(patch: Patch, sampler: Sampler) -> None:
+    defaults = Aggregator.__init__.__kwdefaults__
+    assert defaults["sampler"] is rounded_gaussian
+    patch.setitem(defaults, "sampler", sampler)
+
+
+def weaker(factor: Fraction) -> Callable[[Patch], None]:
+    return lambda patch: use(patch, lambda size, std: rounded_gaussian(size, std * factor))
+
+
+def generated(seed: Callable[[], object]) -> Callable[[Patch], None]:
+    """A generator's noise, fresh from a seed every time."""
+
+    def sampler(size: int, std: Fraction) -> np.ndarray:
+        return np.rint(np.random.default_rng(seed()).normal(0, float(std), size)).astype(np.int64)
+
+    return lambda patch: use(patch, sampler)
+
+
+def later(draws: int, sign: int = 1) -> Callable[[Patch], None]:
+    def mutate(patch: Patch) -> None:
+        kept: deque[np.ndarray] = deque()
+
+        def sampler(size: int, std: Fraction) -> np.ndarray:
+            kept.append(sign * kept[0] if len(kept) == draws else rounded_gaussian(size, std))
+            return kept[-1] if len(kept) <= draws else (kept.popleft(), kept[-1])[1]
+
+        use(patch, sampler)
+
+    return mutate
+
+
+def same_in_every_transaction(patch: Patch) -> None:
+    kept: list[np.ndarray] = []
+    place = count()
+    real = Aggregator._release
+
+    def released(self: Aggregator, *args: object) -> int:
+        nonlocal place
+        place = count()
+        return real(self, *args)
+
+    def sampler(size: int, std: Fraction) -> np.ndarray:
+        at = next(place)
+        if at == len(kept):
+            kept.append(rounded_gaussian(size, std))
+        return kept[at]
+
+    patch.setattr(Aggregator, "_release", released)
+    use(patch, sampler)
+
+
+def shuffled_again(patch: Patch) -> None:
+    rng, kept = np.random.default_rng(), []
+
+    def sampler(size: int, std: Fraction) -> np.ndarray:
+        if not kept or len(kept[0]) != size:
+            kept[:] = [rounded_gaussian(size, std)]
+        return rng.permutation(kept[0])
+
+    use(patch, sampler)
+
+
+def tiled(patch: Patch) -> None:
+    use(patch, lambda size, std: np.resize(rounded_gaussian(64, std), size))
+
+
+def tiled_over_vectors(patch: Patch) -> None:
+    kept, place = [], count()
+
+    def sampler(size: int, std: Fraction) -> np.ndarray:
+        if not kept:
+            kept.append(rounded_gaussian(64, std))
+        return np.array([kept[0][next(place) % 64] for _ in range(size)])
+
+    use(patch, sampler)
+
+
+def on(keep: Callable[[int], slice]) -> Callable[[Patch], None]:
+    """Noise on some coordinates only."""
+
+    def sampler(size: int, std: Fraction) -> np.ndarray:
+        noise = np.zeros(size, dtype=np.int64)
+        noise[keep(size)] = rounded_gaussian(size, std)[keep(size)]
+        return noise
+
+    return lambda patch: use(patch, sampler)
+
+
+def correlated(patch: Patch) -> None:
+    def sampler(size: int, std: Fraction) -> np.ndarray:
+        common = rounded_gaussian(1, std) * 0.3
+        return np.rint(rounded_gaussian(size, std) * 0.9539 + common).astype(np.int64)
+
+    use(patch, sampler)
+
+
+def moving_average(patch: Patch) -> None:
+    def sampler(size: int, std: Fraction) -> np.ndarray:
+        noise = rounded_gaussian(size + 1, std).astype(float)
+        return np.rint(noise[1:] * 0.954 + noise[:-1] * 0.3).astype(np.int64)
+
+    use(patch, sampler)
+
+
+def laplace(patch: Patch) -> None:
+    def sampler(size: int, std: Fraction) -> np.ndarray:
+        noise = np.random.default_rng(int.from_bytes(os.urandom(8 * size), "big")).laplace(0, float(std) / 2**0.5, size)
+        return np.rint(noise).astype(np.int64)
+
+    use(patch, sampler)
+
+
+def coarse(patch: Patch) -> None:
+    use(patch, lambda size, std: rounded_gaussian(size, std) // 256 * 256)
+
+
+def missing(when: Callable[[list[np.ndarray]], bool]) -> Callable[[Patch], None]:
+    """No noise in some releases, by their codes."""
+
+    def mutate(patch: Patch) -> None:
+        real = query.noisy_sum
+
+        def released(codes: list[np.ndarray], *args: object, **more: object) -> np.ndarray:
+            return np.sum(codes, axis=0) if when(codes) else real(codes, *args, **more)
+
+        patch.setattr(query, "noisy_sum", released)
+
+    return mutate
+
+
+def after_the_first_round(patch: Patch) -> None:
+    real = Aggregator._release
+
+    def released(self: Aggregator, batch: object, *args: object) -> int:
+        if batch.queries[0].round > 1:
+            self._sampler = lambda size, std: np.zeros(size, dtype=np.int64)
+        return real(self, batch, *args)
+
+    patch.setattr(Aggregator, "_release", released)
+
+
+def seen_from_the_codes(patch: Patch) -> None:
+    real = query.noisy_sum
+
+    def released(codes: list[np.ndarray], *args: object, **more: object) -> np.ndarray:
+        total = np.sum(codes, axis=0)
+        noise = real(codes, *args, **more) - total
+        return total + np.where(total[0] > 0, noise, -noise)
+
+    patch.setattr(query, "noisy_sum", released)
+
+
+def no_clip(patch: Patch) -> None:
+    patch.setattr(quantise, "clip", lambda code, *, radius: code)
+    patch.setattr(quantise, "within", lambda code, *, bound_int: True)
+
+
+def clip_of_the_sum_only(patch: Patch) -> None:
+    """What a site sends is within m·R; what one voter adds to it is not within R."""
+    patch.setattr(worker, "quantise", lambda code, *, radius_int: quantise.quantise(code, radius_int=2 * radius_int))
+
+
+def one_code_counts_twice(patch: Patch) -> None:
+    real = query.noisy_sum
+
+    def released(codes: list[np.ndarray], *args: object, **more: object) -> np.ndarray:
+        return real(codes, *args, **more) + codes[0]
+
+    patch.setattr(query, "noisy_sum", released)
+
+
+def no_norm_test(patch: Patch) -> None:
+    patch.setattr(query, "within", lambda code, *, bound_int: True)
+    patch.setattr(release, "within", lambda code, *, bound_int: True)
+
+
+def limit(factor: Fraction, *modules: object) -> Callable[[Patch], None]:
+    """An accountant that lets factor · Σμ² through, in some of the modules that ask it."""
+
+    def mutate(patch: Patch) -> None:
+        for module in modules:
+            real = module.max_mu_squared
+            patch.setattr(module, "max_mu_squared", lambda name, budget, real=real: real(name, budget) * factor)
+
+    return mutate
+
+
+def ten_deltas(patch: Patch) -> None:
+    patch.setattr(Budget, "analytic_delta", property(lambda self: 10 * self.delta))
+
+
+def plan_of(change: Callable[[Charge, tuple], object]) -> Callable[[Patch], None]:
+    def mutate(patch: Patch) -> None:
+        real = Books.plan
+
+        def planned(self: Books, mechanism: object, *, study_id: str, roster: tuple) -> object:
+            charge = real(self, mechanism, study_id=study_id, roster=roster)
+            return change(charge, roster) if isinstance(charge, Charge) else charge
+
+        patch.setattr(Books, "plan", planned)
+
+    return mutate
+
+
+def budget_reset_on_opening(patch: Patch) -> None:
+    real = Books._apply
+    patch.setattr(Books, "_apply", lambda self, charge: real(self, charge) if self._undo is not None else None)
+
+
+def studies_not_added(patch: Patch) -> None:
+    real = Books.plan
+
+    def planned(self: Books, mechanism: object, *, study_id: str, roster: tuple) -> object:
+        with pytest.MonkeyPatch.context() as inside:
+            inside.setattr(self, "spent", lambda pool: self.spent_in(study_id, pool), raising=False)
+            return real(self, mechanism, study_id=study_id, roster=roster)
+
+    patch.setattr(Books, "plan", planned)
+
+
+def site_counts_nothing_against_its_caps(patch: Patch) -> None:
+    patch.setattr(SiteBooks, "shortfall", lambda *_args, **_more: None)
+
+
+def site_charges_all_voters(patch: Patch) -> None:
+    real = site_books.charge_of
+
+    def charged(what: mechanism.Mechanism, *protections: object) -> Fraction:
+        return real(what, *protections) * what.voters_per_site**2
+
+    patch.setattr(site_books, "charge_of", charged)
+
+
+def redrawn(patch: Patch) -> None:
+    real = Ledger._stored
+
+    def stored(self: Ledger, query_id: str) -> object:
+        answer = real(self, query_id)
+        return replace(answer, noisy_sum=answer.noisy_sum + rounded_gaussian(answer.noisy_sum.size, Fraction(100)))
+
+    patch.setattr(Ledger, "_stored", stored)
+
+
+def no_receipts(patch: Patch) -> None:
+    patch.setattr(Aggregator, "_send_receipts", lambda *_: None)
+    patch.setattr(Aggregator, "_owed_receipts", lambda *_: [])
+
+
+def told_too_low(patch: Patch) -> None:
+    real = accounting._epsilon_exact
+    patch.setattr(accounting, "_epsilon_exact", lambda *args: real(*args) * 0.9999)
+
+
+def reach(change: Callable[[int, dict[str, object]], int]) -> Callable[[Patch], None]:
+    def mutate(patch: Patch) -> None:
+        real = mechanism.sensitivity
+        for module in (mechanism, calibration):
+            patch.setattr(module, "sensitivity", lambda **facts: change(real(**facts), facts))
+
+    return mutate
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """What is broken, the study it is looked for in, and the part of an audit in which it must show."""
+
+    break_it: Callable[[Patch], None]
+    subject: Callable[[], Subject] = alone
+    part: str = "noise"
+    draws: int = 100
+    audits: int = AUDITS
+
+
+HALF = reach(lambda real, _: real // 2 if real % 2 == 0 else real)
+MUTATIONS = {
+    "σ · 0.99": Mutation(weaker(Fraction(99, 100)), at_length, draws=DRAWS, audits=6),
+    "σ · 0.9": Mutation(weaker(Fraction(9, 10))),
+    "σ / 10 in the aggregator's sampler": Mutation(weaker(Fraction(1, 10))),
+    "noise used again eight draws later": Mutation(later(8)),
+    "noise used again with the other sign": Mutation(later(1, sign=-1)),
+    "the same noise in every transaction": Mutation(same_in_every_transaction),
+    "the same values in another order": Mutation(shuffled_again),
+    "64 draws tiled over coordinates": Mutation(tiled),
+    "64 draws tiled over vectors": Mutation(tiled_over_vectors),
+    "noise on the first four coordinates": Mutation(on(lambda size: slice(0, 4))),
+    "no noise on the last coordinate": Mutation(on(lambda size: slice(0, size - 1))),
+    "no noise unless the dimension is 4": Mutation(on(lambda size: slice(0, size if size == 4 else 0))),
+    "a share common to all coordinates": Mutation(correlated),
+    "neighbours correlated": Mutation(moving_average),
+    "Laplace noise of that variance": Mutation(laplace, draws=6_000),
+    "noise without its low bits": Mutation(coarse),
+    "noise that is never negative": Mutation(lambda patch: use(patch, lambda n, std: abs(rounded_gaussian(n, std)))),
+    "noise that depends on the codes": Mutation(seen_from_the_codes, single, part="exchange"),
+    "rounds after the first without noise": Mutation(after_the_first_round, rounds),
+    "no noise for one site": Mutation(missing(lambda codes: len(codes) == 1), alone),
+    "no noise where nobody says anything": Mutation(missing(lambda codes: not np.any(codes))),
+    "no noise where all say the same": Mutation(missing(lambda codes: bool((np.array(codes) == codes[0]).all()))),
+    "a generator seeded by the clock": Mutation(generated(time.time_ns), single, part="exchange"),
+    "a generator seeded by four bytes": Mutation(
+        generated(lambda: int.from_bytes(os.urandom(4), "big")), single, part="exchange"
+    ),
+    "a generator with a fixed seed": Mutation(generated(lambda: 7)),
+    "clip skipped in the worker": Mutation(no_clip, single, part="exchange"),
+    "a voter clipped to the site's bound": Mutation(clip_of_the_sum_only, voters, part="exchange"),
+    "one site's code counts twice": Mutation(one_code_counts_twice, single, part="exchange"),
+    "Δ of zero-out under replace-one": Mutation(HALF, single, part="books"),
+    "Δ = R for a patient of m voters": Mutation(HALF, voters, part="books"),
+    "norm test off at the server": Mutation(no_norm_test, single, part="books"),
+    "norm test off at one of its two places": Mutation(
+        lambda patch: patch.setattr(query, "within", lambda code, *, bound_int: True), single, part="books"
+    ),
+    "1.3 μ by every accountant": Mutation(
+        limit(Fraction(169, 100), calibration, books, site_books), single, part="books"
+    ),
+    "1.3 μ in the server's filter": Mutation(limit(Fraction(169, 100), books), single, part="books"),
+    "1.3 μ in the sites' filter": Mutation(limit(Fraction(169, 100), site_books), single, part="books"),
+    "2 % too much in the server's filter": Mutation(limit(Fraction(102, 100), books), single, part="books"),
+    "10 δ": Mutation(ten_deltas, single, part="books"),
+    "charge skipped for rosters above two": Mutation(
+        plan_of(lambda charge, roster: Charge({}, {}) if len(roster) > 2 else charge),
+        three,
+        part="books",
+    ),
+    "pool charge skipped": Mutation(plan_of(lambda charge, _: Charge({}, charge.studies)), single, part="books"),
+    "study charge skipped": Mutation(plan_of(lambda charge, _: Charge(charge.pools, {})), single, part="books"),
+    "budget forgotten when a ledger is opened": Mutation(budget_reset_on_opening, single, part="books"),
+    "releases of a second study not added": Mutation(studies_not_added, single, part="books"),
+    "caps of a site not kept": Mutation(site_counts_nothing_against_its_caps, single, part="books"),
+    "a site charged for all voters": Mutation(site_charges_all_voters, voters, part="books"),
+    "stored answers redrawn": Mutation(redrawn, single, part="books"),
+    "receipts not sent": Mutation(no_receipts, single, part="books"),
+    "ε told a ten-thousandth too low": Mutation(told_too_low, single, part="books"),
+}
+
+
+def alarms_of(name: str, audits: int) -> list[tuple[str, ...]]:
+    """The alarms of so many audits of a broken production, each with its own break."""
+    mutation, found = MUTATIONS[name], []
+    subject = mutation.subject()
+    for _ in range(audits):
+        with pytest.MonkeyPatch.context() as patch:
+            mutation.break_it(patch)
+            accounting._max_mu_squared.cache_clear()
+            report = audit_service(subject, draws=mutation.draws, parts=(mutation.part,), stop_at_first_alarm=True)
+        accounting._max_mu_squared.cache_clear()
+        found.append(report.alarms)
+    return found
+
+
+@pytest.fixture(scope="module")
+def two_processes() -> Iterator[ProcessPoolExecutor]:
+    """Forked, so that they hold the table of mutations as it is here."""
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
+        yield pool
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_at_least_nineteen_of_twenty_audits_of_each_broken_production_raise_an_alarm(
+    name: str, two_processes: ProcessPoolExecutor
+) -> None:
+    halves = [two_processes.submit(alarms_of, name, MUTATIONS[name].audits // 2) for _ in range(2)]
+    alarms = [bool(alarm) for half in halves for alarm in half.result()]
+    assert sum(alarms) >= 0.95 * len(alarms)
+
+
+@pytest.mark.parametrize(
+    "name", ["σ / 10 in the aggregator's sampler", "a voter clipped to the site's bound", "pool charge skipped"]
+)
+def test_a_broken_production_raises_an_alarm(name: str) -> None:
+    assert all(alarms_of(name, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("subject", "audits"), [(single, AUDITS), (rounds, AUDITS), (alone, 4), (three, 4), (voters, 4)]
+)
+def test_audits_of_production_as_it_is_raise_no_alarm(
+    subject: Callable[[], Subject], audits: int, two_processes: ProcessPoolExecutor
+) -> None:
+    halves = [two_processes.submit(alarms_as_it_is, subject.__name__, audits // 2) for _ in range(2)]
+    assert [alarm for half in halves for alarm in half.result()] == [()] * audits
+
+
+def alarms_as_it_is(subject: str, audits: int) -> list[tuple[str, ...]]:
+    return [audit_service(globals()[subject](), draws=100).alarms for _ in range(audits)]
