@@ -93,8 +93,8 @@ class Comparison:
 
     def sentence(self) -> str:
         where = "" if self.structure == ALL else f"{self.structure}: "
-        interval = "one case" if self.half_width is None else f"± {self.half_width:.3f}, {self.cases} cases"
-        figures = f"Dice {self.student:.3f}, {self.reference} {self.other:.3f} ({self.difference:+.3f}, {interval})"
+        interval = "(one case)" if self.half_width is None else f"± {self.half_width:.3f} (95 %), {self.cases} cases"
+        figures = f"Dice {self.student:.3f} against {self.other:.3f}, {self.difference:+.3f} {interval}"
         if self.vanished:
             return (
                 f"{where}GONE: the student finds nothing of it in {self.missed} of {self.cases} cases, "

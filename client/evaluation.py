@@ -336,11 +336,10 @@ def table(result: Evaluation) -> str:
     far = result.mean()["hd95_mm"].values()
     lines.append("HD95 in mm, all".ljust(22) + "".join(("-" if d is None else f"{d:.2f}").rjust(width) for d in far))
     lines.append(f"scored on {result.voxels}")
-    lines += comparison_lines(result)
     missed = sum(math.isinf(distance) for score in result.scores for distance in score.hd95_mm)
     if missed:
         lines.append(f"{missed} structure(s) in only one of the two maps: Dice 0, left out of HD95")
     if result.problems:
         lines.append(f"{len(result.problems)} case(s) left out:")
         lines += [f"  {problem.case}: {problem.reason}" for problem in result.problems]
-    return "\n".join(lines)
+    return "\n".join([*lines, *comparison_lines(result)])

@@ -149,5 +149,5 @@ def _at_home(out: Path) -> list[str]:
     return [
         f"{site} pulled the student, checked it against its receipts and scored it on its own {mean['cases']} cases: "
         f"Dice {score} (in {found[-1].parents[1]}, sent nowhere)",
-        *(f"{site} finds the student {alarm}" for alarm in evaluation["alarms"]),
+        *(f"{site} on the student: {alarm}" for alarm in evaluation.get("alarms", ())),
     ]
