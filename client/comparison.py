@@ -57,6 +57,18 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """A structure of which the student finds nothing in most of the ``cases`` that hold it in either map."""
+
+    structure: str
+    cases: int
+    missed: int
+
+    def sentence(self) -> str:
+        return f"{self.structure}: GONE: the student finds nothing of it in {self.missed} of {self.cases} cases"
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """One structure, or ``all`` of them, over the ``cases`` where there is something to compare.
 
@@ -82,24 +94,16 @@ class Comparison:
         return self.half_width is not None and abs(self.difference) > self.half_width
 
     @property
-    def vanished(self) -> bool:
-        """The student misses in most cases what the reference finds in most."""
-        return 2 * self.missed > self.cases and 2 * self.reference_missed <= self.cases
-
-    @property
     def alarming(self) -> bool:
-        """Worse than what public data alone gives, as far as these cases can tell; or a structure is gone."""
-        return self.vanished or (self.public and self.difference < 0 and self.told)
+        """Worse than what public data alone gives, as far as these cases can tell."""
+        return self.public and self.difference < 0 and self.told
 
     def sentence(self) -> str:
         where = "" if self.structure == ALL else f"{self.structure}: "
         interval = "(one case)" if self.half_width is None else f"± {self.half_width:.3f} (95 %), {self.cases} cases"
         figures = f"Dice {self.student:.3f} against {self.other:.3f}, {self.difference:+.3f} {interval}"
-        if self.vanished:
-            return (
-                f"{where}GONE: the student finds nothing of it in {self.missed} of {self.cases} cases, "
-                f"{self.reference} in {self.reference_missed}; {figures}"
-            )
+        if self.missed > self.reference_missed:
+            figures += f"; nothing found in {self.missed} of them, {self.reference} in {self.reference_missed}"
         if self.difference >= 0:
             return f"{where}{'better than' if self.told else 'not worse than'} {self.reference}: {figures}"
         if not self.public:
@@ -192,6 +196,17 @@ def codec_of(bundle: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return name if isinstance(name, str) and len(name) == 64 and set(name) <= set("0123456789abcdef") else None
+
+
+def gone(structures: Sequence[str], student: Sequence[Dice]) -> list[Gone]:
+    """The structures that the student lost; this needs nothing to compare with."""
+    found = []
+    for structure, column in zip(structures, zip(*student, strict=True), strict=True):
+        present = [dice for dice in column if not math.isnan(dice)]
+        missed = sum(dice == 0 for dice in present)
+        if 2 * missed > len(present):
+            found.append(Gone(structure, len(present), missed))
+    return found
 
 
 def compare(

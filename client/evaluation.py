@@ -25,7 +25,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from client.comparison import Answer, Comparison, Missing, codec_of, compare, references
+from client.comparison import Answer, Comparison, Gone, Missing, codec_of, compare, gone, references
 from client.policy import load_site
 from client.student import STUDENT_DIR
 from client.training.site import held_out_count, scans_by_patient
@@ -86,6 +86,7 @@ class Evaluation:
     scores: tuple[CaseScore, ...]
     problems: tuple[Problem, ...]
     native: bool = False
+    gone: tuple[Gone, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
     missing: tuple[Missing, ...] = ()
 
@@ -94,9 +95,10 @@ class Evaluation:
         return "each file's own voxels" if self.native else "the study's grid"
 
     @property
-    def alarms(self) -> tuple[Comparison, ...]:
-        """What speaks against using this student."""
-        return tuple(comparison for comparison in self.comparisons if comparison.alarming)
+    def alarms(self) -> tuple[str, ...]:
+        """What speaks against using this student: lost structures first."""
+        worse = (comparison.sentence() for comparison in self.comparisons if comparison.alarming)
+        return (*(structure.sentence() for structure in self.gone), *worse)
 
     def mean(self, part: str | None = None) -> dict[str, Any]:
         """Means over the cases of one part, or of all: Dice per structure and over all, HD95 where it is finite."""
@@ -131,7 +133,7 @@ class Evaluation:
             ],
             "comparisons": [comparison.to_json() for comparison in self.comparisons],
             "not_compared": [{"with": missing.name, "reason": missing.reason} for missing in self.missing],
-            "alarms": [alarm.sentence() for alarm in self.alarms],
+            "alarms": list(self.alarms),
             "problems": [{"case": problem.case, "reason": problem.reason} for problem in self.problems],
         }
 
@@ -199,6 +201,7 @@ def evaluate(
         tuple(student),
         tuple(problems),
         native=native,
+        gone=tuple(gone(study.data.labels[1:], [score.dice for score in student])),
         comparisons=tuple(comparisons),
         missing=tuple(missing),
     )
@@ -313,7 +316,8 @@ def _cell(value: float) -> str:
 
 def comparison_lines(result: Evaluation) -> list[str]:
     """What the student is worth beside each reference, what could not be compared, and what speaks against using it."""
-    lines = [comparison.sentence() for comparison in result.comparisons]
+    lines = [structure.sentence() for structure in result.gone]
+    lines += [comparison.sentence() for comparison in result.comparisons]
     if not any(comparison.public for comparison in result.comparisons):
         lines.append("the student cannot be compared with what public data alone gives:")
     lines += [f"not compared with {missing.name}: {missing.reason}" for missing in result.missing]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from client.comparison import ALL, MEAN_SHAPE, OWN_TEACHERS, PUBLIC_START, Comparison, Dice, Reference, compare
+from client.comparison import ALL, MEAN_SHAPE, OWN_TEACHERS, PUBLIC_START, Comparison, Dice, Reference, compare, gone
 
 START = Reference(PUBLIC_START, lambda image: image, public=True)
 TEACHERS = Reference(OWN_TEACHERS, lambda image: image, public=False)
@@ -24,19 +24,22 @@ def rows(student: Sequence[Dice], other: Sequence[Dice], reference: Reference = 
 
 def test_a_structure_that_vanished_is_named_even_where_the_mean_is_better() -> None:
     """Erased in every case, while the other structure rose by more than was lost."""
-    found = rows([(0.95, 0.0), (0.9, 0.0), (0.97, 0.0)], [(0.3, 0.2), (0.3, 0.3), (0.4, 0.1)])
+    student = [(0.95, 0.0), (0.9, 0.0), (0.97, 0.0)]
+    found = rows(student, [(0.3, 0.2), (0.3, 0.3), (0.4, 0.1)])
     assert found[ALL].difference > 0
     assert not found[ALL].alarming
-    assert found["posterior"].alarming
-    assert "posterior: GONE" in found["posterior"].sentence()
-    assert "in 3 of 3 cases" in found["posterior"].sentence()
+    assert "nothing found in 3 of them, the public start in 0" in found["posterior"].sentence()
     assert not found["anterior"].alarming
+    (lost,) = gone(NAMES, student)
+    assert lost.sentence() == "posterior: GONE: the student finds nothing of it in 3 of 3 cases"
 
 
-def test_a_vanished_structure_shows_beside_the_sites_own_teachers_where_nothing_public_can_be_compared() -> None:
-    found = rows([(0.8, 0.0)], [(0.8, 0.7)], TEACHERS)
-    assert found["posterior"].alarming
-    assert not found["anterior"].alarming
+def test_a_vanished_structure_is_said_with_nothing_to_compare_and_where_the_public_start_finds_none_either() -> None:
+    (lost,) = gone(NAMES, [(0.8, 0.0)])
+    assert lost.structure == "posterior"
+    assert [each.missed for each in gone(NAMES, [(0.8, 0.0), (0.8, math.nan), (0.0, 0.0), (0.8, 0.5)])] == [2]
+    assert gone(NAMES, [(0.8, 0.0), (0.8, 0.1)]) == []
+    assert gone(NAMES, [(0.8, math.nan)]) == []
 
 
 def test_a_student_below_the_public_start_is_worse_and_one_below_the_teachers_is_not() -> None:
@@ -57,7 +60,8 @@ def test_a_structure_seen_where_there_is_none_counts_against_the_student() -> No
     start = [(0.8, 0.7), (0.8, nothing), (0.8, nothing), (0.8, nothing)]
     found = rows(student, start)["posterior"]
     assert (found.cases, found.difference) == (4, pytest.approx(-0.75))
-    assert found.alarming
+    assert "lower than the public start" in found.sentence()
+    assert [lost.structure for lost in gone(NAMES, student)] == ["posterior"]
     assert rows(start, student)["posterior"].difference == pytest.approx(0.75)
     assert rows([(0.8, nothing)], [(0.8, nothing)]).keys() == {ALL, "anterior"}
 

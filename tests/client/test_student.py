@@ -430,7 +430,8 @@ def test_a_student_that_lost_a_structure_is_said_in_terminal_page_and_json(
     data, options = write_cases(tmp_path), ["--native"] if native else []
     code, text = evaluated(begun, data, *options)
     assert code == 0
-    assert "body: GONE: the student finds nothing of it in 3 of 3 cases, the public start in 0" in text
+    assert "body: GONE: the student finds nothing of it in 3 of 3 cases" in text
+    assert "nothing found in 3 of them, the public start in 0" in text
     assert "speak against using this student" in text
     code, text = evaluated(begun, data, "--strict", "--json", *options)
     assert code == 9
@@ -461,10 +462,14 @@ def test_a_start_that_cannot_be_read_stops_no_evaluation_and_is_said(
     begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (begun / "start.pt").write_bytes(b"not weights")
-    code, text = evaluated(begun, write_cases(tmp_path), "--strict")
+    answering(monkeypatch, student=ball((4, 4, 4), 2.0), start=ball((4, 4, 4), 2.0))
+    data = write_cases(tmp_path)
+    code, text = evaluated(begun, data, "--strict")
     assert code == 0
     assert "not compared with the public start" in text
     assert "cannot be compared with what public data alone gives" in text
+    answering(monkeypatch, student=np.zeros((8, 8, 8)), start=ball((4, 4, 4), 2.0))
+    assert evaluated(begun, data, "--strict")[0] == 9
 
 
 def test_without_a_public_start_the_codecs_mean_shape_is_what_the_student_must_beat(
