@@ -492,10 +492,16 @@ def evaluate(
     native: Annotated[
         bool, typer.Option("--native", help="Score each file's own voxels instead of the study's grid.")
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End with exit code 10 where something speaks against using the student.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
     """Score the student on this site's own labelled cases. Figures and pictures stay here; nothing is sent.
 
+    Beside it stand the public start (or the codec's mean shape) and this site's teachers on the same cases: a student
+    below public data, or one that lost a structure, is said plainly.
+    Exit code 10: --strict, and the student is worse than what public data alone gives, or a structure is gone.
     Example: consilium site evaluate --site-dir /srv/consilium --data /data/unseen
     """
     from datetime import UTC, datetime
@@ -504,7 +510,7 @@ def evaluate(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from client.evaluation import PARTS, table
+    from client.evaluation import PARTS, WORSE, table
     from client.evaluation import evaluate as evaluate_student
 
     torch.set_num_threads(1)
@@ -521,14 +527,18 @@ def evaluate(
         )
     if as_json:
         typer.echo(json.dumps({**result.to_json(), "folder": str(folder)}, indent=1))
-        return
-    typer.echo(table(result))
-    if any(score.part == PARTS[0] for score in result.scores):
+    else:
+        typer.echo(table(result))
+        if any(score.part == PARTS[0] for score in result.scores):
+            typer.echo(
+                f"cases '{PARTS[0]}' trained this site's teachers. The student saw none of them, only what was "
+                "released of all teachers' votes; for cases nobody used, give --data"
+            )
         typer.echo(
-            f"cases '{PARTS[0]}' trained this site's teachers. The student saw none of them, only what was released of "
-            "all teachers' votes; for cases nobody used, give --data"
+            f"{folder}: evaluation.html, evaluation.json, cases.csv, best.png, worst.png; they stay at this site"
         )
-    typer.echo(f"{folder}: evaluation.json, cases.csv, best.png, worst.png; they stay at this site")
+    if strict and result.alarms:
+        raise typer.Exit(WORSE)
 
 
 def _decide(site_dir: Path, study: str, decision: str) -> None:

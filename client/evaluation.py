@@ -2,8 +2,9 @@
 
 Everything is written below the site's directory, readable by its owner only, and nothing is sent: this module opens no
 connection. Cases are read as training reads them, and scored on the study's grid like every other figure of a study, or
-on each file's own voxels like ``consilium predict``. A case that cannot be used is reported and counted. Refuses a
-model of another study's grid or labels.
+on each file's own voxels like ``consilium predict``. What the student is compared with is scored on the same cases
+(:mod:`client.comparison`): one poisoned site can undo a study, and only here does it show. A case that cannot be used
+is reported and counted. Refuses a model of another study's grid or labels.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from client.books import slots_file
+from client.comparison import Answer, Comparison, Gone, Missing, codec_of, compare, gone, references
 from client.policy import load_site
 from client.student import STUDENT_DIR
 from client.training.site import held_out_count, scans_by_patient
@@ -35,12 +39,23 @@ from common.errors import InvalidInput
 from common.metrics import dice_per_class, hd95_mm, mean_present
 from common.models.bundle import Bundle, open_bundle
 from common.models.fit import predict
-from common.models.native import predict_native
+from common.models.native import load_native, on_native
 from common.objects import write_atomically
 
-EVALUATION_SCHEMA = 1
+EVALUATION_SCHEMA = 2
+
+WORSE = 10
+"""Exit code of ``--strict``: the student is worse than public data alone gives, or a structure is gone."""
+
 PARTS = ("trained on", "held out", "not used")
 """What a case was to this site's teachers: trained on, held out of training by its voter, or neither."""
+
+STUDENT = "the student"
+
+REMEDY = (
+    "Poisoned or broken sites can do this, and so can noise. Tell the consortium that this student is worse here; the "
+    "figures of your cases need not leave for that."
+)
 
 OnCase = Callable[[int, int], None]
 """Called with cases done and cases in all."""
@@ -64,7 +79,7 @@ class CaseScore:
 class Evaluation:
     """A student's scores at this site; case ids and figures are for the site's own eyes.
 
-    ``native``: on each file's own voxels, not on the study's grid.
+    ``native``: on each file's own voxels, not on the study's grid. ``missing`` names what could not be compared with.
     """
 
     weights: str
@@ -72,10 +87,19 @@ class Evaluation:
     scores: tuple[CaseScore, ...]
     problems: tuple[Problem, ...]
     native: bool = False
+    gone: tuple[Gone, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    missing: tuple[Missing, ...] = ()
 
     @property
     def voxels(self) -> str:
         return "each file's own voxels" if self.native else "the study's grid"
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        """What speaks against using this student: lost structures first."""
+        worse = (comparison.sentence() for comparison in self.comparisons if comparison.alarming)
+        return (*(structure.sentence() for structure in self.gone), *worse)
 
     def mean(self, part: str | None = None) -> dict[str, Any]:
         """Means over the cases of one part, or of all: Dice per structure and over all, HD95 where it is finite."""
@@ -108,6 +132,9 @@ class Evaluation:
                 }
                 for score in self.scores
             ],
+            "comparisons": [comparison.to_json() for comparison in self.comparisons],
+            "not_compared": [{"with": missing.name, "reason": missing.reason} for missing in self.missing],
+            "alarms": list(self.alarms),
             "problems": [{"case": problem.case, "reason": problem.reason} for problem in self.problems],
         }
 
@@ -138,31 +165,61 @@ def evaluate(
     """
     config = load_site(site_dir)
     study = load_study(config.path(config.study))
-    bundle = load_bundle(model or site_dir / STUDENT_DIR / "bundle", study.data)
+    folder_of_model = model or site_dir / STUDENT_DIR / "bundle"
+    bundle = load_bundle(folder_of_model, study.data)
     dataset = open_for_training(data or config.path(config.data), study.data, config.dataset)
     parts = _parts(site_dir, dataset) if data is None else {}
     cases = dataset.labelled
-    scores: list[CaseScore] = []
+    answers: dict[str, Answer] = {STUDENT: partial(predict, bundle.network, patch=bundle.patch)}
+    found, missing = references(site_dir, study, codec=codec_of(folder_of_model))
+    answers |= {reference.name: reference.answer for reference in found}
+    scores: dict[str, list[CaseScore]] = {name: [] for name in answers}
     problems = list(dataset.problems)
     for number, case in enumerate(cases, start=1):
         try:
-            scores.append(_score(case, bundle, part=parts.get(case.id, PARTS[2]), native=native))
+            part = parts.get(case.id, PARTS[2])
+            for name, score in _score(case, answers, study.data, part=part, native=native).items():
+                scores[name].append(score)
         except InvalidInput as error:
             problems.append(Problem(case.id, str(error)))
         on_case(number, len(cases))
-    if not scores:
+    student = scores[STUDENT]
+    if not student:
         raise InvalidInput("no usable labelled case", value=len(problems), remedy="see `consilium site train` for why")
-    result = Evaluation(bundle.weights, study.data.labels[1:], tuple(scores), tuple(problems), native=native)
+    comparisons: list[Comparison] = []
+    for reference in found:
+        unseen = [reference.public or score.part != PARTS[0] for score in student]
+        ours, theirs = (
+            [score.dice for score, kept in zip(scores[name], unseen, strict=True) if kept]
+            for name in (STUDENT, reference.name)
+        )
+        comparisons += compare(reference, study.data.labels[1:], ours, theirs)
+        if not ours:
+            missing.append(Missing(reference.name, "they were trained on every case here; give others with --data"))
+    result = Evaluation(
+        bundle.weights,
+        study.data.labels[1:],
+        tuple(student),
+        tuple(problems),
+        native=native,
+        gone=tuple(gone(study.data.labels[1:], [score.dice for score in student])),
+        comparisons=tuple(comparisons),
+        missing=tuple(missing),
+    )
     folder = site_dir / "evaluation" / now.strftime("%Y%m%dT%H%M%S.%fZ")
     folder.mkdir(mode=0o700, parents=True)
-    document = json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n"
-    write_atomically(folder / "evaluation.json", document.encode(), mode=0o600)
+    facts = result.to_json()
+    write_atomically(
+        folder / "evaluation.json", f"{json.dumps(facts, indent=1, allow_nan=False)}\n".encode(), mode=0o600
+    )
     write_atomically(folder / "cases.csv", result.to_csv().encode(), mode=0o600)
-    ranked = sorted((s for s in scores if not math.isnan(s.mean_dice)), key=lambda score: score.mean_dice)
+    ranked = sorted((s for s in student if not math.isnan(s.mean_dice)), key=lambda score: score.mean_dice)
     by_id = {case.id: case for case in cases}
-    for name, score in zip(("worst", "best"), ranked[:1] + ranked[-1:], strict=False):
+    pictures = dict(zip(("worst", "best"), ranked[:1] + ranked[-1:], strict=False))
+    for name, score in pictures.items():
         picture = _picture(by_id[score.case], bundle, title=f"{score.case}: Dice {score.mean_dice:.3f}")
         write_atomically(folder / f"{name}.png", picture, mode=0o600)
+    write_atomically(folder / "evaluation.html", _page(facts, list(pictures)).encode(), mode=0o600)
     return result, folder
 
 
@@ -195,25 +252,33 @@ def _parts(site_dir: Path, dataset: Dataset) -> dict[str, str]:
     return parts
 
 
-def _score(case: Case, bundle: Bundle, *, part: str, native: bool) -> CaseScore:
-    data = bundle.data
+def _score(
+    case: Case, answers: Mapping[str, Answer], data: DataConfig, *, part: str, native: bool
+) -> dict[str, CaseScore]:
+    """One case read once and scored for everybody's answer."""
     if native:
-        done = predict_native(case, bundle.network, data, patch=bundle.patch)
-        return CaseScore(case=case.id, part=part, dice=done.dice, hd95_mm=done.hd95_mm)
+        volume, drawn = load_native(case, data)
+        done = {name: on_native(answer(volume.image), volume, drawn, data) for name, answer in answers.items()}
+        return {name: CaseScore(case.id, part, one.dice, one.hd95_mm) for name, one in done.items()}
     example = load_example(case, data)
-    found, truth = _label_map(bundle, example.volume), example.label
-    classes = len(data.labels)
-    return CaseScore(
-        case=case.id,
-        part=part,
-        dice=dice_per_class(found, truth, classes),
-        hd95_mm=hd95_mm(found, truth, classes, spacing_mm=data.spacing_mm),
-    )
+    truth, classes = example.label, len(data.labels)
+    scores = {}
+    for name, answer in answers.items():
+        found = answer(example.volume.image).argmax(axis=0).astype(np.uint8)
+        distances = hd95_mm(found, truth, classes, spacing_mm=data.spacing_mm)
+        scores[name] = CaseScore(case.id, part, dice_per_class(found, truth, classes), distances)
+    return scores
 
 
 def _label_map(bundle: Bundle, volume: Volume) -> np.ndarray:
     result: np.ndarray = predict(bundle.network, volume.image, patch=bundle.patch).argmax(axis=0).astype(np.uint8)
     return result
+
+
+def _page(facts: dict[str, Any], pictures: list[str]) -> str:
+    """The evaluation as a page for a person, its pictures beside it."""
+    page = Environment(loader=PackageLoader("client"), autoescape=select_autoescape(), undefined=StrictUndefined)
+    return page.get_template("evaluation.html").render(evaluation=facts, pictures=pictures, remedy=REMEDY)
 
 
 def _picture(case: Case, bundle: Bundle, *, title: str) -> bytes:
@@ -250,6 +315,18 @@ def _cell(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.5g}"
 
 
+def comparison_lines(result: Evaluation) -> list[str]:
+    """What the student is worth beside each reference, what could not be compared, and what speaks against using it."""
+    lines = [structure.sentence() for structure in result.gone]
+    lines += [comparison.sentence() for comparison in result.comparisons]
+    if not any(comparison.public for comparison in result.comparisons):
+        lines.append("the student cannot be compared with what public data alone gives:")
+    lines += [f"not compared with {missing.name}: {missing.reason}" for missing in result.missing]
+    if result.alarms:
+        lines.append(f"{len(result.alarms)} finding(s) above speak against using this student. {REMEDY}")
+    return lines
+
+
 def table(result: Evaluation) -> str:
     """The means as lines for a person, all cases first, then what each was to the teachers."""
     names: Sequence[str] = result.structures
@@ -270,4 +347,4 @@ def table(result: Evaluation) -> str:
     if result.problems:
         lines.append(f"{len(result.problems)} case(s) left out:")
         lines += [f"  {problem.case}: {problem.reason}" for problem in result.problems]
-    return "\n".join(lines)
+    return "\n".join([*lines, *comparison_lines(result)])

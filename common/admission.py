@@ -41,7 +41,7 @@ _FINGERPRINT_DOMAIN = b"consilium/join/v1\0"
 
 @dataclass(frozen=True, slots=True)
 class StatedBooks:
-    """What a site says of its pool's books: their ledger's id and key, and Σμ² spent so far under the pool's protection.
+    """What a site says of its pool's books: their ledger's id and key, and Σμ² spent so far under its protection.
 
     ``answer_key`` (Ed25519, hex) is the key of that ledger, which signs all that the site replies.
     """

@@ -2,7 +2,8 @@
 
 An error says what was wrong, the value, the limit and the remedy; it never carries patient data, a code or a key.
 Exit codes: 0 done, 1 unexpected failure, 2 bad input, 3 budget exhausted, 4 quorum not reached, 5 ledger damaged,
-6 refused by policy, 7 a daemon failed, 8 `site doctor` found something to repair, 9 a disk is full or failing.
+6 refused by policy, 7 a daemon failed, 8 `site doctor` found something to repair, 9 a disk is full or failing,
+10 `site evaluate --strict` found a student that should not be used.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ EVENTS: dict[str, frozenset[str]] = {
     "receipts-held": frozenset({"site", "ledger_row"}),
     "receipts-missing": frozenset({"site", "reason"}),
     "label-decoded": frozenset({"volume", "query"}),
+    "answers-weighed": frozenset({"surprise", "expected", "chance", "volumes", "warnings"}),
     "student-step": frozenset({"step", "total", "loss"}),
     "student-trained": frozenset({"weights", "seconds"}),
     "control-trained": frozenset({"name", "weights", "seconds"}),

@@ -13,7 +13,7 @@ from common.codecs.paper import codec_terms
 from common.config import DataConfig, PrivacyConfig, Study, load_study
 from common.data.split import private_label_hashes
 from common.errors import InvalidInput
-from common.events import read_events
+from common.events import EVENTS, read_events
 from common.ledger.store import Ledger
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
@@ -282,6 +282,7 @@ def status_facts(workspace: Workspace) -> dict[str, Any]:
         guarantees = {str(k): v.epsilon for k, v in ledger.study_guarantees(study.id).items()}
         head = ledger.head()
     last: dict[str, Any] = {}
+    weighed: dict[str, Any] | None = None
     sites: dict[str, dict[str, Any]] = {
         name: {
             "state": "spent" if spent.get(name) else "open",
@@ -293,6 +294,8 @@ def status_facts(workspace: Workspace) -> dict[str, Any]:
     for event in read_events(workspace.events_file):
         if event["event"] in ("stage-started", "run-started", "run-finished", "run-failed", "quorum-missed"):
             last = event
+        if event["event"] == "answers-weighed":
+            weighed = {name: event[name] for name in EVENTS["answers-weighed"]}
         if event["event"] in ("offer-answered", "reply-received", "reply-missing"):
             newest = {"event": event["event"], "time": event["time"], "reason": event.get("reason", "")}
             sites.setdefault(event["site"], {"state": "open", "batches": 0, "answers": 0}).update(newest)
@@ -318,6 +321,7 @@ def status_facts(workspace: Workspace) -> dict[str, Any]:
         "batches": [
             {"batch": batch.batch, "queries": batch.queries, "roster": list(batch.roster)} for batch in batches
         ],
+        "answers_weighed": weighed,
         "ledger_head": head.hash,
     }
 
@@ -340,6 +344,8 @@ def _print_status(workspace: Workspace, *, as_json: bool) -> None:
             f"{site['answers']} of {facts['answers']} answers{last}"
             + (f", {site['reason']}" if site.get("reason") else "")
         )
+    for warning in (facts["answers_weighed"] or {"warnings": ()})["warnings"]:
+        typer.echo(f"warning: {warning}")
     for number, batch in enumerate(facts["batches"], start=1):
         absent = sorted(facts["sites"].keys() - set(batch["roster"]))
         if absent:

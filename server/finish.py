@@ -74,15 +74,21 @@ class Fitted:
 
 
 def decode_labels(workspace: Workspace, *, events: EventLog) -> None:
-    """Decode every stored answer of the study into ``labels/<volume>.npz``: float16 probabilities [c, x, y, z]."""
-    from server.joint_run import decode_joint
+    """Decode every stored answer of the study into ``labels/<volume>.npz``: float16 probabilities [c, x, y, z].
 
-    decoded = decode_joint(workspace) if workspace.study().codec.joint else _single_labels(workspace)
+    Answers of a joint query are also held against what was expected of them, for the operator's eyes.
+    """
+    from server.joint_run import decode_joint, weigh
+
+    joint = workspace.study().codec.joint
+    decoded = decode_joint(workspace) if joint else _single_labels(workspace)
     for volume, query, probabilities in decoded:
         stream = io.BytesIO()
         np.savez_compressed(stream, probabilities=probabilities.astype(np.float16))
         write_atomically(workspace.labels_dir / f"{volume}.npz", stream.getvalue())
         events.emit("label-decoded", volume=volume, query=query)
+    if joint and (plausible := weigh(workspace)) is not None:
+        events.emit("answers-weighed", **plausible.event())
 
 
 def _single_labels(workspace: Workspace) -> Iterator[tuple[str, str, Float[np.ndarray, "c x y z"]]]:

@@ -23,8 +23,9 @@ from server.decode import mean_noise_std
 from server.finish import STUDENT_SEED, FitFiles, Fitted, fit_once, public_images
 from server.joint import TEMPERATURE, joint_frame, labels_of, public_start, refine
 from server.joint import control as control_of
+from server.plausible import Plausible, shares
 from server.progress import OnStage
-from server.rounds import answered_rounds, believed, keep_frame
+from server.rounds import answered_rounds, believed, keep_frame, surprise
 from server.tangent import tangent_kernel
 from server.workspace import CodecRecord, Workspace
 
@@ -73,6 +74,25 @@ def decode_joint(workspace: Workspace) -> Iterator[tuple[str, str, Float[np.ndar
         query = answers[-1].query
         for volume, probabilities in zip(query.volumes, labels_of(_codec(workspace), codes), strict=True):
             yield volume, query.id, probabilities
+
+
+def weigh(workspace: Workspace) -> Plausible | None:
+    """Whether the stored answers look like what was expected of them; None before the first."""
+    if not (answers := _answers(workspace)):
+        return None
+    codec, names = _codec(workspace), workspace.study().data.labels
+    begun, codes = believed(workspace, answers)
+    statistic, dimension = surprise(workspace, answers)
+    voxels = [_voxels(codec, each) for each in (codes, begun)]
+    return Plausible(statistic, dimension, shares(names[1:], voxels[0][1:], voxels[1][1:]))
+
+
+def _voxels(codec: PcaCodec, codes: Float[np.ndarray, "n l"]) -> list[int]:
+    """Voxels of every label, background first, in the label maps of these codes together."""
+    counts = np.zeros(codec.labels, dtype=np.int64)
+    for code in codes:
+        counts += np.bincount(codec.decode(code, noise_std=0.0).argmax(axis=0).ravel(), minlength=codec.labels)
+    return [int(count) for count in counts]
 
 
 def fit_joint(workspace: Workspace, *, files: FitFiles, on_step: OnStep, control: str | None = None) -> Fitted | None:

@@ -135,12 +135,12 @@ def approve(
             remedy="upgrade Consilium at the site, and write it anew there with `consilium site request`",
         )
     known, admitted = workspace.registered(), read_admitted(workspace.nodes_file)
-    before = next((known_site for known_site in known if known_site.name == request.site), None)
-    if before is not None and before.pool == request.pool and not before.answer_key:
-        if AdmittedNode(site=request.site, key=request.node_key) in admitted:
-            entry = replace(before, answer_key=request.books.answer_key)
-            workspace.save_sites(tuple(entry if one == before else one for one in known))
-            return entry
+    unsigned = {(one.name, one.pool): one for one in known if not one.answer_key}
+    before = unsigned.get((request.site, request.pool))
+    if before is not None and AdmittedNode(site=request.site, key=request.node_key) in admitted:
+        entry = replace(before, answer_key=request.books.answer_key)
+        workspace.save_sites(tuple(entry if one == before else one for one in known))
+        return entry
     for what, value, taken in (
         ("site", request.site, {site.name for site in known}),
         ("patient pool", request.pool, {site.pool for site in known}),

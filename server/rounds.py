@@ -76,6 +76,18 @@ def believed(
     return np.array(first.centre), last.estimate(_observation(answers[-1], last))
 
 
+def surprise(workspace: Workspace, answers: tuple[StoredAnswer, ...]) -> tuple[float, int]:
+    """How large these answers are beside what their frames expected, summed over rounds, and the numbers in them.
+
+    A round's frame is centred on the answers before it, so the rounds' surprises are independent and add up.
+    """
+    total, dimension = 0.0, 0
+    for answer in answers:
+        frame = _frame(workspace, answer)
+        total, dimension = total + frame.surprise(_observation(answer, frame)), dimension + frame.dimension
+    return total, dimension
+
+
 def _next(workspace: Workspace, answer: StoredAnswer) -> Frame:
     """As many voters as the last round had are expected in the next."""
     study, frame = workspace.study(), _frame(workspace, answer)

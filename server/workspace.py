@@ -176,7 +176,7 @@ class Workspace:
         records = self._read("sites.json", remedy="admit sites with `consilium provision approve`")
         sites = []
         for record in records:
-            kinds = {"name": str, "pool": str, "node_id": str}
+            kinds: dict[str, type] = {"name": str, "pool": str, "node_id": str}
             signs = isinstance(record, dict) and "answer_key" in record  # a site of an earlier version has none yet
             fields = checked_fields(record, kinds | {"answer_key": str} if signs else kinds)
             sites.append(Site(**{**fields, "node_id": int(fields["node_id"])}))

@@ -132,6 +132,11 @@ class Frame:
         result: np.ndarray = self.centre + self.across(seen.value * variances / (variances + seen.variance))
         return result
 
+    def surprise(self, seen: Observation) -> float:
+        """Σ value² / (variance expected of the offset + its noise's): d in the mean, χ² with d degrees of freedom,
+        where offsets are the Gaussians that the frame expects."""
+        return float((seen.value**2 / (self.variances[self._asked] + seen.variance)).sum())
+
     def after(self, seen: Observation, *, noise_std: float, radius: float) -> Frame:
         """The frame of the next round: centred on what is believed now, the radius spread over what is still open.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 
 from common.config import DataConfig
 from common.data.dataset import Case
@@ -33,11 +33,26 @@ def predict_native(
 
     InvalidInput for a case that cannot be used, in image or label map.
     """
+    volume, truth = load_native(case, data)
+    return on_native(predict(network, volume.image, patch=patch), volume, truth, data)
+
+
+def load_native(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray, "x y z"] | None]:
+    """A case's volume, and its label map on the file's own voxels where somebody drew it."""
     volume = load_volume(case.images, data, order=case.channel_order)
-    truth = None
-    if case.label is not None:
-        truth = load_native_label(case.label, data, volume=volume, mapping=dict(case.label_map))
-    found = to_native(predict(network, volume.image, patch=patch), volume).argmax(axis=0).astype(np.uint8)
+    if case.label is None:
+        return volume, None
+    return volume, load_native_label(case.label, data, volume=volume, mapping=dict(case.label_map))
+
+
+def on_native(
+    probabilities: Float[np.ndarray, "k x y z"],
+    volume: Volume,
+    truth: UInt8[np.ndarray, "i j l"] | None,
+    data: DataConfig,
+) -> NativePrediction:
+    """Probabilities on the study's grid taken to the file's own voxels, and scored there."""
+    found = to_native(probabilities, volume).argmax(axis=0).astype(np.uint8)
     if truth is None:
         return NativePrediction(volume, found)
     sizes = voxel_sizes(volume.native_affine)

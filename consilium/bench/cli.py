@@ -119,3 +119,61 @@ def utility(
     else:
         console = Console(file=sys.stdout, highlight=False)
         (render_ablation if ablate else render)(document, console)
+
+
+@app.command("poison")
+def poison(
+    data: Annotated[Path, typer.Option("--data", help="An MSD dataset: private, public and validation cases.")],
+    hospitals: Annotated[int, typer.Option(help="Sites.", min=3)] = 8,
+    voters: Annotated[int, typer.Option(help="Teachers a site, on disjoint patients; a site poisons all.", min=1)] = 1,
+    epsilon: Annotated[float, typer.Option(help="Budget ε of the whole study.")] = 8.0,
+    delta: Annotated[float, typer.Option(help="Budget δ.")] = 1e-3,
+    unit: Annotated[Unit, typer.Option(help="Whose presence is hidden.")] = Unit.HOSPITAL,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds of a release about all volumes.", min=1, max=MAX_JOINT_ROUNDS)
+    ] = JOINT_ROUNDS,
+    teacher_steps: Annotated[int, typer.Option(help="Training steps of a teacher.", min=1)] = 150,
+    student_steps: Annotated[int, typer.Option(help="Training steps of the student.", min=8)] = 600,
+    seeds: Annotated[int, typer.Option(help="Repetitions; each rotates the validation fifth.", min=1)] = 3,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes side by side, one thread each; without it one a core.", min=1)
+    ] = None,
+    cache: Annotated[Path, typer.Option(help="Trained networks and finished cells; keep it to resume.")] = Path(
+        "bench-cache"
+    ),
+    out: Annotated[Path | None, typer.Option("--out", help="Write the table's JSON here as well.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+) -> None:
+    """What one and two poisoned sites do to the labels and the student of a joint study, paired over seeds.
+
+    With a cache of `consilium bench utility` at the same setting nothing but the poisoned students is trained.
+    Example: consilium bench poison --data Task04_Hippocampus --hospitals 8 --epsilon 8 --delta 1e-3 --seeds 3
+    """
+    from client.training.side_by_side import default_jobs
+    from common.config import TrainingConfig
+    from consilium.bench.jobs import POISON, Job, run_jobs
+    from consilium.bench.poison import poison_summary, render_poison
+    from consilium.bench.utility import Setting
+
+    setting = Setting(
+        recipe="joint",
+        hospitals=hospitals,
+        voters=voters,
+        epsilon=epsilon,
+        delta=delta,
+        unit=unit,
+        queries=16,
+        teacher=TrainingConfig(steps=teacher_steps, learning_rate=5e-3),
+        student=TrainingConfig(steps=student_steps, learning_rate=2e-3),
+        rounds=rounds,
+    )
+    cache.mkdir(parents=True, exist_ok=True)
+    work = [[Job(setting=setting, data=data, test=None, cache=cache, seed=seed, part=POISON)] for seed in range(seeds)]
+    document = poison_summary(setting, run_jobs(work, jobs=jobs or default_jobs(seeds)))
+    text = json.dumps(document, indent=1)
+    if out is not None:
+        out.write_text(text + "\n", encoding="utf-8")
+    if as_json:
+        typer.echo(text)
+    else:
+        render_poison(document, Console(file=sys.stdout, highlight=False))

@@ -23,16 +23,19 @@ from common.config import DataConfig
 from common.data.msd import read_dataset
 from common.errors import InvalidInput
 from consilium.bench.ablation import ablate
+from consilium.bench.poison import measure
 from consilium.bench.roles import ROTATIONS, deal_roles, load_cases
 from consilium.bench.utility import Bench, Setting
 
 ABLATION = "ablation"
+POISON = "poison"
 REFRESH_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One of :data:`~consilium.bench.utility.PARTS` of one seed, its offsets, or its whole :data:`ABLATION`."""
+    """One of :data:`~consilium.bench.utility.PARTS` of one seed, its offsets, or all of its :data:`ABLATION` or its
+    :data:`POISON`."""
 
     setting: Setting
     data: Path
@@ -92,7 +95,13 @@ def run_job(job: Job) -> dict[str, float]:
         if _stages is not None:
             _stages.put((job.seed, stage))
 
-    return ablate(bench, report) if job.part == ABLATION else bench.run_part(job.part, report)
+    match job.part:
+        case "ablation":
+            return ablate(bench, report)
+        case "poison":
+            return measure(bench, report)
+        case part:
+            return bench.run_part(part, report)
 
 
 @lru_cache(maxsize=ROTATIONS)

@@ -36,7 +36,7 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
 def summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     """The table as plain JSON: the setting, every seed's Dice, means, deviations, and paired gains over controls."""
     columns = {name: [row[name] for row in rows] for name in (*ARMS, SHARED, "labels", *BOUNDS) if name in rows[0]}
-    gains = {name: _paired(columns["student"], columns[name]) for name in (*CONTROLS, SHARED) if name in columns}
+    gains = {name: paired(columns["student"], columns[name]) for name in (*CONTROLS, SHARED) if name in columns}
     best = max(CONTROLS, key=lambda name: float(np.mean(columns[name])))
     each = [max(row[control] for control in CONTROLS) for row in rows]
     return {
@@ -54,7 +54,7 @@ def summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any
         "gain": {
             **gains,
             "best_control": {**gains[best], "name": best},
-            "best_control_of_each_seed": _paired(columns["student"], each),
+            "best_control_of_each_seed": paired(columns["student"], each),
         },
         "predicted_gain": predicted_gain(mean_noise(setting), rounds=setting.rounds)
         if setting.recipe == "joint"
@@ -73,7 +73,7 @@ def ablation_summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict
                 "what": variant.what,
                 "each": [row[name] for row in rows],
                 "mean": float(np.mean([row[name] for row in rows])),
-                "recipe_over_it": _paired([row["recipe"] for row in rows], [row[name] for row in rows]),
+                "recipe_over_it": paired([row["recipe"] for row in rows], [row[name] for row in rows]),
             }
             for name, variant in VARIANTS.items()
         },
@@ -82,7 +82,7 @@ def ablation_summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict
 
 def render_ablation(document: dict[str, Any], console: Console) -> None:
     """Print an ablation."""
-    _heading(document, console)
+    heading(document, console)
     table = Table(box=None, pad_edge=False)
     for header in ("", "Dice", "what the recipe has over it (95 %)"):
         table.add_column(header, justify="left" if not header else "right")
@@ -91,14 +91,15 @@ def render_ablation(document: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def _paired(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
+def paired(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
+    """Mean and half-width of what ours has over theirs, seed by seed."""
     mean, half = interval([a - b for a, b in zip(ours, theirs, strict=True)])
     return {"mean": mean, "half_width": half}
 
 
 def render(document: dict[str, Any], console: Console) -> None:
     """Print the table."""
-    _heading(document, console)
+    heading(document, console)
     table = Table(box=None, pad_edge=False)
     for header in ("", "Dice", "sd", "gain of the student (95 %)"):
         table.add_column(header, justify="left" if not header else "right")
@@ -135,7 +136,8 @@ def render(document: dict[str, Any], console: Console) -> None:
         console.print("Nothing gained that these seeds can tell from nothing: the student is its controls.")
 
 
-def _heading(document: dict[str, Any], console: Console) -> None:
+def heading(document: dict[str, Any], console: Console) -> None:
+    """Print the setting under which a table was measured, with its guarantee."""
     setting = document["setting"]
     console.print(
         f"recipe {setting['recipe']}, {setting['hospitals']} sites × {setting['voters']} voters, "

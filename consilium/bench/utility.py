@@ -280,14 +280,14 @@ class Bench:
         else:
             final = self.believed(frame, codes)
             final = final if arm == "student" else control_of(arm, start.codes, final)
-        values = {arm: self._taught(start, final)}
+        values = {arm: self.taught(start, final)}
         if arm == "student":
             values["labels"] = score(
                 _hard(labels_of(self.codec, final)), self.roles.public.labels[: len(self.images)], self.study_classes
             ).mean
         return values
 
-    def _taught(self, start: Start, codes: Float[np.ndarray, "n l"]) -> float:
+    def taught(self, start: Start, codes: Float[np.ndarray, "n l"]) -> float:
         """Dice of the student of these codes, trained once: controls that come to the same labels are the same."""
         parts = [self.codec_hash, _weights_hash(start.model), repr(self.setting.student), self.seed]
         path = self.file("taught", [*parts, sha256_bytes(np.ascontiguousarray(codes).tobytes())], ".json")
@@ -328,7 +328,12 @@ class Bench:
         return mechanism, mean_noise_std(mechanism.noise_std, voters=self.setting.hospitals * self.setting.voters)
 
     def believed(
-        self, frame: Frame, codes: Float[np.ndarray, "k n l"], *, kind: str = "joint", shrunk: bool = True
+        self,
+        frame: Frame,
+        codes: Float[np.ndarray, "k n l"],
+        *,
+        kind: str = "joint",
+        shrunk: bool = True,
     ) -> Float[np.ndarray, "n l"]:
         """The volumes' codes after all rounds; not ``shrunk``: observations are taken as they are."""
         noise_std, radius = self.mechanism(1)[1], self.study.codec.radius
@@ -416,6 +421,10 @@ class Bench:
     def _empty(self, recipe: TrainingConfig, *, seed: int = 0) -> torch.nn.Module:
         channels = len(self.study.data.channels)
         return build_unet(recipe.channels, in_channels=channels, out_channels=self.study_classes, seed=seed)
+
+    def kept(self, kind: str, parts: list[object], make: Callable[[], np.ndarray]) -> np.ndarray:
+        """An array that depends on the roles and ``parts``, made once."""
+        return _kept(self.file(kind, parts, ".npy"), make)
 
     def file(self, kind: str, parts: list[object], suffix: str) -> Path:
         """Where a thing that depends on the roles and ``parts`` is kept."""

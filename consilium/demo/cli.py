@@ -143,9 +143,11 @@ def _at_home(out: Path) -> list[str]:
     found = sorted(out.glob("sites/*/evaluation/*/evaluation.json"))
     if not found:
         return []
-    mean, site = json.loads(found[-1].read_text(encoding="utf-8"))["all"], found[-1].parents[2].name
+    evaluation, site = json.loads(found[-1].read_text(encoding="utf-8")), found[-1].parents[2].name
+    mean = evaluation["all"]
     score = "n/a" if mean["mean_dice"] is None else f"{mean['mean_dice']:.3f}"
     return [
         f"{site} pulled the student, checked it against its receipts and scored it on its own {mean['cases']} cases: "
-        f"Dice {score} (in {found[-1].parents[1]}, sent nowhere)"
+        f"Dice {score} (in {found[-1].parents[1]}, sent nowhere)",
+        *(f"{site} on the student: {alarm}" for alarm in evaluation.get("alarms", ())),
     ]

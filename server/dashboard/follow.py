@@ -259,6 +259,7 @@ class EventFold:
         self.bundle: tuple[str, str] | None = None
         self.labels: dict[str, str] = {}
         self.quorum_missed: dict[str, Any] | None = None
+        self.implausible: tuple[str, ...] = ()
         self.budget_refused: dict[str, Any] | None = None
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
         self.outcomes: dict[str, int] = {}
@@ -334,6 +335,8 @@ class EventFold:
                 self.labels[event["volume"]] = event["query"]
                 stage = self.stages.get("decode", StageState())
                 stage.done = min(stage.done + 1, stage.total)
+            case "answers-weighed":
+                self.implausible = tuple(event["warnings"])
             case "quorum-missed":
                 self.quorum_missed = event
                 batch = self._batch(event)

@@ -455,6 +455,9 @@ def _alarms(
                 "Nothing was charged or released. Bring the sites below back, then `consilium study resume`.",
             )
         )
+    if events.implausible:
+        *what, remedy = events.implausible
+        found.append(Alarm("warning", "; ".join(what), remedy))
     spent = [site for site in sites if site.budget and site.budget.answers_left == 0]
     if events.budget_refused or (spent and budget.releases < study.privacy.planned_queries):
         names = ", ".join(site.name for site in spent) or "a pool"
@@ -544,6 +547,9 @@ def event_view(event: dict[str, Any]) -> EventView:
             words, level = f"{event['site']} could not be brought its receipts: {event['reason']}", "warning"
         case "label-decoded":
             words = f"label of volume {event['volume'][:8]} decoded"
+        case "answers-weighed":
+            words = "; ".join(event["warnings"]) or "the sites' answers are as large together as expected"
+            level = "warning" if event["warnings"] else level
         case "student-trained":
             words = f"student trained in {duration(event['seconds'])}"
         case "control-trained":

@@ -7,6 +7,7 @@ import socket
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -38,6 +39,7 @@ from common.ledger.keys import public_hex
 from common.metrics import dice_per_class, hd95_mm
 from common.models.unet import build_unet, save_weights
 from common.node_auth import AdmittedNode, write_admitted
+from common.objects import ObjectStore
 from common.pki import create_authority, create_node_keys, issue_server_certificate, read_node_public_key
 from common.privacy.mechanism import AccountantName
 from common.student_statement import StudentStatement
@@ -387,9 +389,133 @@ def test_figures_stay_below_the_sites_directory_for_its_owner_alone_and_nothing_
     assert "they stay at this site" in done.stdout
     (folder,) = (path for path in (pulled / "evaluation").iterdir() if str(path) in done.stdout)
     files = {path.name for path in folder.iterdir()}
-    assert files == {"evaluation.json", "cases.csv", "best.png", "worst.png"}
+    assert files == {"evaluation.html", "evaluation.json", "cases.csv", "best.png", "worst.png"}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+
+
+# --- worse than public data
+
+
+def maps_of(body: np.ndarray) -> np.ndarray:
+    body = body.astype(np.float32)
+    return np.stack([1 - body, body])
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, *, student: np.ndarray, start: np.ndarray) -> None:
+    """Networks in place of the trained ones: what each finds in every volume."""
+    monkeypatch.setattr("client.evaluation.predict", lambda network, image, patch=(): maps_of(student))
+    monkeypatch.setattr("client.comparison.predict", lambda network, image, patch=(): maps_of(start))
+
+
+@pytest.fixture
+def begun(pulled: Path) -> Iterator[Path]:
+    """A site whose kit held a public start."""
+    save_weights(pulled / "start.pt", build_unet((4, 8), in_channels=1, out_channels=2, seed=9))
+    yield pulled
+    (pulled / "start.pt").unlink()
+
+
+def evaluated(site_dir: Path, data: Path, *options: str) -> tuple[int, str]:
+    done = RUN.invoke(site_app, ["evaluate", "--site-dir", str(site_dir), "--data", str(data), *options])
+    return done.exit_code, done.stdout
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_student_that_lost_a_structure_is_said_in_terminal_page_and_json(
+    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    nothing = np.zeros((8, 8, 8))
+    answering(monkeypatch, student=nothing, start=ball((4, 4, 4), 2.0))
+    data, options = write_cases(tmp_path), ["--native"] if native else []
+    code, text = evaluated(begun, data, *options)
+    assert code == 0
+    assert "body: GONE: the student finds nothing of it in 3 of 3 cases" in text
+    assert "nothing found in 3 of them, the public start in 0" in text
+    assert "speak against using this student" in text
+    code, text = evaluated(begun, data, "--strict", "--json", *options)
+    assert code == 10
+    facts = json.loads(text)
+    worst = next(row for row in facts["comparisons"] if row["structure"] == "body")
+    truths = [ball((4, 4, 3 + i % 2), 2.0) for i in range(3)]
+    by_hand = [2 * (ball((4, 4, 4), 2.0) & truth).sum() / (2 * truth.sum()) for truth in truths]
+    assert (worst["student"], worst["missed"], worst["reference_missed"]) == (0, 3, 0)
+    assert worst["other"] == pytest.approx(np.mean(by_hand), abs=1e-5)
+    assert facts["alarms"]
+    page = (Path(facts["folder"]) / "evaluation.html").read_text()
+    assert "body: GONE" in page
+    assert "<script" not in page
+    assert "http" not in page
+
+
+def test_a_student_that_beats_the_public_start_raises_no_alarm_and_strict_ends_with_nought(
+    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch, student=ball((4, 4, 3), 2.0), start=ball((6, 6, 6), 2.0))
+    code, text = evaluated(begun, write_cases(tmp_path), "--strict")
+    assert code == 0
+    assert "better than the public start" in text
+    assert "speak against" not in text
+
+
+def test_a_start_that_cannot_be_read_stops_no_evaluation_and_is_said(
+    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (begun / "start.pt").write_bytes(b"not weights")
+    answering(monkeypatch, student=ball((4, 4, 4), 2.0), start=ball((4, 4, 4), 2.0))
+    data = write_cases(tmp_path)
+    code, text = evaluated(begun, data, "--strict")
+    assert code == 0
+    assert "not compared with the public start" in text
+    assert "cannot be compared with what public data alone gives" in text
+    answering(monkeypatch, student=np.zeros((8, 8, 8)), start=ball((4, 4, 4), 2.0))
+    assert evaluated(begun, data, "--strict")[0] == 10
+
+
+def test_without_a_public_start_the_codecs_mean_shape_is_what_the_student_must_beat(
+    fed: Federation, pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The codec decodes nothing to the mean of its public maps: Dice of that is counted here by hand."""
+    data = write_cases(tmp_path)
+    code, text = evaluated(pulled, data)
+    assert code == 0
+    assert "not compared with the public mean shape: the study's codec is not at this site" in text
+    ObjectStore(pulled / "cache").put(fed.codec.to_bytes())
+    monkeypatch.setattr("client.evaluation.predict", lambda network, image, patch=(): maps_of(np.zeros((8, 8, 8))))
+    code, text = evaluated(pulled, data, "--strict", "--json")
+    shape = fed.codec.decode(np.zeros(fed.codec.dimension), noise_std=0.0).argmax(axis=0)
+    truths = [ball((4, 4, 3 + i % 2), 2.0) for i in range(3)]
+    by_hand = np.mean([2 * (shape & truth).sum() / (shape.sum() + truth.sum()) for truth in truths])
+    row = next(row for row in json.loads(text)["comparisons"] if row["structure"] == "body")
+    assert row["reference"] == "the public mean shape"
+    assert row["other"] == pytest.approx(by_hand, abs=1e-5)
+    assert code == 10
+
+
+def test_teachers_are_compared_on_cases_that_none_of_them_was_trained_on(
+    pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from client import comparison, evaluation
+
+    class Fake:
+        models = (object(), None)
+
+        @staticmethod
+        def load(directory: Path, *, data: object) -> Fake:
+            return Fake()
+
+        def predict(self, image: np.ndarray) -> list[np.ndarray | None]:
+            return [maps_of(ball((4, 4, 4), 2.0)), None]
+
+    monkeypatch.setattr(comparison, "Teachers", Fake)
+    monkeypatch.setattr(evaluation, "_parts", lambda site, dataset: {"c0": "trained on", "c1": "held out"})
+    (pulled / "data").symlink_to(write_cases(tmp_path))
+    try:
+        facts = evaluate(pulled, now=datetime(2026, 3, 3, tzinfo=UTC))[0].to_json()
+    finally:
+        (pulled / "data").unlink()
+    row = next(row for row in facts["comparisons"] if row["reference"] == "this site's own teachers")
+    assert row["cases"] == 2  # c1 and c2, not c0
 
 
 def test_a_model_of_another_study_or_none_at_all_is_refused(fed: Federation, pulled: Path, tmp_path: Path) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from common.codecs import load_codec
-from common.events import read_events
+from common.events import EventLog, read_events
 from common.ledger.store import Ledger
 from common.privacy.mechanism import AccountantName
 from server import pipeline
+from server.cli import study_app
 from server.controls import CONTROLS, load_control
+from server.dashboard.follow import EventFold
 from server.finish import load_labels, load_student
 from server.joint import labels_of
 from server.rounds import answered_rounds, believed
@@ -85,3 +89,35 @@ def test_labels_after_all_rounds_are_nearer_to_the_teachers_than_the_public_star
         start, after = believed(workspace, answered_rounds(workspace, ledger))
     assert dice(load_labels(workspace).values()) > dice(labels_of(codec, start)) + 0.02
     assert not np.allclose(start, after)
+
+
+def test_the_operator_sees_how_the_answers_weigh_and_what_speaks_against_them(recorded: Recorded) -> None:
+    """Volumes are counted here in the stored labels; a warning reaches status, its JSON and the dashboard's alarms."""
+    workspace = recorded.workspace
+    if not (workspace.student_dir / "weights.pt").exists():
+        recorded.run()
+    weighed = [event for event in read_events(workspace.events_file) if event["event"] == "answers-weighed"][-1]
+    with Ledger.open(workspace.ledger_file) as ledger:
+        answers = answered_rounds(workspace, ledger)
+    start, _ = believed(workspace, answers)
+    codec = load_codec(workspace.objects.get(workspace.codec().sha256))
+    ours = np.stack([label.argmax(axis=0) for label in load_labels(workspace).values()])
+    public = labels_of(codec, start).argmax(axis=1)
+    for value, (text, name) in enumerate(zip(weighed["volumes"], workspace.study().data.labels[1:], strict=True), 1):
+        assert text.rsplit(" ", 1)[0] == name
+        assert float(text.rsplit(" ", 1)[1]) == pytest.approx((ours == value).sum() / (public == value).sum(), rel=0.01)
+    assert weighed["expected"] == sum(answer.query.mechanism.dimension for answer in answers)
+
+    said = ["a structure is gone", "Ask sites."]
+    study = workspace.study().id
+    EventLog(workspace.events_file, study=study).emit(
+        "answers-weighed", surprise=1.0, expected=9, chance=0.001, volumes=[], warnings=said
+    )
+    printed = CliRunner().invoke(study_app, ["status", str(workspace.root)])
+    assert "warning: a structure is gone" in printed.stdout
+    facts = json.loads(CliRunner().invoke(study_app, ["status", str(workspace.root), "--json"]).stdout)
+    assert facts["answers_weighed"]["warnings"] == said
+    fold = EventFold(workspace.events_file, study_id=study)
+    while fold.step(threading.RLock()):
+        pass
+    assert fold.implausible == tuple(said)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from client.registry import Registry
 from client.setup import SiteKit, create_site, join_site
-from common.admission import JoinRequest, StatedBooks, read_request, write_request
+from common.admission import JoinRequest, read_request, write_request
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.events import read_events

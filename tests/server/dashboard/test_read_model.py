@@ -117,12 +117,20 @@ def test_what_went_wrong_is_an_alarm_with_a_remedy(collected, tmp_path):
     workspace = copy(collected, tmp_path / "study")
     events = EventLog(workspace.events_file, study=workspace.study().id)
     events.emit("quorum-missed", batch="b", accepted=1, needed=3)
+    said = ["left has 0.1 times the volume in the labels", "Ask sites."]
+    events.emit("answers-weighed", surprise=9.0, expected=40, chance=0.001, volumes=["left 0.1"], warnings=said)
     events.emit("code-refused", batch="b", site="west", query="q", reason="code-norm", codes=1)
     events.emit("receipts-missing", site="north", reason="no-reply-or-refused")
     events.emit("run-failed", run="1", reason="quorum")
     view = views.overview(followed(workspace), now=now())
     said = " ".join(alarm.title for alarm in view.alarms)
-    for words in ("Quorum missed: 1 of 3", "west: 1 code refused", "north holds no receipts", "failed: quorum"):
+    for words in (
+        "Quorum missed: 1 of 3",
+        "left has 0.1 times the volume",
+        "west: 1 code refused",
+        "north holds no receipts",
+        "failed: quorum",
+    ):
         assert words in said
     assert all(alarm.remedy for alarm in view.alarms)
     assert [alarm.level for alarm in view.alarms] == sorted(
