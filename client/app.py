@@ -34,6 +34,7 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from common.envelope import body_of
 from common.errors import ConsiliumError, InvalidInput
 from common.messages import CodesRequest, Several, decode
 from common.wire import pack, unpack
@@ -70,7 +71,7 @@ def call_worker(socket: Path, body: bytes, *, timeout_s: float) -> bytes:
 
 def _timeout_s(body: bytes) -> float:
     try:
-        message = decode(body)
+        message = decode(body_of(body))
     except InvalidInput:
         return OFFER_TIMEOUT_S
     parts = message.parts if isinstance(message, Several) else (message,)

@@ -1,10 +1,12 @@
 """The teacher worker: the site's long-lived process that holds models and data and answers the server's messages.
 
-It trusts nothing that arrives: an offer is reviewed against the consented study and the site's own ledger before any
-inference, a codes request is answered only for queries that were accepted for this very study and server and while
-neither a veto nor an alarm stands, public objects are taken by content hash. After acceptance a voter's failure is that
-voter's zero code and a failure of what is public the zero code of all, sealed like any other; the reason stays in the
-site's log. A code is stored before it leaves, and a retry gets the stored one unless a patient was withdrawn since.
+It trusts nothing that arrives: a message is the server's only if a key in site.toml signed it for this site, whoever
+carried it, and every reply is signed with the key of the site's ledger. An offer is reviewed against the consented
+study and the site's own ledger before any inference, a codes request is answered only for queries that were accepted
+for this very study and server and while neither a veto nor an alarm stands, public objects are taken by content hash.
+After acceptance a voter's failure is that voter's zero code and a failure of what is public the zero code of all,
+sealed like any other; the reason stays in the site's log. A code is stored before it leaves, and a retry gets the
+stored one unless a patient was withdrawn since.
 
 What the server sees of a site's data beside the codes is when a reply comes: a whole number of ticks after the request,
 with the codes of all queries asked for or of none, whatever each of them cost. Which tick it is, is what remains.
@@ -37,6 +39,7 @@ from client.policy import Consent, SiteConfig, load_site, review
 from common.codecs.base import Codec, load_codec
 from common.codecs.frame import Frame
 from common.config import DataConfig, load_study
+from common.envelope import answered, open_asked
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, Refused
 from common.ledger.receipts import Receipt
 from common.ledger.site import SiteLedger
@@ -130,8 +133,25 @@ class Worker:
         self._codecs: dict[str, Codec] = {}
         self._lock = threading.Lock()
 
+    def answer(self, message: bytes) -> bytes:
+        """The signed reply to a message that the server signed for this site (:mod:`common.envelope`).
+
+        Refused for any other, before it is read. Raises what :meth:`handle` raises.
+        """
+        return self.replied(self.handle(self.asked(message)), request=message)
+
+    def asked(self, message: bytes) -> bytes:
+        """What the server asks; Refused for what it did not sign for this site."""
+        return open_asked(message, keys=self._config.server.signing_public_keys, site=self._config.site)
+
+    def replied(self, body: bytes, *, request: bytes) -> bytes:
+        """``body`` signed as this site's reply to ``request``."""
+        return answered(body, sign=self._ledger.sign, site=self._config.site, request=request)
+
     def handle(self, body: bytes) -> bytes:
-        """The reply to one message. Raises :class:`Refused` or :class:`InvalidInput` for what deserves none.
+        """The reply to what the server asks; both without their signatures.
+
+        Raises :class:`Refused` or :class:`InvalidInput` for what deserves none.
 
         Where codes are asked for, reply and refusal alike wait for the end of a tick, without keeping other messages
         from being handled. Only then are the codes read and sealed: a veto or a withdrawal given meanwhile holds.
@@ -367,7 +387,7 @@ def serve(worker: Worker, *, socket: Path) -> grpc.Server:
 
     def handle(body: bytes, context: grpc.ServicerContext) -> bytes:
         try:
-            return worker.handle(body)
+            return worker.answer(body)
         except ConsiliumError as error:
             log.warning("event=refused cause=%s", type(error).__name__)
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "refused")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 SERVICE = "consilium.Worker"
 HANDLE = f"/{SERVICE}/Handle"
-"""Takes the bytes of one message of ``common.messages`` and returns the bytes of its reply."""
+"""Takes one signed message (``common.envelope``) of ``common.messages`` and returns its signed reply."""
 HEALTH = f"/{SERVICE}/Health"
 """Takes nothing and returns ``b"ok"`` once models are loaded."""
 

@@ -19,10 +19,12 @@ from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from numpy.typing import NDArray
 
 from common.canonical import digest
 from common.config import Study
+from common.envelope import asked, open_answered
 from common.errors import LedgerCorrupt, QuorumNotReached, Refused
 from common.events import EventLog
 from common.ledger.receipts import Position
@@ -114,6 +116,19 @@ class _Batch:
     @property
     def queries(self) -> tuple[QuerySpec, ...]:
         return self.offer.queries
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """What a site said, None for nothing that could be read or that it signed, and then the word why."""
+
+    site: Site
+    message: AnyMessage | None
+    problem: str = ""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.message.parts if isinstance(self.message, Several) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +256,9 @@ class Aggregator:
         online = self._await_sites(able, transport)
         undecided = [node for node in sorted(online) if by_node[node].name not in batch.answers]
         if undecided:
-            timeout_s = self._study.collection.offer_deadline_s
-            for reply in transport.exchange(dict.fromkeys(undecided, encode(batch.offer)), timeout_s=timeout_s):
-                self._hear(by_node[reply.node_id], _decoded(reply), batch, problem=reply.problem or "malformed")
+            offers = {node: (by_node[node], batch.offer) for node in undecided}
+            for heard in self._exchange(transport, offers, timeout_s=self._study.collection.offer_deadline_s):
+                self._hear(heard.site, heard.message, batch, problem=heard.problem or "malformed")
         for site in self._sites():
             if site.node_id not in online:
                 self._note_answer(site, batch, "offline" if site in able else "budget")
@@ -351,7 +366,7 @@ class Aggregator:
         deadline_s = self._study.collection.deadline_s
         started = self._clock()
         by_node = {site.node_id: site for site in (*self._sites(), *roster)}
-        asked: dict[int, list[Part]] = {
+        parts_for: dict[int, list[Part]] = {
             node: [
                 *self._owed_receipts(by_node[node]),
                 CodesRequest(
@@ -368,26 +383,25 @@ class Aggregator:
         if ahead is not None:
             for node in sorted(transport.online() & by_node.keys()):
                 if by_node[node].name in ahead.able - ahead.answers.keys():
-                    asked.setdefault(node, self._owed_receipts(by_node[node])).append(ahead.offer)
-        bodies = {node: encode(Several(tuple(parts))) for node, parts in asked.items()}
+                    parts_for.setdefault(node, self._owed_receipts(by_node[node])).append(ahead.offer)
+        questions = {node: (by_node[node], Several(tuple(parts))) for node, parts in parts_for.items()}
         self._events.emit(
             "batch-dispatched", batch=batch.id, attempt=attempt, sites=len(missing), queries=len(batch.queries)
         )
         codes: dict[tuple[str, str], NDArray[np.int64]] = {}
         refused: set[tuple[str, str]] = set()
         timeout_s, owing = max(1.0, min(deadline_s + REPLY_MARGIN_S, until - started)), set(missing)
-        for reply in transport.exchange(bodies, timeout_s=timeout_s):
-            site, parts = by_node[reply.node_id], _parts(reply)
+        for heard in self._exchange(transport, questions, timeout_s=timeout_s):
+            site, parts = heard.site, heard.parts
             for part in parts:
                 if ahead is not None:
                     self._hear(site, part, ahead)
                 if isinstance(part, ReceiptsReply) and self._note_held(site, part):
                     self._events.emit("receipts-held", site=site.name, ledger_row=part.ledger_row)
-            if reply.node_id not in missing:
+            if site.node_id not in missing:
                 continue
             answer = next((part for part in parts if isinstance(part, CodesReply)), None)
-            problem = reply.problem or "malformed"
-            opened = self._open_reply(answer, problem, batch=batch, attempt=attempt, site=site)
+            opened = self._open_reply(answer, heard.problem or "malformed", batch=batch, attempt=attempt, site=site)
             if opened is not None:
                 codes |= {(site.name, query): code for query, code in opened.codes.items()}
                 refused |= {(site.name, query) for query in opened.refused}
@@ -399,7 +413,7 @@ class Aggregator:
                     codes=len(opened.codes),
                     seconds=round(self._clock() - started, 3),
                 )
-            owing.discard(reply.node_id)
+            owing.discard(site.node_id)
             if not owing:
                 break
         return codes, refused
@@ -408,8 +422,8 @@ class Aggregator:
         self, message: CodesReply | None, problem: str, *, batch: _Batch, attempt: int, site: Site
     ) -> _Opened | None:
         by_id = {query.id: query for query in batch.queries}
-        asked = message is not None and (message.batch, message.attempt) == (batch.id, attempt)
-        if message is None or not asked or any(query_id not in by_id for query_id, _ in message.codes):
+        expected = message is not None and (message.batch, message.attempt) == (batch.id, attempt)
+        if message is None or not expected or any(query_id not in by_id for query_id, _ in message.codes):
             self._events.emit("reply-missing", batch=batch.id, attempt=attempt, site=site.name, reason=problem)
             return None
         opened = _Opened({}, {})
@@ -469,6 +483,37 @@ class Aggregator:
             self._events.emit("budget-refused", batch=batch.id, queries=list(result.refused))
         return len(result.answers)
 
+    # --- messages
+
+    def _exchange(
+        self, transport: Transport, questions: Mapping[int, tuple[Site, AnyMessage]], *, timeout_s: float
+    ) -> Iterator[_Heard]:
+        """Put each site its question, signed for it alone, and yield what each said, if it signed that as its reply.
+
+        Whatever is wrong with one site's bytes is that site's matter: it is heard to have said nothing, and why.
+        """
+        sent = {
+            node: asked(encode(question), sign=self._ledger.sign, site=site.name)
+            for node, (site, question) in questions.items()
+        }
+        for reply in transport.exchange(sent, timeout_s=timeout_s):
+            site = questions[reply.node_id][0]
+            if not reply.body:  # a site's network side has nothing else to say where the worker says nothing
+                yield _Heard(site, None, reply.problem)
+                continue
+            try:
+                if not site.answer_key:
+                    raise Refused("unsigned", "a site that was registered without a key for its replies")
+                key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(site.answer_key))
+                request = sent[reply.node_id]
+                body = open_answered(reply.body, key=key, site=site.name, request=request)
+                yield _Heard(site, decode(body))
+            except Refused as error:
+                yield _Heard(site, None, error.reason)
+            except Exception as error:  # noqa: BLE001
+                log.warning("event=unreadable-reply site=%s cause=%s", site.name, type(error).__name__)
+                yield _Heard(site, None, "malformed")
+
     def _send_receipts(self, sites: Sequence[Site], transport: Transport) -> None:
         """Bring sites the receipts they miss. A site of which it is not known what it holds is asked first."""
         missing = {site.node_id: self._missing_receipts(site) for site in sites}
@@ -476,16 +521,18 @@ class Aggregator:
         timeout_s = min(self._study.collection.offer_deadline_s, RECEIPTS_DEADLINE_S)
         for _attempt in (1, 2):
             online = transport.online() & waiting.keys()
-            bodies = {node: encode(Receipts(self._ledger.ledger_id, missing[node] or ())) for node in sorted(online)}
-            for reply in transport.exchange(bodies, timeout_s=timeout_s) if bodies else ():
-                site, message = waiting[reply.node_id], _decoded(reply)
+            owed = {
+                node: (waiting[node], Receipts(self._ledger.ledger_id, missing[node] or ())) for node in sorted(online)
+            }
+            for heard in self._exchange(transport, owed, timeout_s=timeout_s) if owed else ():
+                site, message = heard.site, heard.message
                 if not isinstance(message, ReceiptsReply):
                     continue
                 self._note_held(site, message)
-                missing[reply.node_id] = self._missing_receipts(site)
-                if missing[reply.node_id] == ():
+                missing[site.node_id] = self._missing_receipts(site)
+                if missing[site.node_id] == ():
                     self._events.emit("receipts-held", site=site.name, ledger_row=message.ledger_row)
-                    del waiting[reply.node_id]
+                    del waiting[site.node_id]
         for site in waiting.values():
             self._events.emit("receipts-missing", site=site.name, reason="no-reply-or-refused")
 
@@ -522,17 +569,3 @@ def _contradiction(rows: Mapping[str, int]) -> str:
         "enter the lost charges with `consilium ledger recover`, let each end its alarm (`consilium site recover`), "
         "then resume"
     )
-
-
-def _parts(reply: Reply) -> tuple[Part, ...]:
-    message = _decoded(reply)
-    return message.parts if isinstance(message, Several) else ()
-
-
-def _decoded(reply: Reply) -> AnyMessage | None:
-    """What a site said, None for what cannot be read: whatever is wrong with one site's bytes is that site's matter."""
-    try:
-        return None if reply.body is None else decode(reply.body)
-    except Exception as error:  # noqa: BLE001
-        log.warning("event=unreadable-reply node=%d cause=%s", reply.node_id, type(error).__name__)
-        return None

@@ -6,7 +6,7 @@ The transport hands bytes straight to the workers' ``handle``, so every message 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -84,7 +84,8 @@ class StubVoters:
 
 @dataclass
 class LoopTransport:
-    """Bodies go to workers by node id; ``offline`` nodes are not there, ``intercept`` may change or drop a reply."""
+    """Bodies go to workers by node id; ``offline`` nodes are not there, ``intercept`` may change or drop a reply before
+    its site signs it."""
 
     workers: Mapping[int, Worker]
     offline: set[int] = field(default_factory=set)
@@ -98,15 +99,17 @@ class LoopTransport:
         """Every message is handled, also where the core stops listening before the last reply."""
         return iter([self._handled(node, body) for node, body in bodies.items()])
 
-    def _handled(self, node: int, body: bytes) -> Reply:
+    def _handled(self, node: int, message: bytes) -> Reply:
+        worker = self.workers[node]
         try:
-            reply = self.intercept(node, body, self.workers[node].handle(body))
+            body = worker.asked(message)
+            reply = self.intercept(node, body, worker.handle(body))
         except ConsiliumError:
             reply = None
         if reply is None:
             return Reply(node_id=node, body=None, problem="deadline")
         self.replies.append((node, reply))
-        return Reply(node_id=node, body=reply)
+        return Reply(node_id=node, body=worker.replied(reply, request=message))
 
 
 def part(body: bytes, kind: type[P]) -> P | None:
@@ -157,6 +160,8 @@ class Federation:
                 )
             )
             self.workers[site.node_id] = self._worker(site)
+        keys = {name: ledger.head().public_key for name, ledger in self.site_ledgers.items()}
+        self.sites = tuple(replace(site, answer_key=keys[site.name]) for site in self.sites)
         self.transport = LoopTransport(self.workers)
         self.events_file = root / "events.jsonl"
 

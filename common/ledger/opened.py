@@ -66,6 +66,10 @@ class OpenLedger(Generic[B]):
         self._catch_up()
         return self._chain.head()
 
+    def sign(self, statement: bytes) -> bytes:
+        """An Ed25519 signature by the ledger's key: what its owner says. Statements name their own kind first."""
+        return self._chain.signing_key.sign(statement)
+
     def rows(self) -> Iterator[Row]:
         """Every row as stored, from the first."""
         return self._chain.all_rows()

@@ -82,7 +82,7 @@ class _SiteVoters:
 
 @dataclass(slots=True)
 class _Wire:
-    """Bodies go to workers by node id; ``intercept`` may exchange a reply."""
+    """Messages go to workers by node id; ``intercept`` may exchange a reply before its site signs it."""
 
     workers: Mapping[int, Worker]
     intercept: Intercept = lambda _node, _body, reply: reply
@@ -93,9 +93,11 @@ class _Wire:
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
         return iter([self._handled(node, body) for node, body in bodies.items()])
 
-    def _handled(self, node: int, body: bytes) -> Reply:
+    def _handled(self, node: int, message: bytes) -> Reply:
+        worker = self.workers[node]
         try:
-            return Reply(node, self.intercept(node, body, self.workers[node].handle(body)))
+            body = worker.asked(message)
+            return Reply(node, worker.replied(self.intercept(node, body, worker.handle(body)), request=message))
         except ConsiliumError:
             return Reply(node, None, problem="deadline")
 
@@ -125,7 +127,10 @@ class Service:
         self.workspace = Workspace(root / "server")
         create_study(self.workspace, study)
         names = [f"site-{i}" for i in range(len(subject.limits) if sites is None else sites)]
-        self.sites = tuple(Site(name=name, pool=f"{name}-pool", node_id=100 + i) for i, name in enumerate(names))
+        self.sites = tuple(
+            Site(name, pool=f"{name}-pool", node_id=100 + i, answer_key=public_hex(create_signing_key(self._key(name))))
+            for i, name in enumerate(names)
+        )
         self.workspace.save_sites(self.sites)
         self.workspace.save_volumes(subject.volumes)
         codec = self.workspace.objects.put(subject.codec.to_bytes())
@@ -298,6 +303,12 @@ class Service:
 
     def site_file(self, index: int) -> Path:
         return self.root / self.sites[index].name / "site-ledger.sqlite"
+
+    def _key(self, site: str) -> Path:
+        """The key of a site's ledger, made before the ledger, as the server is told it before anything is asked."""
+        path = self.root / site / "site-ledger.key"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     def fetch(self, name: str) -> bytes:
         """A public object; a volume is its name, for nobody looks into it."""

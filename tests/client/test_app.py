@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client import app
+from common.envelope import SIGNATURE_BYTES
 from common.messages import CodesRequest, encode
 from common.wire import pack, unpack
 from common.worker_api import HANDLE, SERVICE
@@ -77,7 +78,7 @@ def test_codes_are_given_the_time_the_request_allows() -> None:
     request = CodesRequest(
         study="a" * 64, ledger="f" * 32, batch="b" * 64, attempt=1, queries=("c" * 64,), deadline_s=123
     )
-    assert app._timeout_s(encode(request)) == 133.0
+    assert app._timeout_s(bytes(SIGNATURE_BYTES) + encode(request)) == 133.0
     assert app._timeout_s(b"nonsense") == app.OFFER_TIMEOUT_S
 
 

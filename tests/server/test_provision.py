@@ -6,13 +6,14 @@ import json
 import socket
 import ssl
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from client.registry import Registry
-from client.setup import SiteKit, create_site
+from client.setup import SiteKit, create_site, new_request
 from common.admission import JoinRequest, read_request
 from common.errors import DaemonFailed, InvalidInput
 from common.node_auth import read_admitted
@@ -53,8 +54,10 @@ def approve(workspace: Workspace, request: JoinRequest, *, node_id: int = 7, fin
 
 def test_a_site_is_bound_to_its_key_its_pool_and_its_node(workspace: Workspace, tmp_path: Path) -> None:
     request = join(workspace, tmp_path, "north", pool="north/adults")
-    assert approve(workspace, request, node_id=2**63 + 1) == Site(name="north", pool="north/adults", node_id=2**63 + 1)
-    assert workspace.sites() == (Site(name="north", pool="north/adults", node_id=2**63 + 1),)
+    assert request.books is not None
+    site = Site(name="north", pool="north/adults", node_id=2**63 + 1, answer_key=request.books.answer_key)
+    assert approve(workspace, request, node_id=2**63 + 1) == site
+    assert workspace.sites() == (site,)
     assert [(node.site, node.key) for node in read_admitted(workspace.nodes_file)] == [("north", request.node_key)]
     (standing,) = provision.standings(workspace, nodes={7: "online"})
     assert (standing.site, standing.admitted, standing.fingerprint) == (
@@ -167,3 +170,24 @@ def test_a_renewed_certificate_satisfies_a_kit_handed_out_before(workspace: Work
 def test_the_gateway_s_folder_holds_neither_the_ca_s_key_nor_the_ledger_s(workspace: Workspace) -> None:
     names = {path.name for path in workspace.gateway_dir.rglob("*")}
     assert names == {"ca.crt", "server.crt", "server.key", "nodes.json"}
+
+
+def test_a_site_that_was_admitted_without_a_key_for_its_replies_is_given_it_and_nothing_else(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    request = join(workspace, tmp_path, "north")
+    admitted = approve(workspace, request)
+    workspace.save_sites((replace(admitted, answer_key=""),))
+    anew = new_request(tmp_path / "site")
+    assert anew.fingerprint == request.fingerprint
+    assert approve(workspace, anew, node_id=99) == admitted
+    assert workspace.sites() == (admitted,)
+    with pytest.raises(InvalidInput, match="registered already"):
+        approve(workspace, anew)
+
+
+def test_a_request_that_names_no_key_for_replies_is_refused(workspace: Workspace, tmp_path: Path) -> None:
+    request = replace(join(workspace, tmp_path, "north"), books=None)
+    with pytest.raises(InvalidInput, match="site request"):
+        approve(workspace, request)
+    assert workspace.registered() == ()

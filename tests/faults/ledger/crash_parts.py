@@ -52,6 +52,9 @@ def prepare(root: Path, *, planned: int) -> None:
     facts = [str(planned), objects.put(codec.to_bytes()), str(codec.dimension), *volumes]
     (root / "facts").write_text("\n".join(facts))
     create_sealing_key(root / "sealing.key")
+    for site in SITES:
+        (root / site.name).mkdir()
+        create_signing_key(root / site.name / "site-ledger.key")
     with Ledger.create(root / "ledger.sqlite", signing_key=create_signing_key(root / "ledger.key")) as ledger:
         ledger.register_study(study)
         for site in SITES:
@@ -104,6 +107,12 @@ class Sockets:
             return None
 
 
+def signing_sites(root: Path) -> tuple[Site, ...]:
+    """The sites with the keys of their ledgers, which sign their replies."""
+    keys = {site: load_signing_key(root / site.name / "site-ledger.key") for site in SITES}
+    return tuple(replace(site, answer_key=public_hex(key)) for site, key in keys.items())
+
+
 def run_core(root: Path) -> None:
     """Resume the study until every query is answered, as a supervisor would: below quorum, try again."""
     planned, codec, dimension, *volumes = (root / "facts").read_text().split("\n")
@@ -113,7 +122,7 @@ def run_core(root: Path) -> None:
         core = Aggregator(
             study=study,
             queries=plan_queries(study, codec=record, volumes=volumes),
-            sites=lambda: SITES,
+            sites=lambda: signing_sites(root),
             ledger=ledger,
             sealing_key=load_sealing_key(root / "sealing.key"),
             events=(outside := Outside(root, ledger, study)),

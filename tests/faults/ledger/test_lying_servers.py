@@ -56,6 +56,12 @@ class LiedTo:
     node: int
     lie: Lie
 
+    def asked(self, message: bytes) -> bytes:
+        return self.fed.workers[self.node].asked(message)
+
+    def replied(self, body: bytes, *, request: bytes) -> bytes:
+        return self.fed.workers[self.node].replied(body, request=request)
+
     def handle(self, body: bytes) -> bytes:
         message = decode(body)
         if isinstance(message, Several):

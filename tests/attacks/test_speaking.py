@@ -1,0 +1,262 @@
+"""Whoever carries messages: an admitted hospital, or who has the gateway, speaks as the server or as another hospital.
+
+| threat | what stands against it |
+|---|---|
+| a hospital pushes an offer to another one's worker | a worker reads only what the server's key signed for its site |
+| an offer that the server made for one hospital is shown to another | the signature names the site |
+| a hospital's reply is put in the place of another's | the core reads only what that site's ledger key signed |
+| a reply of yesterday is given to today's request | the signature covers the request it answers |
+| a reply holds bytes that end the core's run | whatever cannot be read is that site's own silence |
+| an offer whose figures brick a hospital's ledger | the consented mechanism exactly, numbers that can be written |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from client.app import call_worker
+from client.worker import Worker, serve
+from common.envelope import SIGNATURE_BYTES, answered, asked, body_of, open_answered, open_asked
+from common.errors import InvalidInput, QuorumNotReached, Refused
+from common.ledger.keys import public_hex
+from common.messages import CodesRequest, Offer, OfferReply, decode, encode
+from common.privacy.mechanism import QuerySpec
+from server.query import Reply
+from tests.federation import Federation, LoopTransport, part
+
+
+@pytest.fixture
+def fed(tmp_path: Path) -> Iterator[Federation]:
+    made = Federation(tmp_path)
+    collection = replace(made.study.collection, patience_s=1.0, offer_deadline_s=1.0)
+    made.study = replace(made.study, collection=collection)
+    yield made
+    made.close()
+
+
+def offer(fed: Federation) -> Offer:
+    queries = fed.core().open_queries()
+    return Offer(study=fed.study.id, ledger=fed.ledger.ledger_id, batch="b" * 64, queries=queries)
+
+
+def nothing_charged(fed: Federation, site: str) -> bool:
+    ledger = fed.site_ledgers[site]
+    return ledger.spent().releases == 0 and ledger.summary()["queries_accepted"] == 0
+
+
+# --- as the server
+
+
+@pytest.mark.parametrize("who", ["another hospital", "nobody", "cut short"])
+def test_an_offer_that_the_server_did_not_sign_is_not_read_and_charges_nothing(fed: Federation, who: str) -> None:
+    body = encode(offer(fed))
+    message = {
+        "another hospital": asked(body, sign=fed.site_ledgers["site-0"].sign, site="site-1"),
+        "nobody": bytes(SIGNATURE_BYTES) + body,
+        "cut short": body[:40],
+    }[who]
+    with pytest.raises(Refused, match="no expected key signed"):
+        fed.workers[101].answer(message)
+    assert nothing_charged(fed, "site-1")
+
+
+def test_an_offer_that_the_server_signed_for_one_hospital_is_not_anothers(fed: Federation) -> None:
+    message = asked(encode(offer(fed)), sign=fed.ledger.sign, site="site-0")
+    with pytest.raises(Refused, match="no expected key signed"):
+        fed.workers[101].answer(message)
+    assert nothing_charged(fed, "site-1")
+    reply = open_answered(
+        fed.workers[100].answer(message),
+        key=Ed25519PublicKey.from_public_bytes(bytes.fromhex(fed.sites[0].answer_key)),
+        site="site-0",
+        request=message,
+    )
+    assert isinstance(decode(reply), OfferReply)
+
+
+def test_what_arrives_unsigned_over_the_socket_is_answered_with_nothing(fed: Federation, tmp_path: Path) -> None:
+    server = serve(fed.workers[101], socket=tmp_path / "w.sock")
+    try:
+        with pytest.raises(grpc.RpcError, match="refused"):
+            call_worker(tmp_path / "w.sock", bytes(SIGNATURE_BYTES) + encode(offer(fed)), timeout_s=20)
+    finally:
+        server.stop(None).wait()
+    assert nothing_charged(fed, "site-1")
+
+
+def test_one_changed_bit_of_a_signed_message_is_another_message(fed: Federation) -> None:
+    message = bytearray(asked(encode(offer(fed)), sign=fed.ledger.sign, site="site-1"))
+    keys = [Ed25519PrivateKey.generate().public_key(), fed.signing_key.public_key()]
+    assert open_asked(bytes(message), keys=keys, site="site-1") == body_of(bytes(message))
+    for place in (0, SIGNATURE_BYTES - 1, SIGNATURE_BYTES, len(message) - 1):
+        message[place] ^= 1
+        with pytest.raises(Refused, match="no expected key signed"):
+            open_asked(bytes(message), keys=keys, site="site-1")
+        message[place] ^= 1
+
+
+# --- as another hospital
+
+
+class Forged(LoopTransport):
+    """Delivers what ``forge`` makes of a site's signed reply, whoever signs it."""
+
+    forge: staticmethod
+
+    def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
+        for reply in super().exchange(bodies, timeout_s=timeout_s):
+            body = None if reply.body is None else self.forge(reply.node_id, bodies[reply.node_id], reply.body)
+            yield Reply(reply.node_id, body, reply.problem)
+
+
+def run_with(fed: Federation, forge: object) -> None:
+    transport = Forged(fed.workers)
+    transport.forge = forge  # type: ignore[assignment]
+    fed.core().run(transport)
+
+
+def releases_of(fed: Federation) -> set[tuple[str, ...]]:
+    return {tuple(entry.site for entry in found.roster) for found in fed.ledger.answers(fed.study.id)}
+
+
+def test_a_reply_signed_by_another_hospital_is_not_the_sites(fed: Federation) -> None:
+    def forge(node: int, request: bytes, reply: bytes) -> bytes:
+        if node != 101:
+            return reply
+        return answered(body_of(reply), sign=fed.site_ledgers["site-0"].sign, site="site-1", request=request)
+
+    run_with(fed, forge)
+    assert releases_of(fed) == {("site-0", "site-2")}
+    assert {e["reason"] for e in fed.events("offer-answered") if e["site"] == "site-1"} == {"unsigned"}
+
+
+def test_a_veto_is_not_turned_into_consent_by_who_carries_it(fed: Federation) -> None:
+    fed.site_ledgers["site-1"].decide(fed.study.id, "pause")
+
+    def forge(node: int, request: bytes, reply: bytes) -> bytes:
+        said = decode(body_of(reply))
+        if node != 101 or not isinstance(said, OfferReply):
+            return reply
+        return reply[:SIGNATURE_BYTES] + encode(replace(said, reason="accepted"))
+
+    run_with(fed, forge)
+    assert releases_of(fed) == {("site-0", "site-2")}
+
+
+def test_a_reply_to_another_request_is_not_the_answer_to_this_one(fed: Federation) -> None:
+    kept: dict[int, bytes] = {}
+
+    def forge(node: int, request: bytes, reply: bytes) -> bytes:
+        return kept.setdefault(node, reply) if node == 101 else reply
+
+    run_with(fed, forge)
+    assert {e["reason"] for e in fed.events("reply-missing")} == {"unsigned"}
+    for found in fed.ledger.answers(fed.study.id):
+        honest = [fed.site_ledgers[s].code(found.query.id) for s in ("site-0", "site-2")]
+        assert all(code is not None for code in honest)
+
+
+def test_a_site_without_a_key_for_its_replies_takes_part_in_nothing(fed: Federation) -> None:
+    fed.sites = tuple(replace(site, answer_key="") for site in fed.sites)
+    with pytest.raises(QuorumNotReached):
+        fed.core().run(fed.transport)
+    assert {e["reason"] for e in fed.events("offer-answered")} == {"unsigned"}
+    assert fed.ledger.answers(fed.study.id) == ()
+
+
+NONSENSE = [
+    b"",
+    b"[" * 100_000,
+    b'{"kind":"several","parts":[],"schema":99999999999999999999}',
+    b'{"batch":"'
+    + b"b" * 64
+    + b'","kind":"offer-reply","ledger_head":"'
+    + b"0" * 64
+    + b'","ledger_row":9223372036854775808,"reason":"accepted","schema":3}',
+    bytes(range(256)),
+]
+
+
+@pytest.mark.parametrize("said", range(len(NONSENSE)))
+def test_nothing_a_hospital_signs_ends_a_run(fed: Federation, said: int) -> None:
+    def forge(node: int, request: bytes, reply: bytes) -> bytes:
+        if node != 101:
+            return reply
+        return answered(NONSENSE[said], sign=fed.site_ledgers["site-1"].sign, site="site-1", request=request)
+
+    run_with(fed, forge)
+    assert releases_of(fed) == {("site-0", "site-2")}
+    assert {e["reason"] for e in fed.events("offer-answered") if e["site"] == "site-1"} == {"malformed"}
+
+
+# --- figures that brick
+
+
+def priced(query: QuerySpec, noise_std: str) -> bytes:
+    """An offer's bytes with another σ, as only a liar writes them."""
+    body = encode(Offer(study="s" * 64, ledger="f" * 32, batch="b" * 64, queries=(query,)))
+    own = f"{query.mechanism.noise_std.numerator}/{query.mechanism.noise_std.denominator}".encode()
+    assert own in body
+    return body.replace(own, noise_std.encode())
+
+
+@pytest.mark.parametrize(
+    "noise_std", ["7" * 4_200 + "/1", "1/" + "7" * 4_200, "1" + "0" * 40 + "/1", "7" * 3_000 + "/1"]
+)
+def test_no_figure_in_an_offer_bricks_a_ledger_or_is_charged(fed: Federation, noise_std: str) -> None:
+    query = fed.core().open_queries()[0]
+    body = priced(query, noise_std).replace(b"s" * 64, fed.study.id.encode())
+    body = body.replace(b'"' + b"f" * 32 + b'"', f'"{fed.ledger.ledger_id}"'.encode())
+    message = asked(body, sign=fed.ledger.sign, site="site-1")
+    with pytest.raises(InvalidInput, match=r"noise standard deviation|rational"):
+        fed.workers[101].answer(message)
+    assert nothing_charged(fed, "site-1")
+    fed.core().run(fed.transport)
+    assert releases_of(fed) == {("site-0", "site-1", "site-2")}
+    assert fed.site_ledgers["site-1"].summary()["queries_accepted"] == 6
+
+
+def test_a_server_that_asks_with_more_noise_gets_no_code_for_free(fed: Federation) -> None:
+    query = fed.core().open_queries()[0]
+    loud = replace(query, mechanism=replace(query.mechanism, noise_std=Fraction(10**15)))
+    message = asked(encode(replace(offer(fed), queries=(loud,))), sign=fed.ledger.sign, site="site-1")
+    reply = decode(body_of(fed.workers[101].answer(message)))
+    assert isinstance(reply, OfferReply)
+    assert reply.reason == "wrong-mechanism"
+    request = CodesRequest(fed.study.id, fed.ledger.ledger_id, "b" * 64, 1, 60, (loud.id,))
+    with pytest.raises(Refused):
+        fed.workers[101].answer(asked(encode(request), sign=fed.ledger.sign, site="site-1"))
+
+
+def test_a_lost_site_costs_its_own_codes_and_no_others(fed: Federation) -> None:
+    """The honest sum over the two that spoke is what is released, with the third's zero code, when it falls silent."""
+
+    def forge(node: int, request: bytes, reply: bytes) -> bytes:
+        return b"" if node == 101 and part(body_of(request), CodesRequest) else reply
+
+    fed.sampler = lambda size, noise_std: np.zeros(size, dtype=np.int64)
+    run_with(fed, forge)
+    assert releases_of(fed) == {("site-0", "site-1", "site-2")}
+    for found in fed.ledger.answers(fed.study.id):
+        codes = [fed.site_ledgers[name].code(found.query.id) for name in ("site-0", "site-2")]
+        assert np.array_equal(found.noisy_sum, sum(codes))
+
+
+def test_workers_hold_the_servers_old_and_new_key_while_it_changes(fed: Federation) -> None:
+    worker: Worker = fed.workers[101]
+    body = encode(offer(fed))
+    new = Ed25519PrivateKey.generate()
+    with pytest.raises(Refused):
+        worker.asked(asked(body, sign=new.sign, site="site-1"))
+    server = replace(worker._config.server, more_signing_keys=(public_hex(new),))
+    worker._config = replace(worker._config, server=server)
+    assert worker.asked(asked(body, sign=new.sign, site="site-1")) == body
+    assert worker.asked(asked(body, sign=fed.ledger.sign, site="site-1")) == body
