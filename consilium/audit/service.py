@@ -27,7 +27,7 @@ from common.codecs.frame import Frame
 from common.config import Study
 from common.errors import ConsiliumError
 from common.events import EventLog, read_events
-from common.ledger.keys import load_signing_key
+from common.ledger.keys import create_signing_key, load_signing_key, public_hex
 from common.ledger.site import SiteLedger
 from common.ledger.store import Candidate, Ledger, PoolDeclaration, RosterEntry
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
