@@ -9,7 +9,7 @@ RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-gpu test-large test-faults test-docker test-parties check docker-image docker-demo docker-down bundle clean
+.PHONY: help venv demo test test-slow test-gpu test-large test-sensitivity test-faults test-docker test-parties check docker-image docker-demo docker-down bundle clean
 
 help:  ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
@@ -46,6 +46,9 @@ check: $(DEV)  ## format, lint, types, fast tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(MAKE) test
+
+test-sensitivity: $(DEV)  ## one patient's reach from file to sum, every exchange in every configuration; ten minutes
+	CONSILIUM_SENSITIVITY=all $(BIN)/python -m pytest tests/sensitivity
 
 test-faults: $(DEV)  ## real daemons killed, cut off and starved; needs root; about half an hour
 	$(BIN)/python -m pytest -m faults tests/faults/deployment

@@ -121,6 +121,8 @@ ELSEWHERE: dict[str, str] = {
     "SiteConfig.dataset": "see DatasetSettings",
     "SiteConfig.share": "see Sharing",
     "SiteConfig.root": "a path",
+    "SiteConfig.books": "where the pool's ledger and deals lie, in whichever directory",
+    "SiteConfig.holder": "a name",
 }
 
 
