@@ -41,8 +41,8 @@ MOST_POISONED = 2
 DRAWS = 8
 """Draws of noise that labels and warnings are averaged over; the student is of the first."""
 ATTACKS = {
-    "erase": "the last structure erased from its answers",
-    "oppose": "full norm against what its own teacher says",
+    "erase": "last structure erased",
+    "oppose": "opposed at full norm",
 }
 
 
@@ -204,19 +204,19 @@ def render_poison(document: dict[str, Any], console: Console) -> None:
     """Print the table."""
     heading(document, console)
     table = Table(box=None, pad_edge=False)
-    for header in ("", "labels", "lost (95 %)", "student", "lost (95 %)", "operator warned"):
+    for header in ("", "labels", "lost (95 %)", "student", "lost (95 %)", "warned"):
         table.add_column(header, justify="left" if not header else "right")
     for name, arm in document["arms"].items():
         attack, _, sites = name.rpartition("-")
-        what = {"public": "public start, nobody asked", "honest": "no site poisoned"}.get(
-            name, f"{sites} of {document['setting']['hospitals']}: {ATTACKS.get(attack, attack)}"
+        what = {"public": "public start alone", "honest": "nobody poisoned"}.get(
+            name, f"{sites} of {document['setting']['hospitals']}, {ATTACKS.get(attack, attack)}"
         )
         cells = [
             text
             for part in ("labels", "student")
             for text in (f"{arm[part]['mean']:.4f}", "" if name == "honest" else _lost(arm[part]["lost"]))
         ]
-        table.add_row(what, *cells, "" if name == "public" else f"{arm['warned']:.0%} of draws")
+        table.add_row(what, *cells, "" if name == "public" else f"{arm['warned']:.0%}")
     console.print(table)
 
 

@@ -102,7 +102,7 @@ def test_every_arm_is_there_and_a_second_run_trains_nothing(bench: Bench, monkey
     text = io.StringIO()
     render_poison(document, Console(file=text, width=160))
     assert "ε = 8, δ = 0.001, unit hospital, relation replace-one, 2 seeds" in text.getvalue()
-    assert "2 of 4: the last structure erased" in text.getvalue()
+    assert "2 of 4, last structure erased" in text.getvalue()
 
 
 def test_a_recipe_without_rounds_and_a_federation_of_poison_are_refused(bench: Bench, tmp_path: Path) -> None:
