@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -88,7 +88,6 @@ def make_study_directory(
     workers, teachers = {}, {}
     for index, name in enumerate(SITES):
         site = Site(name=name, pool=f"{name}/patients", node_id=100 + index)
-        setup.add_site(workspace, site)
         teachers[name] = NoisyTruth(truths, len(study.data.labels), shift=index % 3)
         privacy = study.privacy
         config = SiteConfig(
@@ -108,6 +107,7 @@ def make_study_directory(
         folder.mkdir(parents=True)
         ledger = SiteLedger.open(folder / "site-ledger.sqlite", site.pool, caps=config.caps, site=name)
         ledger.consent(study)
+        setup.add_site(workspace, replace(site, answer_key=ledger.head().public_key))
         workers[site.node_id] = Worker(
             config=config,
             consent=Consent.of(study),
