@@ -17,6 +17,7 @@ import contextlib
 import json
 import time
 from base64 import b64encode
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -192,7 +193,7 @@ def test_a_revoked_key_comes_back_under_no_name(workspace: Workspace, tmp_path: 
     request = join(workspace, tmp_path / "a", "north")
     admit(workspace, request, fingerprint=request.fingerprint)
     provision.revoke(workspace, "north", unregister=lambda _node: None)
-    again = JoinRequest(study=request.study, site="south", pool="south", node_key=request.node_key)
+    again = replace(request, site="south", pool="south")
     with pytest.raises(InvalidInput, match="node key is registered already"):
         admit(workspace, again, fingerprint=again.fingerprint, site="south", pool="south")
     for spelled in (request.node_key + " comment", request.node_key + "\n", request.node_key.replace(" ", "  ")):

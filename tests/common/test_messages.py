@@ -5,6 +5,7 @@ import pytest
 
 from client.app import OFFER_TIMEOUT_S, _timeout_s
 from common.canonical import canonical_bytes
+from common.envelope import SIGNATURE_BYTES
 from common.errors import InvalidInput
 from common.messages import (
     MAX_ATTEMPT,
@@ -96,5 +97,6 @@ def test_a_codes_request_out_of_all_measure_is_refused(change):
 
 
 def test_a_codes_request_gets_its_own_deadline_however_it_travels():
-    assert _timeout_s(encode(ASKED)) == _timeout_s(encode(Several(PARTS[:3]))) == 30 + 10
-    assert _timeout_s(encode(Several((PARTS[0], PARTS[2])))) == OFFER_TIMEOUT_S
+    signed = [bytes(SIGNATURE_BYTES) + encode(message) for message in (ASKED, Several(PARTS[:3]))]
+    assert [_timeout_s(message) for message in signed] == [30 + 10, 30 + 10]
+    assert _timeout_s(bytes(SIGNATURE_BYTES) + encode(Several((PARTS[0], PARTS[2])))) == OFFER_TIMEOUT_S

@@ -45,8 +45,8 @@ CONFIGURATIONS: tuple[Choice, ...] = (*covering(PLAIN_AXES), *covering(PRIVATE_A
 FAST = (0, len(tuple(covering(PLAIN_AXES))))
 """The first configuration without and the first with private training; the others are slow."""
 
-SHARE = 1 if os.environ.get("CONSILIUM_SENSITIVITY") == "all" else 3
-"""The slow configurations try every third exchange, each another third; `make test-sensitivity` all of them in all."""
+SHARE = 1 if os.environ.get("CONSILIUM_SENSITIVITY") == "all" else 4
+"""The slow configurations try every fourth exchange, each another share; `make test-sensitivity` all of them in all."""
 
 GONE = {"cannot be read", "not finite", "labels of another study", "label elsewhere", "label gone", "not listed"}
 """Exchanges after which nothing of the patient can be used."""
@@ -179,7 +179,7 @@ def test_a_training_stopped_at_any_step_and_begun_again_moves_no_other_voter(ind
     site = make_site(choice)
     victim, voter = victim_of(index, site, choice)
     whole = run(World(site), site, tmp_path / "whole", choice)
-    steps = 4 if "PrivateSettings.strategy" in choice else 3
+    steps = 4 if "PrivateSettings.strategy" in choice else 4
     for stop in range(steps) if index in FAST else (index % steps,):
         base = run(World(site), site, tmp_path / f"base-{stop}", choice, interrupt=stop)
         assert [len(own) for own in base.steps] == [len(own) for own in whole.steps]  # no step more than was planned

@@ -62,9 +62,15 @@ def hospital(folder: Path, workspace: Workspace, *, pool: str = "north", name: s
     return read_request(folder / "site" / "request.json")
 
 
-def approve(workspace: Workspace, request: JoinRequest, **more: float) -> Site:
+def approve(workspace: Workspace, request: JoinRequest, *, node_id: int = 7, **more: float) -> Site:
     return provision.approve(
-        workspace, request, fingerprint=request.fingerprint, register=lambda _key, _name: 7, **more
+        workspace,
+        request,
+        site=request.site,
+        pool=request.pool,
+        fingerprint=request.fingerprint,
+        register=lambda _key, _name: node_id,
+        **more,
     )
 
 
@@ -160,16 +166,15 @@ def test_a_doubled_pool_is_refused_by_the_server_whatever_the_sites_machine_know
     assert not second.node_keys_dir.exists()
 
 
-def test_a_request_that_says_nothing_of_its_books_is_refused_only_where_the_pool_is_known(
+def test_a_request_that_says_nothing_of_its_books_is_refused(
     first: Workspace, second: Workspace, tmp_path: Path
 ) -> None:
     request = hospital(tmp_path / "n", first)
     key = tmp_path / "n" / "site" / "node" / "keys" / "node"
     old = write_request(tmp_path / "old.json", study=request.study, site="north", pool="north", node_key=key)
-    approve(first, old)
-    again = write_request(tmp_path / "old.json", study=second.study().id, site="north", pool="north", node_key=key)
-    with pytest.raises(InvalidInput, match="which this ledger knows"):
-        approve(second, again)
+    with pytest.raises(InvalidInput, match="earlier version"):
+        approve(first, old)
+    approve(first, request)
     _, joined = join_site(None, kit=kit_of(second), existing=tmp_path / "n" / "site")
     approve(second, joined)
     with ledger_of(second) as ledger:
@@ -210,7 +215,7 @@ def test_books_that_show_less_than_the_ledger_charged_are_refused(
 ) -> None:
     approve(first, hospital(tmp_path / "n", first))
     request = hospital(tmp_path / "s", first, pool="south", name="south")
-    provision.approve(first, request, fingerprint=request.fingerprint, register=lambda _key, _name: 8)
+    approve(first, request, node_id=8)
     spend_in(first, first.study(), Federation(tmp_path / "fed", study=first.study()), 0)
     _, joined = join_site(None, kit=kit_of(second), existing=tmp_path / "n" / "site")
     with pytest.raises(InvalidInput, match="show less"):

@@ -86,6 +86,11 @@ def test_the_kit_holds_public_parts_only(workspace, tmp_path):
     )
     kit = json.loads((tmp_path / "kit" / "kit.json").read_text())
     assert kit.keys() == {"site", "objects_url", "sealing_key", "signing_key", "superlink"}
-    assert sorted(p.name for p in (tmp_path / "kit").iterdir()) == ["ca.crt", "kit.json", "study.toml"]
+    assert sorted(p.name for p in (tmp_path / "kit").iterdir()) == [
+        "ca.crt",
+        "consortium.pem",
+        "kit.json",
+        "study.toml",
+    ]
     for path in (tmp_path / "kit").iterdir():
         assert "PRIVATE" not in path.read_text()

@@ -61,7 +61,6 @@ def prepare(root: Path, *, planned: int) -> None:
             privacy = study.privacy
             declaration = PoolDeclaration(site.pool, site.name, privacy.budget, privacy.accountant, privacy.protection)
             ledger.declare_pool(declaration)
-            (root / site.name).mkdir()
 
 
 class Outside(EventLog):

@@ -334,10 +334,11 @@ def test_a_site_whose_trainings_all_crashed_serves_the_zero_code_and_starts(hosp
 def test_a_withdrawn_patients_teacher_is_silent_however_it_comes_back(hospital: Hospital) -> None:
     hospital.train(None, {0: 1, 1: 2})
     done = withdraw_patient(hospital.site, "p2")
-    other = 1 - done.voter
-    directory = voter_directory(hospital.site / "teachers", done.voter)
+    (place,) = done.places
+    other = 1 - place.voter
+    directory = voter_directory(hospital.site / "teachers", place.voter)
     assert [bool(served) for served in served_by(hospital.serve())] == [other == 0, other == 1]
-    write_teacher(directory, seed=done.voter + 1)  # put back from a backup, with its record
+    write_teacher(directory, seed=place.voter + 1)  # put back from a backup, with its record
     assert [bool(served) for served in served_by(hospital.serve())] == [other == 0, other == 1]
     (directory / "train.json").write_text("{")  # a record nobody can read stops neither worker nor withdrawal
     assert [bool(served) for served in served_by(hospital.serve())] == [other == 0, other == 1]
