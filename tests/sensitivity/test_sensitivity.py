@@ -179,7 +179,7 @@ def test_a_training_stopped_at_any_step_and_begun_again_moves_no_other_voter(ind
     site = make_site(choice)
     victim, voter = victim_of(index, site, choice)
     whole = run(World(site), site, tmp_path / "whole", choice)
-    steps = 4 if "PrivateSettings.strategy" in choice else 4
+    steps = 4 if "PrivateSettings.strategy" in choice else 3
     for stop in range(steps) if index in FAST else (index % steps,):
         base = run(World(site), site, tmp_path / f"base-{stop}", choice, interrupt=stop)
         assert [len(own) for own in base.steps] == [len(own) for own in whole.steps]  # no step more than was planned
