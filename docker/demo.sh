@@ -14,7 +14,7 @@ read -ra compose <<<"$COMPOSE"
 export COMPOSE_PROJECT_NAME=${COMPOSE_PROJECT_NAME:-consilium}
 
 in_study() {  # a command in a fresh container on the study's volume, without touching the others
-  "${compose[@]}" run --rm --no-deps -T --entrypoint "$1" study "${@:2}"
+  "${compose[@]}" run --rm --no-deps -T --entrypoint "$1" server "${@:2}"
 }
 
 up() {

@@ -1,6 +1,6 @@
 """Health checks of the containers, with the standard library alone so that they cost little.
 
-``health.py server``: SuperLink answers over TLS, verified by the consortium's own authority.
+``health.py server``: SuperLink answers over TLS, verified by the consortium's own authority, and so does the socket.
 ``health.py gateway``: the gateway turns this unsigned request away.
 ``health.py dashboard``: the dashboard answers.
 ``health.py worker``: the teacher worker takes a connection.
@@ -27,10 +27,11 @@ WORKER = Path("/site", os.environ.get("SITE_STUDY", "."), "node")
 
 
 def check_server(study: Path = STUDY) -> None:
-    """SuperLink, by the name and port the consortium's own processes use."""
+    """SuperLink on loopback, and the socket by which the gateway reaches its fleet routes."""
     endpoint = json.loads((study / "endpoint.json").read_text(encoding="utf-8"))
     context = ssl.create_default_context(cafile=str(study / "tls" / "ca.crt"))
-    _get(f"https://{endpoint['internal_host']}:{endpoint['internal_port']}/health", context)
+    _get(f"https://127.0.0.1:{endpoint['internal_port']}/health", context)
+    _connect(study / "gateway" / "run" / "fleet.sock")
 
 
 def check_gateway(url: str = "https://127.0.0.1:8443/") -> None:
@@ -49,9 +50,7 @@ def check_dashboard(url: str = "https://127.0.0.1:8050/") -> None:
 
 def check_worker(node: Path = WORKER) -> None:
     """The worker's Unix socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.settimeout(TIMEOUT_S)
-        client.connect(str(node / "run" / "worker.sock"))
+    _connect(node / "run" / "worker.sock")
 
 
 def check_node(node: Path = NODE, processes: Path = Path("/proc")) -> None:
@@ -73,6 +72,12 @@ def supernode_port(processes: Path = Path("/proc")) -> int:
         if any(Path(word).name == "flower-supernode" for word in words[:3]) and "--port" in words:
             return int(words[words.index("--port") + 1])
     raise OSError("no SuperNode is running")
+
+
+def _connect(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(TIMEOUT_S)
+        client.connect(str(path))
 
 
 def _get(url: str, context: ssl.SSLContext | None, *, expected: int = 200) -> None:

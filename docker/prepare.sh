@@ -35,7 +35,7 @@ sed -i -e '/^\[teacher\]/,/^\[/ {s/^channels = .*/channels = [8, 16, 32]/; s/^st
   -e '/^\[student\]/,/^\[/ {s/^channels = .*/channels = [8, 16, 32]/; s/^steps = .*/steps = '$((2 * steps))'/}' "$study/study.toml"
 consilium study publish "$study" --images "$scratch/split/public/images"
 consilium codec fit "$study" --label-maps "$scratch/split/public/label-maps" --sites 3
-consilium provision server "$study" --host gateway --internal-host server
+consilium provision server "$study" --host gateway
 
 # Each hospital: its data, its directory from its kit, its teacher. It sends the consortium its join request.
 mkdir -p "$study/requests"

@@ -4,12 +4,13 @@ Flower is driven through its commands in processes of their own; nothing here im
 node authentication are always on) and an app with any runtime dependency to install. No secret is ever in an argument:
 keys and the SuperExec secret are files of mode 0600 in the daemons' folder.
 
-Note that Flower 1.41 has no operator authentication: who reaches the SuperLink's port can submit code. Keep it on
-loopback or behind a proxy that exposes ``/v1/fleet/*`` only.
+SuperLink listens on loopback, and ``server.superlink`` asks whoever calls its control routes for the operators' secret,
+without which Flower 1.41 would take code from anybody on this machine. Flower's own client carries it from a file.
 """
 
 from __future__ import annotations
 
+import base64
 import importlib.metadata
 import importlib.util
 import json
@@ -17,6 +18,7 @@ import os
 import secrets
 import ssl
 import subprocess
+import sys
 import tempfile
 import tomllib
 import urllib.error
@@ -26,8 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from common.errors import DaemonFailed, InvalidInput
+from common.objects import write_atomically
 from common.pki import ServerIdentity, read_node_public_key
 from common.process import DaemonSpec, base_env, executable
+
+HOST = "127.0.0.1"
+"""Where SuperLink listens, and nowhere else."""
 
 CONNECTION = "consilium"
 """Name of the connection in Flower's ``config.toml``."""
@@ -42,17 +48,14 @@ _BUNDLE_MAX_BYTES = 10 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowerServer:
-    """The aggregator's Flower side: its folder, its address and its TLS identity.
+    """The aggregator's Flower side: its folder, its port on loopback and its TLS identity, which must name ``HOST``.
 
-    ``folder`` holds ``superlink.db``, ``superexec.secret``, ``home/`` (Flower's own) and ``logs/``. ``host`` is bound
-    and ``name`` (by default the same) is what clients call; the certificate must name it.
+    ``folder`` holds ``superlink.db``, ``superexec.secret``, ``operator.secret``, ``home/`` (Flower's own), ``logs/``.
     """
 
     folder: Path
     port: int
     identity: ServerIdentity
-    host: str = "127.0.0.1"
-    name: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", self.folder.absolute())
@@ -62,8 +65,7 @@ class FlowerServer:
     @property
     def address(self) -> str:
         """``host:port`` as clients write it."""
-        name = self.name or self.host
-        return f"[{name}]:{self.port}" if ":" in name else f"{name}:{self.port}"
+        return f"{HOST}:{self.port}"
 
     @property
     def database(self) -> Path:
@@ -74,6 +76,11 @@ class FlowerServer:
     def secret(self) -> Path:
         """Shared by SuperLink and SuperExec, so that nobody else is handed ServerApp tasks."""
         return self.folder / "superexec.secret"
+
+    @property
+    def operator_secret(self) -> Path:
+        """What SuperLink asks of whoever calls its control routes."""
+        return self.folder / "operator.secret"
 
     @property
     def home(self) -> Path:
@@ -126,14 +133,16 @@ def flower_env(home: Path, **extra: str) -> dict[str, str]:
 
 
 def prepare(server: FlowerServer) -> None:
-    """Write what the daemons and commands need: folders, Flower's ``config.toml``, the SuperExec secret. Idempotent."""
+    """Write what the daemons and commands need: folders, Flower's ``config.toml``, the two secrets. Idempotent."""
     for folder in (server.folder, server.home, server.logs):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
     write_config(server)
-    if not server.secret.exists():
-        with open(os.open(server.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(32))
+    for path, secret in ((server.secret, secrets.token_bytes(32)), (server.operator_secret, _hex_secret())):
+        if not path.exists():
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(secret)
+    write_credentials(server)
 
 
 def write_config(server: FlowerServer) -> Path:
@@ -148,8 +157,24 @@ def write_config(server: FlowerServer) -> Path:
     return path
 
 
+def write_credentials(server: FlowerServer) -> Path:
+    """Write the operators' secret where Flower's own client looks for what it shows a SuperLink."""
+    path = server.home / "credentials.yaml"
+    said = {
+        "authn-type": "oidc",
+        "oidc-access-token": server.operator_secret.read_text("ascii"),
+        "oidc-refresh-token": "-",
+    }
+    entries = {f"flower.account-auth.{server.address}.{name}": value for name, value in said.items()}
+    encoded = {name: base64.b64encode(value.encode()).decode() for name, value in entries.items()}
+    write_atomically(path, json.dumps(encoded).encode(), mode=0o600)
+    return path
+
+
 def superlink(server: FlowerServer) -> DaemonSpec:
     """How to start the SuperLink: TLS, node authentication, database on disk, ServerApps in a process of their own.
+
+    It is ready once it answers and has turned away a control call without the operators' secret.
 
     Flower cannot go on with a database whose making was interrupted. So a mark stands beside it from before the first
     start until SuperLink has answered once; a database found with its mark, in which nothing can be yet, is deleted.
@@ -162,7 +187,7 @@ def superlink(server: FlowerServer) -> DaemonSpec:
         unborn.touch()
 
     def ready() -> bool:
-        if healthy(server):
+        if healthy(server) and guarded(server):
             unborn.unlink(missing_ok=True)
             return True
         return False
@@ -171,8 +196,9 @@ def superlink(server: FlowerServer) -> DaemonSpec:
         role="superlink",
         name="superlink",
         argv=(
-            executable("flower-superlink"),
-            *("--host", server.host, "--port", str(server.port)),
+            *(sys.executable, "-P", "-m", "server.superlink"),
+            *("--operator-secret-file", str(server.operator_secret)),
+            *("--host", HOST, "--port", str(server.port)),
             *("--ssl-ca-certfile", str(server.identity.authority.absolute())),
             *("--ssl-certfile", str(server.identity.certificate.absolute())),
             *("--ssl-keyfile", str(server.identity.key.absolute())),
@@ -206,13 +232,27 @@ def superexec(server: FlowerServer, *, env: Mapping[str, str] | None = None) -> 
 
 def healthy(server: FlowerServer) -> bool:
     """Whether the SuperLink answers ``GET /health`` over TLS, verified by the study's authority."""
+    return _status(server, urllib.request.Request(f"https://{server.address}/health")) == 200
+
+
+def guarded(server: FlowerServer) -> bool:
+    """Whether the SuperLink refuses a control call that carries no secret."""
+    url = f"https://{server.address}/v1/control/list-nodes"
+    headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+    return _status(server, urllib.request.Request(url, data=b"", headers=headers, method="POST")) == 401
+
+
+def _status(server: FlowerServer, request: urllib.request.Request) -> int:
+    """What the SuperLink answers over TLS, verified by the study's authority; 0 where it does not."""
     context = ssl.create_default_context(cafile=str(server.identity.authority))
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
-        with opener.open(f"https://{server.address}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
+        with opener.open(request, timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
     except (urllib.error.URLError, OSError):
-        return False
+        return 0
 
 
 def register_node(server: FlowerServer, public_key: Path, *, name: str) -> int:
@@ -367,6 +407,10 @@ def _text(row: object, key: str) -> str:
     if not isinstance(row, dict) or key not in row:
         raise DaemonFailed(f"Flower's answer lacks {key!r}; is another version than 1.41 installed?")
     return str(row[key])
+
+
+def _hex_secret() -> bytes:
+    return secrets.token_hex(32).encode()
 
 
 def _toml(value: str | int | float | bool) -> str:

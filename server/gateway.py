@@ -2,10 +2,11 @@
 
 TLS ends here. Every request must name this server (``server.exact``) and be signed by a node key the consortium
 admitted; an unsigned, unknown, late or repeated one ends with 401 and one word, before any of its body reaches Flower.
-Of Flower's routes the ten that a SuperNode needs exist; control, runtime, documentation, registration and health do
-not. Connections (``server.listener``) and a site's share of the server (``server.shares``) are bounded; bodies and
-answers pass through without being held, in their time. The certificate and the list of admitted nodes are read again
-when their files change, so renewing and revoking need no restart.
+Of Flower's routes the ten that a SuperNode needs exist (``server.fleet``); control, runtime, documentation,
+registration and health do not, and cannot be reached from here. Connections (``server.listener``) and a site's share of
+the server (``server.shares``) are bounded; bodies and answers pass through without being held, in their time. The
+certificate and the list of admitted nodes are read again when their files change, so renewing and revoking need no
+restart.
 """
 
 from __future__ import annotations
@@ -35,39 +36,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.errors import DaemonFailed, InvalidInput, Refused
 from common.node_auth import Gatekeeper
+from server import fleet
 from server.exact import CertificateHosts, ExactPaths, Hosts, KnownHosts, sent_path
 from server.listener import GuardedProtocol, Listener
 from server.objects_app import objects_app
 from server.shares import Share, Shares
 
-FLEET_ROUTES = (
-    "activate-node",
-    "deactivate-node",
-    "send-node-heartbeat",
-    "pull-messages",
-    "push-messages",
-    "get-run",
-    "get-fab",
-    "push-object",
-    "pull-object",
-    "confirm-message-received",
-)
-"""What a SuperNode calls. ``register-node`` and ``unregister-node`` are the consortium's alone."""
-
 ACTIVATION_FAILED = 2004
 """Flower's code for a node that is not let in."""
 
-MAX_BODY_BYTES = {"/v1/fleet/push-object": 65 << 20}
-DEFAULT_MAX_BODY_BYTES = 1 << 20
 BODY_PAUSE_S = 15.0
 """The longest silence within a body."""
 BODY_GRACE_S = 20.0
 BODY_BYTES_PER_S = 32 << 10
 """A body has its grace and then the time that its length takes at this rate."""
-UPSTREAM_TIMEOUT_S = 60.0
-UPSTREAM_CONNECTIONS = 512
-_PASSED_ON = ("content-type", "accept")
-_PASSED_BACK = (b"content-type", b"content-length")
 _SIGNED = ("flwr-", "consilium-")
 
 log = logging.getLogger(__name__)
@@ -92,7 +74,7 @@ def gateway_app(
     hosts: Hosts | None = None,
     clock: Clock = lambda: datetime.now(UTC),
 ) -> Starlette:
-    """The ASGI application. ``upstream`` is a client whose base address is SuperLink's; ``hosts`` are the names in the
+    """The ASGI application. ``upstream`` is a client of ``server.fleet``; ``hosts`` are the names in the
     certificate unless others are given."""
 
     @contextlib.asynccontextmanager
@@ -100,9 +82,7 @@ def gateway_app(
         async with upstream:
             yield
 
-    routes = [
-        Route(f"/v1/fleet/{name}", _Fleet(upstream, f"/v1/fleet/{name}"), methods=["POST"]) for name in FLEET_ROUTES
-    ]
+    routes = [Route(path, _Fleet(upstream, path), methods=["POST"]) for path in fleet.PATHS]
     return Starlette(
         routes=[*routes, Mount("/", objects_app(files.objects))],
         lifespan=lifespan,
@@ -153,16 +133,19 @@ class _Fleet:
 
     def __init__(self, upstream: httpx.AsyncClient, path: str) -> None:
         self._upstream, self._path = upstream, path
-        self._limit = MAX_BODY_BYTES.get(path, DEFAULT_MAX_BODY_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
-            answer = await self._ask(request, scope["share"])
+            body = _body(request, scope["share"], limit=fleet.max_body(self._path))
+            answer = await fleet.ask(self._upstream, request, self._path, body)
         except ClientDisconnect:
             return
-        except _BodyRefused as error:
-            await PlainTextResponse(f"{error.reason}\n", status_code=error.status)(scope, receive, send)
+        except fleet.TooLarge:
+            await PlainTextResponse("too-large\n", status_code=413)(scope, receive, send)
+            return
+        except _TooSlow:
+            await PlainTextResponse("too-slow\n", status_code=408)(scope, receive, send)
             return
         except httpx.TransportError as error:
             await _later(type(error).__name__)(scope, receive, send)
@@ -171,42 +154,18 @@ class _Fleet:
             if answer.status_code >= 500:
                 await _later(f"status {answer.status_code}")(scope, receive, send)
                 return
-            kept = [(name, value) for name, value in answer.headers.raw if name.lower() in _PASSED_BACK]
-            await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
-            async for part in answer.aiter_bytes():
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            await fleet.answer(answer, send)
         finally:
             await answer.aclose()
 
-    async def _ask(self, request: Request, share: Share) -> httpx.Response:
-        announced = request.headers.get("content-length", "")
-        if announced.isdigit() and int(announced[:20]) > self._limit:
-            raise _BodyRefused("too-large", 413)
-        kept = {
-            name: value for name, value in request.headers.items() if name in _PASSED_ON or name.startswith("flwr-")
-        }
-        kept["accept-encoding"] = "identity"
-        if announced.isdigit():
-            kept["content-length"] = announced
-        body = _body(request, share, limit=self._limit)
-        async with contextlib.aclosing(body):
-            return await self._upstream.send(
-                self._upstream.build_request("POST", self._path, content=body, headers=kept), stream=True
-            )
 
-
-class _BodyRefused(Exception):
-    """Raised within a body that is too long or too slow; what is sent back says so in one word."""
-
-    def __init__(self, reason: str, status: int) -> None:
-        super().__init__(reason)
-        self.reason, self.status = reason, status
+class _TooSlow(Exception):
+    """The body stalls."""
 
 
 async def _body(request: Request, share: Share, *, limit: int) -> AsyncGenerator[bytes]:
-    """The request's body part by part; _BodyRefused as soon as it is longer than ``limit`` bytes or stalls, Refused as
-    soon as it passes the site's share."""
+    """The request's body part by part; fleet.TooLarge as soon as it is longer than ``limit`` bytes, _TooSlow when it
+    stalls, Refused as soon as it passes the site's share."""
     started, size = time.monotonic(), 0
     parts = request.stream()
     try:
@@ -218,9 +177,9 @@ async def _body(request: Request, share: Share, *, limit: int) -> AsyncGenerator
             except StopAsyncIteration:
                 return
             except TimeoutError as error:
-                raise _BodyRefused("too-slow", 408) from error
+                raise _TooSlow from error
             if size + len(part) > limit:
-                raise _BodyRefused("too-large", 413)
+                raise fleet.TooLarge
             share.take(len(part))
             size += len(part)
             if part:
@@ -273,15 +232,17 @@ def _refusal(scope: Scope, reason: str) -> Response:
     return PlainTextResponse(f"{reason}\n", status_code=401)
 
 
-async def serve(files: GatewayFiles, *, bind: str, port: int, superlink: str, superlink_ca: Path) -> None:
-    """Serve until SIGTERM or SIGINT. A new certificate is taken up within a second, without closing a connection."""
-    trust = ssl.create_default_context(cafile=str(superlink_ca))
+async def serve(files: GatewayFiles, *, bind: str, port: int, socket: Path) -> None:
+    """Serve until SIGTERM or SIGINT. A new certificate is taken up within a second, without closing a connection.
+
+    ``socket`` is where ``server.fleet`` listens: of SuperLink, this process reaches nothing else.
+    """
+    limits = httpx.Limits(max_connections=fleet.UPSTREAM_CONNECTIONS, max_keepalive_connections=32)
     upstream = httpx.AsyncClient(
-        base_url=f"https://{superlink}",
-        verify=trust,
-        timeout=UPSTREAM_TIMEOUT_S,
+        base_url="http://superlink",
+        transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=limits),
+        timeout=fleet.UPSTREAM_TIMEOUT_S,
         trust_env=False,
-        limits=httpx.Limits(max_connections=UPSTREAM_CONNECTIONS, max_keepalive_connections=32),
     )
     config = uvicorn.Config(
         gateway_app(files, upstream=upstream),
@@ -323,19 +284,16 @@ async def _keep_certificate(context: ssl.SSLContext, files: GatewayFiles) -> Non
 def main() -> None:
     """``python -m server.gateway``: serve until SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(description="The one port that sites reach")
-    for name in ("--objects", "--nodes", "--certificate", "--key", "--superlink-ca"):
+    for name in ("--objects", "--nodes", "--certificate", "--key", "--fleet"):
         parser.add_argument(name, type=Path, required=True)
     parser.add_argument("--bind", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--superlink", required=True, help="host:port")
     given = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     files = GatewayFiles(objects=given.objects, nodes=given.nodes, certificate=given.certificate, key=given.key)
     try:
-        asyncio.run(
-            serve(files, bind=given.bind, port=given.port, superlink=given.superlink, superlink_ca=given.superlink_ca)
-        )
+        asyncio.run(serve(files, bind=given.bind, port=given.port, socket=given.fleet))
     except DaemonFailed as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -52,14 +52,16 @@ class SiteStanding:
 def set_up_server(
     workspace: Workspace, endpoint: Endpoint, *, more_names: Sequence[str] = (), now: datetime | None = None
 ) -> datetime:
-    """The consortium's CA, the certificate of the one port and the internal one; when the public one expires.
+    """The consortium's CA, the certificates of the one port, of SuperLink and of the dashboard; when the first expires.
 
     Idempotent: what is valid is kept.
     """
     authority = create_authority(workspace.authority_dir, name="Consilium consortium CA", now=now)
     issue_server_certificate(authority, workspace.gateway_dir, names=[endpoint.host, *more_names], now=now)
-    internal = dict.fromkeys([endpoint.internal_host, "127.0.0.1", "localhost"])
-    issue_server_certificate(authority, workspace.tls_dir, names=[*internal], valid_days=INTERNAL_DAYS, now=now)
+    internal = ["127.0.0.1", "localhost"]
+    for folder in (workspace.tls_dir, workspace.dashboard_tls_dir):
+        issue_server_certificate(authority, folder, names=internal, valid_days=INTERNAL_DAYS, now=now)
+    workspace.flower_dir.mkdir(mode=0o700, exist_ok=True)
     if not workspace.nodes_file.exists():
         write_admitted(workspace.nodes_file, ())
     workspace.save_endpoint(endpoint)

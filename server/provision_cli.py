@@ -29,16 +29,13 @@ def server(
     host: Annotated[str, typer.Option(help="Name or address by which sites reach the server.")],
     port: Annotated[int, typer.Option(help="The one port that sites reach.")] = 8443,
     more_names: Annotated[str, typer.Option(help="More names in the certificate, separated by commas.")] = "",
-    internal_host: Annotated[str, typer.Option(help="Where the consortium's own processes reach SuperLink.")] = (
-        "127.0.0.1"
-    ),
-    internal_port: Annotated[int, typer.Option(help="SuperLink's port, closed to sites.")] = 8000,
+    internal_port: Annotated[int, typer.Option(help="SuperLink's port on loopback.")] = 8000,
 ) -> None:
     """Make the consortium's CA and certificates and set where the server is. What is valid is kept.
 
     Example: consilium provision server trial --host pate.example.org --port 443
     """
-    endpoint = Endpoint(host=host, port=port, internal_host=internal_host, internal_port=internal_port)
+    endpoint = Endpoint(host=host, port=port, internal_port=internal_port)
     names = tuple(name for name in more_names.split(",") if name)
     until = provision.set_up_server(Workspace(directory), endpoint, more_names=names)
     typer.echo(f"{host}:{port}; certificate valid until {until:%Y-%m-%d}")
@@ -163,14 +160,11 @@ def _server() -> None:
 def up(
     directory: StudyDir,
     bind: Annotated[str, typer.Option(help="Address the gateway listens on: the one port sites reach.")] = "0.0.0.0",
-    internal_bind: Annotated[str, typer.Option(help="Address SuperLink listens on; never one that sites reach.")] = (
-        "127.0.0.1"
-    ),
     gateway: Annotated[bool, typer.Option(help="Run the gateway here, too.")] = True,
 ) -> None:
     """Run the server's daemons in the foreground: SuperLink, SuperExec and the gateway. What dies is started again.
 
-    SuperLink has no operator authentication: whoever reaches its port can submit code to the server.
+    SuperLink listens on loopback and takes orders only from who can read the study's flower/operator.secret.
     Example: consilium server up trial
     """
     from server import supervisor
@@ -178,7 +172,6 @@ def up(
     supervisor.serve(
         Workspace(directory),
         bind=bind,
-        internal_bind=internal_bind,
         gateway=gateway,
         on_ready=lambda: typer.echo("server is up", err=True),
     )

@@ -23,12 +23,13 @@ from common.events import read_events
 from common.pki import ServerIdentity
 from common.process import DaemonSpec, ProcessGroup, accepts, base_env, reachable
 from common.supervision import Kept, Supervisor, json_report
-from server.daemons import FlowerServer, app_dir, prepare, run_status, stop_run, submit, superexec, superlink
+from server.daemons import HOST, FlowerServer, app_dir, prepare, run_status, stop_run, submit, superexec, superlink
 from server.listener import cannot_listen
 from server.workspace import Workspace
 
 START_TIMEOUT_S = 120.0
 POLL_S = 0.3
+SOCKET = "fleet.sock"
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -37,16 +38,30 @@ class RunFailed(ConsiliumError):
     """The run ended with a reason of its own; nothing was lost, `consilium study resume` goes on from the ledger."""
 
 
-def flower_server(workspace: Workspace, *, bind: str | None = None) -> FlowerServer:
-    """The SuperLink of this study as the daemons module describes it; ``bind`` is the address it listens on."""
+def flower_server(workspace: Workspace) -> FlowerServer:
+    """The SuperLink of this study as the daemons module describes it."""
     endpoint, tls = workspace.endpoint(), workspace.tls_dir
     identity = ServerIdentity(authority=tls / "ca.crt", certificate=tls / "server.crt", key=tls / "server.key")
-    return FlowerServer(
-        folder=workspace.flower_dir,
-        port=endpoint.internal_port,
-        identity=identity,
-        host=bind or "127.0.0.1",
-        name=endpoint.internal_host,
+    return FlowerServer(folder=workspace.flower_dir, port=endpoint.internal_port, identity=identity)
+
+
+def fleet_daemon(workspace: Workspace) -> DaemonSpec:
+    """How to start what stands between the gateway and SuperLink: its fleet routes on a Unix socket."""
+    server, folder = flower_server(workspace), workspace.fleet_dir.absolute()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / SOCKET).unlink(missing_ok=True)
+    return DaemonSpec(
+        role="fleet",
+        name="fleet",
+        argv=(
+            *(sys.executable, "-P", "-m", "server.fleet"),
+            *("--socket", SOCKET),  # a Unix socket's path has at most 107 bytes, so it is named from its own folder
+            *("--superlink", server.address, "--superlink-ca", str(server.identity.authority.absolute())),
+        ),
+        env=base_env(),
+        cwd=folder,
+        log=workspace.root.absolute() / "logs" / "fleet.log",
+        ready=(folder / SOCKET).is_socket,
     )
 
 
@@ -61,11 +76,10 @@ def gateway_daemon(workspace: Workspace, *, bind: str) -> DaemonSpec:
             *("--objects", str(root / "objects"), "--nodes", str(folder / "nodes.json")),
             *("--certificate", str(folder / "server.crt"), "--key", str(folder / "server.key")),
             *("--bind", bind, "--port", str(endpoint.port)),
-            *("--superlink", f"{endpoint.internal_host}:{endpoint.internal_port}"),
-            *("--superlink-ca", str(folder / "ca.crt")),
+            *("--fleet", SOCKET),
         ),
         env=base_env(),
-        cwd=folder,
+        cwd=workspace.fleet_dir.absolute(),
         log=root / "logs" / "gateway.log",
         ready=lambda: gateway_answers(bind, endpoint.port, folder / "ca.crt"),
     )
@@ -93,18 +107,18 @@ def serve(
     workspace: Workspace,
     *,
     bind: str,
-    internal_bind: str = "127.0.0.1",
     gateway: bool = True,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run SuperLink, SuperExec and the gateway until SIGINT or SIGTERM; what dies is started again."""
-    server = flower_server(workspace, bind=internal_bind)
+    """Run SuperLink, its fleet routes, SuperExec and the gateway until a signal; what dies is started again."""
+    server = flower_server(workspace)
     prepare(server)
     report = json_report(workspace.root / "logs" / "daemons.jsonl")
     endpoint = workspace.endpoint()
-    inner = lambda: port_taken(internal_bind, endpoint.internal_port)  # noqa: E731
+    inner = lambda: port_taken(HOST, endpoint.internal_port)  # noqa: E731
     kept = [
         Kept(spec=lambda: superlink(server), obstacle=inner, quote=True),
+        Kept(spec=lambda: fleet_daemon(workspace), quote=True),
         Kept(spec=lambda: superexec(server), quote=True),
     ]
     if gateway:

@@ -45,13 +45,11 @@ class CodecRecord:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the server is: ``host`` and ``port`` as sites call it (the gateway), and SuperLink behind it, which the
-    consortium's own processes reach as ``internal_host`` and ``internal_port`` and nobody else."""
+    """Where the server is: ``host`` and ``port`` as sites call it (the gateway), and SuperLink's port on loopback."""
 
     host: str
     port: int
     internal_port: int
-    internal_host: str = "127.0.0.1"
 
     @property
     def superlink(self) -> str:
@@ -115,6 +113,11 @@ class Workspace:
         return self.root / "tls"
 
     @property
+    def dashboard_tls_dir(self) -> Path:
+        """Certificate and key of the dashboard's own port: all that it holds of what is secret."""
+        return self.root / "dashboard-tls"
+
+    @property
     def authority_dir(self) -> Path:
         """The consortium's certificate authority; needed only to renew, and best kept elsewhere between renewals."""
         return self.tls_dir / "authority"
@@ -123,6 +126,11 @@ class Workspace:
     def gateway_dir(self) -> Path:
         """All that the gateway reads beside the public objects: certificate, key, list of admitted nodes."""
         return self.root / "gateway"
+
+    @property
+    def fleet_dir(self) -> Path:
+        """The Unix socket by which the gateway reaches SuperLink's fleet routes."""
+        return self.gateway_dir / "run"
 
     @property
     def nodes_file(self) -> Path:
@@ -226,9 +234,10 @@ class Workspace:
 
     def endpoint(self) -> Endpoint:
         record = self._read("endpoint.json", remedy="set it with `consilium provision server`")
-        return Endpoint(
-            **checked_fields(record, {"host": str, "port": int, "internal_host": str, "internal_port": int})
-        )
+        kinds: dict[str, type] = {"host": str, "port": int, "internal_port": int}
+        named = isinstance(record, dict) and "internal_host" in record  # an earlier version let SuperLink be elsewhere
+        fields = checked_fields(record, kinds | {"internal_host": str} if named else kinds)
+        return Endpoint(**{name: fields[name] for name in kinds})
 
     def save_endpoint(self, endpoint: Endpoint) -> None:
         self._write("endpoint.json", dataclasses.asdict(endpoint))

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("common", "server", "client", "consilium")
 
-FLWR_FILES = {"server/app.py", "client/app.py", "common/wire.py"}
+FLWR_FILES = {"server/app.py", "server/superlink.py", "client/app.py", "common/wire.py"}
 FASTAPI_FOLDER = "server/dashboard/"
 PRIVACY_PATH = ("client/app.py", "client/policy.py", "server/query.py", "common/wire.py")
 PRIVACY_FOLDERS = ("common/privacy/", "common/ledger/")

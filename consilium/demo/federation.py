@@ -20,7 +20,7 @@ from common.pki import create_node_keys
 from common.process import ProcessGroup, free_ports
 from server import provision
 from server.daemons import prepare, register_node, superexec, superlink
-from server.supervisor import flower_server, gateway_daemon
+from server.supervisor import fleet_daemon, flower_server, gateway_daemon
 from server.workspace import Endpoint, Workspace
 
 HOST = "127.0.0.1"
@@ -71,7 +71,7 @@ def running(
     prepare(server)
     with ProcessGroup() as group, tempfile.TemporaryDirectory(prefix="consilium-") as sockets:
         on_step("superlink")
-        group.start_all([superlink(server), gateway_daemon(workspace, bind=HOST)])
+        group.start_all([superlink(server), fleet_daemon(workspace), gateway_daemon(workspace, bind=HOST)])
         on_step("admission")
         known = {site.name for site in workspace.registered()}
         for name, directory in sites.items():

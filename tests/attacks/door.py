@@ -42,8 +42,7 @@ async def app(scope, receive, send):
             break
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
-uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), ssl_certfile=sys.argv[2], ssl_keyfile=sys.argv[3],
-            log_level="critical", lifespan="off", ws="none")
+uvicorn.run(app, uds=sys.argv[1], log_level="critical", lifespan="off", ws="none")
 """
 ROOT = Path(__file__).resolve().parents[2]
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
@@ -107,30 +106,30 @@ def door(root: Path, sites: tuple[str, ...] = ("north", "south")) -> Iterator[Do
     pairs = {site: create_node_keys(root / site) for site in sites}
     nodes = tuple(AdmittedNode(site=site, key=read_node_public_key(pair.public)) for site, pair in pairs.items())
     write_admitted(root / "nodes.json", nodes)
-    port, inner = free_ports(2)
+    (port,) = free_ports(1)
     store = ObjectStore(root / "objects")
-    words = ("-P", "-m", "server.gateway", "--port", str(port), "--superlink", f"localhost:{inner}")
-    files = {"objects": root / "objects", "nodes": root / "nodes.json", "superlink-ca": identity.authority}
+    words = ("-P", "-m", "server.gateway", "--port", str(port), "--fleet", "fleet.sock")
+    files = {"objects": root / "objects", "nodes": root / "nodes.json"}
     files |= {"certificate": identity.certificate, "key": identity.key}
     argv = (sys.executable, *words, *(str(word) for name, path in files.items() for word in (f"--{name}", path)))
     daemons = (
-        (inner, (sys.executable, "-c", SUPERLINK, str(inner), str(identity.certificate), str(identity.key))),
-        (port, argv),
+        ("superlink", (sys.executable, "-c", SUPERLINK, "fleet.sock"), (root / "fleet.sock").is_socket),
+        ("gateway", argv, lambda: accepts("127.0.0.1", port)),
     )
     with ProcessGroup() as group:
         started = [
             group.start(
                 DaemonSpec(
-                    role="superlink" if number == inner else "gateway",
+                    role=role,
                     name="attacked",
                     argv=words,
                     env=base_env(PYTHONPATH=str(ROOT)),
                     cwd=root,
-                    log=root / f"{number}.log",
-                    ready=lambda number=number: accepts("127.0.0.1", number),
+                    log=root / f"{role}.log",
+                    ready=ready,
                 )
             )
-            for number, words in daemons
+            for role, words, ready in daemons
         ]
         keys = {site: load_node_key(pair.private) for site, pair in pairs.items()}
         yield Door(port=port, gateway=started[1], keys=keys, authority=identity.authority, store=store)

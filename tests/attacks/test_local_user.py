@@ -3,6 +3,7 @@
 | threat | what stands against it |
 |---|---|
 | it takes the gateway's port first: the server seems up | a port is looked at before; a gateway shows its certificate |
+| it lists the nodes or submits an app, which reads the keys | SuperLink asks for a secret only the owner can read |
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import os
 import signal
 import socket
 import ssl
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -23,11 +26,13 @@ from pathlib import Path
 
 import pytest
 
-from common.pki import create_authority, issue_server_certificate
-from common.process import free_ports
+from common.pki import create_authority, create_node_keys, issue_server_certificate
+from common.process import ProcessGroup, free_ports
 from server import provision, setup
-from server.supervisor import gateway_answers, port_taken
+from server.daemons import list_nodes, prepare, register_node, superexec, superlink
+from server.supervisor import fleet_daemon, flower_server, gateway_answers, port_taken
 from server.workspace import Endpoint, Workspace
+from tests.attacks.thief import Attacker, unguarded_routes
 from tests.federation import make_study
 
 
@@ -103,3 +108,67 @@ def test_a_server_whose_port_is_taken_says_so_and_never_that_it_is_up(workspace:
         finally:
             os.kill(process.pid, signal.SIGTERM)
             process.communicate(timeout=60)
+
+
+# --- SuperLink's control routes, which take code
+
+NOBODY = 65534
+REFUSED = "Authentication failed"
+"""What Flower's client says of a 401."""
+
+
+@pytest.mark.slow
+def test_nobody_but_the_operator_lists_nodes_or_submits_an_app(workspace: Workspace, tmp_path: Path) -> None:
+    server = flower_server(workspace)
+    prepare(server)
+    keys = create_node_keys(tmp_path / "node")
+    out = tmp_path / "stolen"
+    with ProcessGroup() as group:
+        group.start(superlink(server))
+        group.start(superexec(server))
+        node = register_node(server, keys.public, name="north")
+        attacker = Attacker.make(server)
+        listed = attacker.flwr("supernode", "list", "s", "--format", "json")
+        ran = attacker.submit(workspace.root, out)
+        until = time.monotonic() + 30
+        while "run-id" in ran and not out.exists() and time.monotonic() < until:
+            time.sleep(0.5)
+        assert not out.exists(), f"the app read {out.read_text().split()}"
+        assert str(node) not in listed
+        for said in (listed, ran):
+            assert REFUSED in said
+        assert [found.node_id for found in list_nodes(server)] == [node]  # and the operator goes on
+        assert unguarded_routes(server) == set()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_another_user_reads_no_secret_of_the_server_and_connects_to_no_socket() -> None:
+    """In a directory that everybody may enter: the modes of the files themselves are what stands."""
+    with tempfile.TemporaryDirectory(prefix="open-") as folder, ProcessGroup() as group:
+        Path(folder).chmod(0o755)
+        workspace = Workspace(Path(folder, "study"))
+        setup.create_study(workspace, make_study())
+        outer, inner = free_ports(2)
+        provision.set_up_server(workspace, Endpoint(host="localhost", port=outer, internal_port=inner))
+        workspace.root.chmod(0o755)
+        server = flower_server(workspace)
+        prepare(server)
+        group.start(fleet_daemon(workspace))
+        names = (
+            "flower/operator.secret",
+            "flower/superexec.secret",
+            "flower/home/credentials.yaml",
+            "keys/sealing.key",
+        )
+        names += ("keys/ledger.key", "tls/authority/ca.key", "tls/server.key", "gateway/server.key")
+        for name in names:
+            path = workspace.root / name
+            for above in path.relative_to(folder).parents:
+                (Path(folder) / above).chmod(0o755)
+            assert path.read_bytes()
+            tried = subprocess.run(["cat", path], user=NOBODY, group=NOBODY, extra_groups=(), capture_output=True)
+            assert b"Permission denied" in tried.stderr, name
+            assert tried.stdout == b""
+        socket_file = workspace.fleet_dir / "fleet.sock"
+        workspace.fleet_dir.chmod(0o755)
+        assert stat.S_IMODE(socket_file.stat().st_mode) == 0o600

@@ -23,6 +23,7 @@ import yaml
 
 from common.supervision import json_report
 from consilium.cli import app
+from server.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
@@ -31,7 +32,9 @@ SITES = ("site-1", "site-2", "site-3")
 WORKERS = tuple(f"{site}-worker" for site in SITES)
 NODES = tuple(f"{site}-node" for site in SITES)
 DAEMONS = ("server", "gateway", "dashboard", *WORKERS, *NODES)
-STUDY = {"/study": "study", "/study/objects": "objects", "/study/gateway": "gateway"}
+SECRET = ("keys", "tls", "flower")
+"""Volumes with keys, the certificate authority, and SuperLink's database and secrets."""
+STUDY = {"/study": "study"} | {f"/study/{name}": name for name in ("objects", "gateway", *SECRET)}
 ONE_SHOTS = ("prepare", "register", "study")
 SCRIPTS = ("prepare.sh", "register.sh")
 
@@ -107,6 +110,54 @@ def test_the_dashboard_writes_nothing_but_its_own_decisions() -> None:
     assert "study:/study:ro" in mounts
 
 
+def test_neither_gateway_nor_dashboard_mounts_a_key_or_the_authority_or_superlinks_files() -> None:
+    """What a study's directory holds of them lies on volumes of its own, which everything else that mounts it has."""
+    study = Workspace(Path("/study"))
+    kept = (study.sealing_key_file, study.signing_key_file, study.authority_dir, study.tls_dir, study.flower_dir)
+    for name in SERVICES:
+        targets = {Path(target) for target in volumes_of(name) if volumes_of(name)[target] in SECRET}
+        if name in ("gateway", "dashboard") or name.startswith("site-"):
+            assert not targets
+        else:
+            assert all(any(path.is_relative_to(target) for target in targets) for path in kept)
+    assert study.dashboard_tls_dir / "server.key" == Path(after(SERVICES["dashboard"]["command"], "--key"))
+    assert study.gateway_dir / "server.key" == Path(after(SERVICES["gateway"]["command"], "--key"))
+    assert set(volumes_of("gateway")) == {str(study.objects_dir), str(study.gateway_dir)}
+
+
+def test_of_superlink_the_gateway_has_a_socket_and_no_network_or_address() -> None:
+    for file in ("docker-compose.yml", "docker/server.yml"):
+        services = yaml.safe_load((ROOT / file).read_text(encoding="utf-8"))["services"]
+        assert services["server"]["network_mode"] == "none"
+        assert "networks" not in services["server"]
+        joined = {name for name, one in services.items() if one.get("network_mode") == "service:server"}
+        assert joined <= {"register", "study"}
+        study = Workspace(Path("/study"))
+        assert Path(after(services["gateway"]["command"], "--fleet")) == study.fleet_dir / "fleet.sock"
+        assert not any("server:" in word or "8000" in word for word in services["gateway"]["command"])
+        assert not set(services["gateway"]["networks"]) & set(services["dashboard"]["networks"])
+        assert not [mount for mount in services["gateway"]["volumes"] if not mount.endswith(":ro")]
+
+
+@pytest.mark.parametrize("study", [".", "studies/second"])
+def test_what_the_dashboard_of_a_folder_must_not_see_is_hidden_from_it(study: str) -> None:
+    text = (ROOT / "docker" / "server.yml").read_text(encoding="utf-8").replace("${STUDY:-.}", study)
+    dashboard = yaml.safe_load(text)["services"]["dashboard"]
+    hidden = [Path(mount.partition(":")[0]) for mount in dashboard["tmpfs"]]
+    books, own = Workspace(Path("/study")), Workspace(Path("/study", study))
+    for one in (books, own):
+        for path in (one.sealing_key_file, one.signing_key_file, one.authority_dir, one.flower_dir, one.gateway_dir):
+            assert any(path.is_relative_to(folder) for folder in hidden), path
+        for path in (one.ledger_file, one.events_file, one.labels_dir, one.dashboard_tls_dir):
+            assert not any(path.is_relative_to(folder) for folder in hidden), path
+    assert Path(after(dashboard["command"], "--key")) == own.dashboard_tls_dir / "server.key"
+
+
+def after(words: list[str], option: str) -> str:
+    """What stands behind an option of a command."""
+    return words[words.index(option) + 1]
+
+
 def test_what_sees_several_parties_volumes_has_no_network() -> None:
     parties = {name: {volume.replace("node", "site") for volume in volumes_of(name).values()} for name in SERVICES}
     several = [
@@ -124,20 +175,15 @@ def test_a_site_shares_a_network_with_the_gateway_alone() -> None:
             assert SERVICES[f"{site}-{part}"]["networks"] == [site]
 
 
-def test_superlink_is_on_the_consortium_s_own_network_alone() -> None:
-    assert SERVICES["server"]["networks"] == ["operations"]
-    assert {name for name in SERVICES if "operations" in SERVICES[name].get("networks", ())} == {
-        "server",
-        "gateway",
-        "dashboard",
-        "register",
-        "study",
-    }
+def test_the_dashboard_is_on_a_network_of_its_own() -> None:
+    assert [name for name in SERVICES if "dashboard" in SERVICES[name].get("networks", ())] == ["dashboard"]
+    assert SERVICES["dashboard"]["networks"] == ["dashboard"]
 
 
 def test_no_network_leads_outside() -> None:
     assert all(network == {"internal": True} for network in COMPOSE["networks"].values())
-    assert all("networks" in service or service.get("network_mode") == "none" for service in SERVICES.values())
+    for service in SERVICES.values():
+        assert "networks" in service or service["network_mode"] in ("none", "service:server")
 
 
 def test_daemons_are_watched_and_restarted_and_one_shots_are_not() -> None:

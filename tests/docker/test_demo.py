@@ -128,6 +128,51 @@ def test_what_takes_messages_sees_neither_data_nor_models_and_the_gateway_no_led
     assert not re.search(r"ledger|sealing|ca\.key|labels", seen("gateway"))
 
 
+REACH = """
+import json, os, socket, ssl, sys
+from pathlib import Path
+read = []
+for path in Path("/study").rglob("*"):
+    try:
+        if path.is_file() and (b"PRIVATE KEY" in path.read_bytes() or path.suffix in (".key", ".secret")):
+            read.append(str(path))
+    except OSError:
+        pass
+listening = []
+for name in ("localhost", "server", "register", "study", "prepare"):
+    for port in (8000, 8001):
+        try:
+            socket.create_connection((name, port), timeout=1).close()
+            listening.append(f"{name}:{port}")
+        except OSError:
+            pass
+ledger, database = (bool(list(Path("/study").rglob(name))) for name in ("ledger.sqlite", "superlink.db"))
+print(json.dumps({"read": sorted(read), "listening": listening, "ledger": ledger, "database": database}))
+"""
+"""What a process in a container finds of keys, ledger and SuperLink."""
+
+ASK = """
+import socket
+client = socket.socket(socket.AF_UNIX)
+client.connect("/study/gateway/run/fleet.sock")
+client.sendall(b"POST /v1/control/%s HTTP/1.1\\r\\nhost: s\\r\\ncontent-length: 0\\r\\nconnection: close\\r\\n\\r\\n")
+print(client.recv(4096).split()[1].decode())
+"""
+
+
+def test_from_a_stolen_gateway_neither_key_nor_ledger_nor_control_route_is_in_reach(compose: Compose) -> None:
+    gateway = compose.containers()["gateway"]
+    found = json.loads(compose.run("exec", gateway, "python3", "-c", REACH))
+    assert found == {"read": ["/study/gateway/server.key"], "listening": [], "ledger": False, "database": False}
+    for route in ("start-run", "list-nodes", "register-node"):
+        assert compose.run("exec", gateway, "python3", "-c", ASK % route).strip() == "404"
+
+
+def test_from_a_stolen_dashboard_neither_key_nor_control_route_is_in_reach(compose: Compose) -> None:
+    found = json.loads(compose.run("exec", compose.containers()["dashboard"], "python3", "-c", REACH))
+    assert found == {"read": ["/study/dashboard-tls/server.key"], "listening": [], "ledger": True, "database": False}
+
+
 def test_no_layer_holds_a_secret_and_each_image_lists_its_contents(compose: Compose) -> None:
     for image in IMAGES:
         saved = subprocess.run(

@@ -169,7 +169,7 @@ def consortium_opens(host: Host) -> None:
     (study / "study.toml").write_text(recipe[0] + small(sections), encoding="utf-8")
     consilium("study", "publish", "/study", "--images", "/study/split/public/images")
     consilium("codec", "fit", "/study", "--label-maps", "/study/split/public/label-maps", "--sites", "1")
-    consilium("provision", "server", "/study", "--host", CONSORTIUM, "--internal-host", "server")
+    consilium("provision", "server", "/study", "--host", CONSORTIUM)
     host.compose("up", "-d")
     until(lambda: set(host.healthy().values()) == {"healthy"} and len(host.healthy()) == 3, "the server's three parts")
     consilium("provision", "kit", "/study", "north", "--out", "/study/kits/north")

@@ -13,7 +13,8 @@ import pytest
 from common.node_auth import AdmittedNode, signed_headers, write_admitted
 from common.objects import ObjectStore
 from common.pki import create_node_keys, load_node_key, read_node_public_key
-from server.gateway import DEFAULT_MAX_BODY_BYTES, FLEET_ROUTES, MAX_BODY_BYTES, GatewayFiles, gateway_app
+from server.fleet import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES, ROUTES
+from server.gateway import GatewayFiles, gateway_app
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -61,7 +62,7 @@ def gateway(tmp_path: Path) -> Gateway:
     return Gateway(tmp_path)
 
 
-@pytest.mark.parametrize("route", FLEET_ROUTES)
+@pytest.mark.parametrize("route", ROUTES)
 def test_fleet_traffic_passes_unchanged(gateway: Gateway, route: str) -> None:
     reply = gateway.ask("POST", f"/v1/fleet/{route}", body=b"protobuf", headers={"content-type": "application/x-p"})
     assert (reply.status_code, reply.content) == (200, b"answer to protobuf")

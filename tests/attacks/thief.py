@@ -1,0 +1,117 @@
+"""An app that steals, and who submits it with Flower's client, knowing SuperLink's address and authority."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import ssl
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.process import executable
+from server.daemons import FlowerServer, flower_env
+
+THIEF = {
+    "pyproject.toml": """
+[project]
+name = "thief"
+version = "1.0.0"
+description = "reads what lies at the server"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "somebody"
+fab-include = ["thief/**/*.py"]
+[tool.flwr.app.components]
+serverapp = "thief.app:app"
+clientapp = "thief.app:client"
+[tool.flwr.app.config]
+study = ""
+out = ""
+""",
+    "thief/__init__.py": "",
+    "thief/app.py": """
+from pathlib import Path
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+app = ServerApp()
+client = ClientApp()
+@app.main()
+def main(grid, context):
+    study, out = Path(context.run_config["study"]), Path(context.run_config["out"])
+    wanted = ("keys/sealing.key", "keys/ledger.key", "tls/authority/ca.key", "ledger.sqlite")
+    out.write_text("\\n".join(name for name in wanted if (study / name).read_bytes()))
+""",
+}
+"""An app whose server half reads the four files of a study's directory that nobody else may have."""
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """Who knows SuperLink's address and authority, on the server's machine or in the gateway: Flower's own client."""
+
+    home: Path
+
+    @classmethod
+    def make(cls, server: FlowerServer) -> Attacker:
+        home = Path(tempfile.mkdtemp(prefix="nobody-"))
+        (home / "ca.crt").write_bytes(server.identity.authority.read_bytes())
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "s"\n[superlink.s]\naddress = "{server.address}"\n'
+            f'root-certificates = "{home / "ca.crt"}"\n'
+        )
+        for name, text in THIEF.items():
+            path = home / "app" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return cls(home)
+
+    def flwr(self, *words: str) -> str:
+        """All that one of Flower's commands says."""
+        done = subprocess.run(
+            [executable("flwr"), *words],
+            env=flower_env(self.home, HOME=str(self.home)),
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        return done.stdout + done.stderr
+
+    def submit(self, study: Path, out: Path) -> str:
+        """Submit the thief, which is to write to ``out``; what Flower's client says."""
+        config = self.home / "run.toml"
+        config.write_text(f'study = "{study}"\nout = "{out}"\n')
+        return self.flwr("run", str(self.home / "app"), "s", "--run-config", str(config), "--format", "json")
+
+
+def described_routes(server: FlowerServer) -> tuple[str, ...]:
+    """Every route that SuperLink says it has."""
+    context = ssl.create_default_context(cafile=str(server.identity.authority))
+    with urllib.request.urlopen(f"https://{server.address}/openapi.json", context=context, timeout=10) as answer:
+        return tuple(json.load(answer)["paths"])
+
+
+def unguarded_routes(server: FlowerServer) -> set[str]:
+    """Control routes, by SuperLink's own description of them, that answer a call without a secret with anything."""
+    context = ssl.create_default_context(cafile=str(server.identity.authority))
+    paths = [path for path in described_routes(server) if path.startswith("/v1/control/")]
+    assert len(paths) > 20
+    headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+    found = set()
+    for path in paths:
+        for said in ({}, {"authorization": "Bearer " + "0" * 64}, {"authorization": "Basic bm9vcDpub29w"}):
+            request = urllib.request.Request(
+                f"https://{server.address}{path}", data=b"", headers=headers | said, method="POST"
+            )
+            with (
+                contextlib.suppress(urllib.error.HTTPError),
+                urllib.request.urlopen(request, context=context, timeout=10) as answer,
+            ):
+                found |= {path} if answer.read() else set()
+    return found
