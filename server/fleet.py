@@ -155,7 +155,12 @@ async def serve(path: Path, *, superlink: str, superlink_ca: Path) -> None:
         limits=httpx.Limits(max_connections=UPSTREAM_CONNECTIONS, max_keepalive_connections=32),
     )
     config = uvicorn.Config(
-        fleet_app(upstream), log_level="warning", server_header=False, ws="none", timeout_graceful_shutdown=5
+        fleet_app(upstream),
+        log_level="warning",
+        server_header=False,
+        http="h11",
+        ws="none",
+        timeout_graceful_shutdown=5,
     )
     with contextlib.closing(listen(path)) as listener:
         await uvicorn.Server(config).serve(sockets=[listener])

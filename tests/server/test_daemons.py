@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from zipfile import ZipFile
@@ -24,6 +25,7 @@ from server.daemons import (
     app_dir,
     app_files,
     flower_env,
+    guarded,
     healthy,
     prepare,
     register_node,
@@ -85,7 +87,14 @@ def test_a_superlink_that_was_ended_while_it_made_its_database_starts_again(serv
 
 def test_no_secret_is_in_an_argument_or_the_environment(server: FlowerServer, node: SiteNode) -> None:
     keys = server.identity.key.read_text() + node.keys.private.read_text()
-    secrets = [server.secret.read_bytes().hex(), *(line for line in keys.splitlines() if not line.startswith("-----"))]
+    held = server.operator_secret.read_text()
+    assert stat.S_IMODE(server.operator_secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE((server.home / "credentials.yaml").stat().st_mode) == 0o600
+    secrets = [
+        held,
+        server.secret.read_bytes().hex(),
+        *(line for line in keys.splitlines() if not line.startswith("-----")),
+    ]
     for spec in (superlink(server), superexec(server), supernode(node), worker(node.folder)):
         said = "\n".join([*spec.argv, *spec.env.values()])
         assert not any(secret in said for secret in secrets)
@@ -116,10 +125,39 @@ def test_the_connection_is_this_server_and_nothing_else(server: FlowerServer) ->
     }
 
 
-def test_preparing_twice_keeps_the_secret(server: FlowerServer) -> None:
-    before = server.secret.read_bytes()
+def test_preparing_twice_keeps_the_secrets(server: FlowerServer) -> None:
+    before = [path.read_bytes() for path in (server.secret, server.operator_secret)]
     prepare(server)
-    assert server.secret.read_bytes() == before
+    assert [path.read_bytes() for path in (server.secret, server.operator_secret)] == before
+
+
+def test_a_superlink_that_takes_orders_from_anybody_is_never_ready(server: FlowerServer) -> None:
+    """Flower's own command does: the same arguments without our module."""
+    ours = superlink(server)
+    rest = ours.argv[ours.argv.index("--host") :]
+    stock = replace(ours, argv=(executable("flower-superlink"), *rest), ready=lambda: healthy(server))
+    with ProcessGroup() as group:
+        group.start(stock)
+        assert ours.ready is not None
+        assert not guarded(server)
+        assert not ours.ready()
+
+
+@pytest.mark.parametrize("broken", ["Flower's place for authentication has moved", "no secret", "a short secret"])
+def test_a_superlink_without_its_guard_does_not_start(server: FlowerServer, broken: str) -> None:
+    moved = "import types, server.superlink as our; our.config_loader = types.SimpleNamespace(); our.main()"
+    code = moved if "moved" in broken else "import server.superlink as our; our.main()"
+    argv = superlink(server).argv
+    match broken:
+        case "no secret":
+            server.operator_secret.unlink()
+        case "a short secret":
+            server.operator_secret.write_text("short")
+    started = [sys.executable, "-P", "-c", code, *argv[argv.index("--operator-secret-file") :]]
+    done = subprocess.run(started, env=superlink(server).env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode != 0
+    assert "account authentication is unavailable" in done.stderr or "secret" in done.stderr
+    assert not healthy(server)
 
 
 def test_the_node_is_told_nothing_of_the_site_and_the_launcher_its_worker_socket_only(node: SiteNode) -> None:

@@ -5,7 +5,7 @@ import pytest
 from client.setup import SiteKit, create_site, public_start
 from common.errors import InvalidInput
 from server import setup
-from server.supervisor import supervise
+from server.supervisor import flower_server, supervise
 from server.workspace import CodecRecord, Endpoint, Site, StudyBusy, Workspace
 from tests.federation import make_study
 
@@ -71,6 +71,13 @@ def test_a_joint_studys_public_start_travels_with_the_kit(workspace, tmp_path):
     setup.write_kit(workspace, tmp_path / "kit", site="north", authority=tmp_path / "ca.crt", **addresses)
     create_site(tmp_path / "north", pool="north", data=tmp_path, kit=SiteKit.load(tmp_path / "kit"))
     assert public_start(tmp_path / "north").read_bytes() == b"weights"
+
+
+def test_an_endpoint_of_an_earlier_version_is_read_and_superlink_is_on_loopback_from_then_on(workspace):
+    record = {"host": "pate.example.org", "port": 443, "internal_host": "server", "internal_port": 8001}
+    (workspace.root / "endpoint.json").write_text(json.dumps(record))
+    assert workspace.endpoint() == Endpoint(host="pate.example.org", port=443, internal_port=8001)
+    assert flower_server(workspace).address == "127.0.0.1:8001"
 
 
 def test_the_kit_holds_public_parts_only(workspace, tmp_path):

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow]
 ROLES = {
     "worker": "site-1",
     "gateway": "server",
+    "fleet": "server",
     "launcher": "site-2",
     "superlink": "server",
     "supernode": "site-3",
