@@ -32,7 +32,7 @@ from server import provision, setup
 from server.daemons import list_nodes, prepare, register_node, superexec, superlink
 from server.supervisor import fleet_daemon, flower_server, gateway_answers, port_taken
 from server.workspace import Endpoint, Workspace
-from tests.attacks.thief import Attacker, unguarded_routes
+from tests.attacks.thief import Attacker, open_routes
 from tests.federation import make_study
 
 
@@ -138,7 +138,7 @@ def test_nobody_but_the_operator_lists_nodes_or_submits_an_app(workspace: Worksp
         for said in (listed, ran):
             assert REFUSED in said
         assert [found.node_id for found in list_nodes(server)] == [node]  # and the operator goes on
-        assert unguarded_routes(server) == set()
+        assert open_routes(server) == set()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
