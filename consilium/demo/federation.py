@@ -1,4 +1,4 @@
-"""The demo's daemons: SuperLink, SuperExec, gateway, and for each hospital a worker, a launcher and a SuperNode.
+"""The demo's daemons: SuperLink, its fleet routes, SuperExec, gateway; at each hospital worker, launcher, SuperNode.
 
 They are the daemons a real deployment runs, on loopback, with TLS, node keys and process isolation. Whatever happens,
 the process group leaves none of them behind.
