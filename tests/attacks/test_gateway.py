@@ -79,7 +79,7 @@ def test_of_superlink_a_stolen_gateway_reaches_the_ten_fleet_routes(stolen: Stol
 def test_with_address_and_authority_a_stolen_gateway_submits_nothing(stolen: Stolen, tmp_path: Path) -> None:
     """Were it on SuperLink's loopback, too, the secret would still be missing."""
     out = tmp_path / "stolen"
-    said = Attacker.make(stolen.server).submit(stolen.workspace.root, out)
+    said = Attacker.make(stolen.server, tmp_path / "attacker").submit(stolen.workspace.root, out)
     assert "Authentication failed" in said
     time.sleep(3)
     assert not out.exists()

@@ -127,7 +127,7 @@ def test_nobody_but_the_operator_lists_nodes_or_submits_an_app(workspace: Worksp
         group.start(superlink(server))
         group.start(superexec(server))
         node = register_node(server, keys.public, name="north")
-        attacker = Attacker.make(server)
+        attacker = Attacker.make(server, tmp_path / "attacker")
         listed = attacker.flwr("supernode", "list", "s", "--format", "json")
         ran = attacker.submit(workspace.root, out)
         until = time.monotonic() + 30

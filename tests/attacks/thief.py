@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import ssl
 import subprocess
-import tempfile
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -56,8 +55,8 @@ class Attacker:
     home: Path
 
     @classmethod
-    def make(cls, server: FlowerServer) -> Attacker:
-        home = Path(tempfile.mkdtemp(prefix="nobody-"))
+    def make(cls, server: FlowerServer, home: Path) -> Attacker:
+        home.mkdir()
         (home / "ca.crt").write_bytes(server.identity.authority.read_bytes())
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "s"\n[superlink.s]\naddress = "{server.address}"\n'
