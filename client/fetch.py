@@ -1,13 +1,16 @@
 """Public objects at a site: fetched once from the server by content hash, verified, cached.
 
 Every request is signed with the site's node key. An interrupted download goes on where it stopped, after a restart too.
+The cache has a budget in bytes: what was used longest ago is deleted first, and fetched again where it is asked for.
 Refuses an answer whose SHA-256 is not the one asked for, and any connection whose certificate the site's own root does
 not vouch for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import os
 import ssl
 import time
 import urllib.error
@@ -23,6 +26,9 @@ from common.node_auth import signed_headers
 from common.objects import MAX_OBJECT_BYTES, ObjectStore
 from common.pki import load_node_key
 from common.student_statement import MAX_STATEMENT_BYTES
+
+MAX_CACHE_BYTES = 32 << 30
+"""Of the cache and what is being fetched: a thousand volumes of 32 MiB, however many a server has a site ask for."""
 
 TIMEOUT_S = 30.0
 TRIES = 5
@@ -46,8 +52,11 @@ class PublicObjects:
     def get(self, name: str, *, on_bytes: OnBytes = lambda count: None) -> bytes:
         """The object's bytes; :class:`InvalidInput` when it cannot be had or is not what its name says."""
         if name in self._store:
+            with contextlib.suppress(OSError):
+                os.utime(self._store.path(name))  # used now
             return self._store.get(name)
         partial = self._cache / f".part-{check_hash(name)}"
+        self._make_room(keep=partial)
         self._download(f"/public/{name}", partial, on_bytes, limit=MAX_OBJECT_BYTES)
         data = partial.read_bytes()
         partial.unlink()
@@ -65,6 +74,21 @@ class PublicObjects:
         data = partial.read_bytes()
         partial.unlink()
         return data
+
+    def _make_room(self, *, keep: Path) -> None:
+        """Delete what was used longest ago until the largest object fits beside the rest; ``keep`` is being fetched."""
+        found = []
+        for path in self._cache.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another process of this site made room too
+                status = path.stat()
+                found.append((status.st_mtime_ns, status.st_size, path))
+        size = sum(size for _, size, _ in found) + MAX_OBJECT_BYTES
+        for _, freed, path in sorted(found):
+            if size <= MAX_CACHE_BYTES:
+                return
+            if path != keep:
+                path.unlink(missing_ok=True)
+                size -= freed
 
     def _download(self, path: str, partial: Path, on_bytes: OnBytes, *, limit: int) -> None:
         for remaining in reversed(range(TRIES)):

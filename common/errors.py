@@ -8,6 +8,21 @@ Exit codes: 0 done, 1 unexpected failure, 2 bad input, 3 budget exhausted, 4 quo
 
 from __future__ import annotations
 
+from reprlib import Repr
+
+_SHOWN_CHARACTERS = 500
+_SHOWN = Repr()
+_SHOWN.maxstring = _SHOWN.maxother = _SHOWN_CHARACTERS
+_SHOWN.maxlong = 100
+_SHOWN.maxlist = _SHOWN.maxtuple = _SHOWN.maxset = _SHOWN.maxfrozenset = _SHOWN.maxdict = 20
+_SHOWN.maxlevel = 3
+
+
+def _shown(value: object) -> str:
+    """What was wrong, briefly: it may be a megabyte long, or nested too deeply to be written out at all."""
+    text = _SHOWN.repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
 
 class ConsiliumError(Exception):
     """Base of all deliberate errors; ``exit_code`` is what the command line returns."""
@@ -22,7 +37,7 @@ class InvalidInput(ConsiliumError):
 
     def __init__(self, what: str, *, value: object = None, limit: str = "", remedy: str = "") -> None:
         self.what, self.value, self.limit, self.remedy = what, value, limit, remedy
-        parts = [what if value is None else f"{what}: got {value!r}"]
+        parts = [what if value is None else f"{what}: got {_shown(value)}"]
         if limit:
             parts.append(f"allowed: {limit}")
         if remedy:

@@ -4,13 +4,12 @@ An :class:`Offer` names the queries of a batch in full, so that a site decides f
 :class:`OfferReply` accepts or declines with an allow-listed word; a :class:`CodesRequest` asks for the accepted
 queries' codes; a :class:`CodesReply` carries sealed codes; :class:`Receipts` bring a site its signed receipts.
 :class:`Several` carries some of these, or the replies to them, in one message, because each takes a way through queues
-that are polled. Refuses anything that is not canonical, misses a field or has an unknown one.
+that are polled. Refuses anything that is not canonical, misses a field, has an unknown one or one out of bounds.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,20 @@ MESSAGE_SCHEMA = 3
 MAX_ATTEMPT = 1_000_000
 MAX_DEADLINE_S = 604_800
 """A week, as a study's own deadlines may be at most; asked every second for that long, an attempt has six digits."""
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""What the ways between core and worker carry."""
+MAX_MESSAGE_VALUES = 1 << 20
+"""Values in a message: each takes many times its bytes in memory, so they are counted before it is read."""
+MAX_QUERIES = 500
+"""Of an offer, a codes request and its reply; the largest batch that a study may plan."""
+MAX_VOLUMES = 1_000
+"""Public volumes of one offer, all its queries together."""
+MAX_COUNTER = 1_000_000
+"""Largest edition and round of a query."""
+MAX_RECEIPTS = 1_000
+MAX_RECEIPTS_BYTES = 16 << 20
+"""Of all the receipts in one message; the core sends what is left in another."""
 
 NO_HEAD = "0" * 64
 """The head of one who holds no receipt yet."""
@@ -115,7 +128,10 @@ Part = Offer | OfferReply | CodesRequest | CodesReply | Receipts | ReceiptsReply
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Messages that travel as one and are handled in order, or the replies to them; what deserves no reply has none."""
+    """Messages that travel as one and are handled in order, or the replies to them; what deserves no reply has none.
+
+    Each is of another kind: one of a thousand would be a thousand times the work, or the codes, of one.
+    """
 
     parts: tuple[Part, ...]
 
@@ -168,6 +184,10 @@ def _document(message: Part) -> dict[str, Any]:
 
 def decode(data: bytes) -> AnyMessage:
     """Read a message; :class:`InvalidInput` for anything that :func:`encode` would not have written."""
+    if len(data) > MAX_MESSAGE_BYTES or not data.isascii():
+        raise InvalidInput("message", value=f"{len(data)} bytes", limit=f"ASCII, at most {MAX_MESSAGE_BYTES} bytes")
+    if data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_MESSAGE_VALUES:
+        raise InvalidInput("values in a message", limit=f"at most {MAX_MESSAGE_VALUES}")
     document = parse_canonical(data)
     if not isinstance(document, dict):
         raise InvalidInput("message", value=type(document).__name__, limit="a mapping")
@@ -175,8 +195,11 @@ def decode(data: bytes) -> AnyMessage:
     if document.get("kind") != "several":
         return _part(document)
     parts = checked_fields(document, {"kind": str, "parts": list})["parts"]
-    if not all(isinstance(part, dict) for part in parts):
-        raise InvalidInput("parts of a message", limit="a list of messages")
+    if len(parts) > len(_KINDS) or not all(isinstance(part, dict) for part in parts):
+        raise InvalidInput("parts of a message", value=len(parts), limit="a list of messages, one of each kind at most")
+    kinds = [part.get("kind") for part in parts]
+    if not all(isinstance(kind, str) for kind in kinds) or len(set(kinds)) != len(kinds):
+        raise InvalidInput("parts of a message", value=kinds, limit="one of each kind at most")
     return Several(tuple(map(_part, parts)))
 
 
@@ -188,7 +211,7 @@ def _part(document: dict[str, Any]) -> Part:
                 study=check_hash(body["study"]),
                 ledger=_ledger_id(body["ledger"]),
                 batch=check_hash(body["batch"]),
-                queries=tuple(QuerySpec.from_json(item) for item in body["queries"]),
+                queries=_offered(body["queries"]),
             )
         case "offer-reply":
             body = checked_fields(document, {"batch": str, "reason": str, **_HEAD})
@@ -198,9 +221,9 @@ def _part(document: dict[str, Any]) -> Part:
         case "codes":
             kinds = {"study": str, "ledger": str, "batch": str, "attempt": int, "deadline_s": int, "queries": list}
             body = checked_fields(document, kinds)
-            for name, most in (("attempt", MAX_ATTEMPT), ("deadline_s", MAX_DEADLINE_S)):
-                if not 1 <= body[name] <= most:
-                    raise InvalidInput(f"{name} of a codes request", value=body[name], limit=f"1 to {most}")
+            _check_count("attempt of a codes request", body["attempt"], most=MAX_ATTEMPT)
+            _check_count("deadline_s of a codes request", body["deadline_s"], most=MAX_DEADLINE_S)
+            _check_count("queries of a codes request", len(body["queries"]), most=MAX_QUERIES)
             queries = tuple(check_hash(item) for item in body["queries"])
             if len(set(queries)) != len(queries):
                 raise InvalidInput("queries of a codes request", value=len(queries), limit="each once")
@@ -214,18 +237,40 @@ def _part(document: dict[str, Any]) -> Part:
             )
         case "codes-reply":
             body = checked_fields(document, {"batch": str, "attempt": int, "codes": list})
+            _check_count("attempt of a reply", body["attempt"], most=MAX_ATTEMPT)
             return CodesReply(
                 batch=check_hash(body["batch"]), attempt=body["attempt"], codes=_sealed_codes(body["codes"])
             )
         case "receipts":
             body = checked_fields(document, {"ledger": str, "receipts": list})
+            _check_count("receipts of a message", len(body["receipts"]), least=0, most=MAX_RECEIPTS)
             if not all(isinstance(receipt, str) for receipt in body["receipts"]):
                 raise InvalidInput("receipts", limit="a list of strings")
+            _check_count("bytes of receipts", sum(map(len, body["receipts"])), least=0, most=MAX_RECEIPTS_BYTES)
             return Receipts(ledger=_ledger_id(body["ledger"]), receipts=tuple(body["receipts"]))
         case "receipts-reply":
             return ReceiptsReply(**_checked_head(checked_fields(document, _HEAD)))
         case _:
             raise InvalidInput("message kind", limit=", ".join(sorted(_KINDS.values())))
+
+
+def _offered(items: list[Any]) -> tuple[QuerySpec, ...]:
+    """An offer's queries, counted before one is read."""
+    _check_count("queries of an offer", len(items), least=0, most=MAX_QUERIES)
+    volumes = [item.get("volumes") for item in items if isinstance(item, dict)]
+    _check_count(
+        "volumes of an offer", sum(len(one) for one in volumes if isinstance(one, list)), least=0, most=MAX_VOLUMES
+    )
+    queries = tuple(QuerySpec.from_json(item) for item in items)
+    for query in queries:
+        _check_count("edition of a query", query.edition, most=MAX_COUNTER)
+        _check_count("round of a query", query.round, most=MAX_COUNTER)
+    return queries
+
+
+def _check_count(what: str, value: int, *, least: int = 1, most: int) -> None:
+    if not least <= value <= most:
+        raise InvalidInput(what, value=value, limit=f"{least} to {most}")
 
 
 def _ledger_id(text: str) -> str:
@@ -250,6 +295,7 @@ def _checked_head(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sealed_codes(items: list[Any]) -> tuple[tuple[str, bytes], ...]:
+    _check_count("codes of a reply", len(items), least=0, most=MAX_QUERIES)
     codes: dict[str, bytes] = {}
     for item in items:
         if not isinstance(item, list) or len(item) != 2 or not isinstance(item[1], str):
@@ -259,6 +305,6 @@ def _sealed_codes(items: list[Any]) -> tuple[tuple[str, bytes], ...]:
             raise InvalidInput("sealed codes of one query", value=query, limit="one a reply")
         try:
             codes[query] = base64.b64decode(item[1], validate=True)
-        except binascii.Error as error:
+        except ValueError as error:  # binascii.Error too
             raise InvalidInput("sealed code", limit="base64") from error
     return tuple(codes.items())

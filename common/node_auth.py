@@ -40,10 +40,12 @@ MAX_REMEMBERED = 20_000
 
 @dataclass(frozen=True, slots=True)
 class AdmittedNode:
-    """A site and the public node key (``ecdsa-sha2-nistp384 BASE64``) the consortium approved for it."""
+    """A site, the public node key (``ecdsa-sha2-nistp384 BASE64``) the consortium approved for it, and the Flower node
+    id that the key was given; 0 in a list that an earlier version wrote."""
 
     site: str
     key: str
+    node_id: int = 0
 
 
 def read_admitted(path: Path) -> tuple[AdmittedNode, ...]:
@@ -54,7 +56,12 @@ def read_admitted(path: Path) -> tuple[AdmittedNode, ...]:
         return ()
     except ValueError as error:
         raise InvalidInput("list of admitted nodes", value=str(path), limit="JSON") from error
-    return tuple(AdmittedNode(**checked_fields(record, {"site": str, "key": str})) for record in records)
+    kinds: dict[str, type] = {"site": str, "key": str, "node_id": int}
+    return tuple(AdmittedNode(**checked_fields(_with_node_id(record), kinds)) for record in records)
+
+
+def _with_node_id(record: object) -> object:
+    return {"node_id": 0, **record} if isinstance(record, dict) else record
 
 
 def write_admitted(path: Path, nodes: tuple[AdmittedNode, ...]) -> None:
@@ -63,7 +70,7 @@ def write_admitted(path: Path, nodes: tuple[AdmittedNode, ...]) -> None:
         values = [getattr(node, name) for node in nodes]
         if len(set(values)) != len(values):
             raise InvalidInput(f"an admitted node's {name} stands twice", value=sorted(values))
-    records = [{"site": node.site, "key": node.key} for node in nodes]
+    records = [{"site": node.site, "key": node.key, "node_id": node.node_id} for node in nodes]
     write_atomically(path, (json.dumps(records, indent=1) + "\n").encode())
 
 
@@ -81,6 +88,7 @@ class Gatekeeper:
         self._file = nodes_file
         self._version: tuple[int, int] | None = None
         self._sites: dict[str, str] = {}
+        self._node_ids: dict[str, int] = {}
         self._memories: dict[str, _Memory] = {}
 
     def admit(self, headers: Mapping[str, str], *, method: str, path: str, now: datetime) -> str:
@@ -111,6 +119,10 @@ class Gatekeeper:
         self._once(key, decode_dss_signature(raw)[0], now.timestamp())
         return site
 
+    def node_id(self, site: str) -> int:
+        """The Flower node id of a site that was just admitted; 0 where the list does not say."""
+        return self._node_ids.get(site, 0)
+
     def _known(self) -> dict[str, str]:
         try:
             status = self._file.stat()
@@ -118,7 +130,9 @@ class Gatekeeper:
         except FileNotFoundError:
             version = None
         if version is None or version != self._version:
-            self._sites = {node.key: node.site for node in read_admitted(self._file)}
+            admitted = read_admitted(self._file)
+            self._sites = {node.key: node.site for node in admitted}
+            self._node_ids = {node.site: node.node_id for node in admitted}
             self._version = version
         return self._sites
 

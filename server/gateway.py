@@ -3,10 +3,10 @@
 TLS ends here. Every request must name this server (``server.exact``) and be signed by a node key the consortium
 admitted; an unsigned, unknown, late or repeated one ends with 401 and one word, before any of its body reaches Flower.
 Of Flower's routes the ten that a SuperNode needs exist (``server.fleet``); control, runtime, documentation,
-registration and health do not, and cannot be reached from here. Connections (``server.listener``) and a site's share of
-the server (``server.shares``) are bounded; bodies and answers pass through without being held, in their time. The
-certificate and the list of admitted nodes are read again when their files change, so renewing and revoking need no
-restart.
+registration and health do not, and cannot be reached from here; what a site pushes are its own node's replies
+(``server.sender``). Connections (``server.listener``) and a site's share of the server (``server.shares``) are bounded;
+objects and answers pass through without being held, in their time. The certificate and the list of admitted nodes are
+read again when their files change, so renewing and revoking need no restart.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from server import fleet
 from server.exact import CertificateHosts, ExactPaths, Hosts, KnownHosts, sent_path
 from server.listener import GuardedProtocol, Listener
 from server.objects_app import objects_app
+from server.sender import NODE_OF, check_sender
 from server.shares import Share, Shares
 
 ACTIVATION_FAILED = 2004
@@ -119,7 +120,7 @@ class _Signed:
         if (connection := scope.get("state", {}).get("connection")) is not None:
             connection.admitted(site)
         share = self._shares.of(site)
-        scope["share"] = share
+        scope["share"], scope["node_id"] = share, self._gatekeeper.node_id(site)
         try:
             async with share.turn():
                 await self._app(scope, receive, send)
@@ -129,7 +130,8 @@ class _Signed:
 
 
 class _Fleet:
-    """One of Flower's routes: passes a body to SuperLink as it comes, and the answer back as it comes."""
+    """One of Flower's routes: passes a body on once it is known for whom it speaks, an object's as it comes, and the
+    answer back as it comes."""
 
     def __init__(self, upstream: httpx.AsyncClient, path: str) -> None:
         self._upstream, self._path = upstream, path
@@ -138,6 +140,8 @@ class _Fleet:
         request = Request(scope, receive)
         try:
             body = _body(request, scope["share"], limit=fleet.max_body(self._path))
+            if (route := self._path.rsplit("/", 1)[1]) in NODE_OF:
+                body = _spoken_for(body, route, node_id=scope["node_id"])
             answer = await fleet.ask(self._upstream, request, self._path, body)
         except ClientDisconnect:
             return
@@ -157,6 +161,14 @@ class _Fleet:
             await fleet.answer(answer, send)
         finally:
             await answer.aclose()
+
+
+async def _spoken_for(body: AsyncGenerator[bytes], route: str, *, node_id: int) -> AsyncGenerator[bytes]:
+    """The whole body, held until it is known for whom it speaks; Refused if not for the node whose key signed."""
+    async with contextlib.aclosing(body):
+        whole = b"".join([part async for part in body])
+    check_sender(route, whole, node_id=node_id)
+    yield whole
 
 
 class _TooSlow(Exception):
@@ -229,7 +241,7 @@ def _refusal(scope: Scope, reason: str) -> Response:
     if sent_path(scope) == "/v1/fleet/activate-node":
         told = {"code": ACTIVATION_FAILED, "detail": f"refused: {reason}"}
         return Response(json.dumps(told), 412, media_type="application/json")
-    return PlainTextResponse(f"{reason}\n", status_code=401)
+    return PlainTextResponse(f"{reason}\n", status_code=403 if reason in ("sender", "body") else 401)
 
 
 async def serve(files: GatewayFiles, *, bind: str, port: int, socket: Path) -> None:

@@ -62,8 +62,7 @@ def set_up_server(
     for folder in (workspace.tls_dir, workspace.dashboard_tls_dir):
         issue_server_certificate(authority, folder, names=internal, valid_days=INTERNAL_DAYS, now=now)
     workspace.flower_dir.mkdir(mode=0o700, exist_ok=True)
-    if not workspace.nodes_file.exists():
-        write_admitted(workspace.nodes_file, ())
+    write_admitted(workspace.nodes_file, _admitted(workspace))
     workspace.save_endpoint(endpoint)
     return expires(workspace.gateway_dir / "server.crt")
 
@@ -136,10 +135,10 @@ def approve(
             limit="one that names the site's books and the key of its replies",
             remedy="upgrade Consilium at the site, and write it anew there with `consilium site request`",
         )
-    known, admitted = workspace.registered(), read_admitted(workspace.nodes_file)
+    known, admitted = workspace.registered(), _admitted(workspace)
     unsigned = {(one.name, one.pool): one for one in known if not one.answer_key}
     before = unsigned.get((request.site, request.pool))
-    if before is not None and AdmittedNode(site=request.site, key=request.node_key) in admitted:
+    if before is not None and (request.site, request.node_key) in {(node.site, node.key) for node in admitted}:
         entry = replace(before, answer_key=request.books.answer_key)
         workspace.save_sites(tuple(entry if one == before else one for one in known))
         return entry
@@ -160,7 +159,8 @@ def approve(
         raise
     entry = Site(name=request.site, pool=request.pool, node_id=node_id, answer_key=request.books.answer_key)
     setup.add_site(workspace, entry, books=request.books, pool_epsilon=pool_epsilon)
-    write_admitted(workspace.nodes_file, (*admitted, AdmittedNode(site=request.site, key=request.node_key)))
+    node = AdmittedNode(site=request.site, key=request.node_key, node_id=node_id)
+    write_admitted(workspace.nodes_file, (*admitted, node))
     return entry
 
 
@@ -169,7 +169,7 @@ def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]
 
     What the site contributed stays released and charged. Its key is never admitted again.
     """
-    admitted = read_admitted(workspace.nodes_file)
+    admitted = _admitted(workspace)
     if name not in {node.site for node in admitted}:
         raise InvalidInput("no such site is admitted", value=name, remedy="`consilium provision list`")
     write_admitted(workspace.nodes_file, tuple(node for node in admitted if node.site != name))
@@ -194,6 +194,15 @@ def standings(workspace: Workspace, *, nodes: Mapping[int, str]) -> tuple[SiteSt
             node=nodes.get(site.node_id, "unknown"),
         )
         for site in workspace.registered()
+    )
+
+
+def _admitted(workspace: Workspace) -> tuple[AdmittedNode, ...]:
+    """The list on disk, with the node ids that an earlier version left out."""
+    node_ids = {site.name: site.node_id for site in workspace.registered()}
+    return tuple(
+        replace(node, node_id=node.node_id or node_ids.get(node.site, 0))
+        for node in read_admitted(workspace.nodes_file)
     )
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import accumulate, count
 from math import floor
 from types import MappingProxyType
 from typing import Protocol
@@ -30,6 +30,8 @@ from common.events import EventLog
 from common.ledger.receipts import Position
 from common.ledger.store import Candidate, Ledger, RosterEntry, StoredAnswer
 from common.messages import (
+    MAX_RECEIPTS,
+    MAX_RECEIPTS_BYTES,
     AnyMessage,
     CodesReply,
     CodesRequest,
@@ -519,10 +521,15 @@ class Aggregator:
         missing = {site.node_id: self._missing_receipts(site) for site in sites}
         waiting = {site.node_id: site for site in sites if missing[site.node_id] != ()}
         timeout_s = min(self._study.collection.offer_deadline_s, RECEIPTS_DEADLINE_S)
-        for _attempt in (1, 2):
+        most = 0
+        for attempt in count():
+            most = max((most, *(len(receipts or ()) for receipts in missing.values())))
+            if not waiting or attempt > 1 + most // MAX_RECEIPTS:  # what does not fit into one message takes several
+                break
             online = transport.online() & waiting.keys()
             owed = {
-                node: (waiting[node], Receipts(self._ledger.ledger_id, missing[node] or ())) for node in sorted(online)
+                node: (waiting[node], Receipts(self._ledger.ledger_id, _fitting(missing[node] or ())))
+                for node in sorted(online)
             }
             for heard in self._exchange(transport, owed, timeout_s=timeout_s) if owed else ():
                 site, message = heard.site, heard.message
@@ -539,7 +546,7 @@ class Aggregator:
     def _owed_receipts(self, site: Site) -> list[Part]:
         """What travels along with another message: the receipts a site is known to miss, unless it disputes them."""
         receipts = None if site.name in self._contradicted else self._missing_receipts(site)
-        return [Receipts(self._ledger.ledger_id, receipts)] if receipts else []
+        return [Receipts(self._ledger.ledger_id, _fitting(receipts))] if receipts else []
 
     def _missing_receipts(self, site: Site) -> tuple[str, ...] | None:
         """Receipts past what the site holds; None where that is not known and there are some."""
@@ -559,6 +566,14 @@ class Aggregator:
             self._events.emit("ledger-contradicted", site=site.name, ledger_row=position.seq)
         self._held[site.name], self._contradicted[site.name] = 0, position.seq
         return False
+
+
+def _fitting(receipts: tuple[str, ...]) -> tuple[str, ...]:
+    """The first of these receipts, as many as one message takes."""
+    sizes = accumulate(map(len, receipts))
+    return tuple(receipt for receipt, size in zip(receipts, sizes, strict=True) if size <= MAX_RECEIPTS_BYTES)[
+        :MAX_RECEIPTS
+    ]
 
 
 def _contradiction(rows: Mapping[str, int]) -> str:

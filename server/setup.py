@@ -25,6 +25,7 @@ from common.ledger.keys import (
     public_pem,
 )
 from common.ledger.store import Ledger, PoolDeclaration
+from common.messages import MAX_VOLUMES
 from common.objects import write_atomically
 from common.privacy.calibration import study_mechanism
 from common.privacy.figures import epsilon_text
@@ -90,6 +91,8 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, 
         volumes.append(workspace.objects.put(data))
     if len(set(volumes)) != len(volumes):
         raise InvalidInput("public volumes", limit="no volume twice", remedy="remove the duplicate")
+    if study.codec.joint and len(volumes) > MAX_VOLUMES:
+        raise InvalidInput("public volumes of a joint query", value=len(volumes), limit=f"at most {MAX_VOLUMES}")
     needed = 1 if study.codec.joint else study.privacy.planned_queries
     if len(volumes) < needed:
         raise InvalidInput(

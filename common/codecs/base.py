@@ -254,6 +254,8 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
                 raise InvalidInput("codec file", limit="an uncompressed npz")
+            if sum(info.file_size for info in archive.infolist()) > len(data):  # members that share their bytes
+                raise InvalidInput("codec file", limit="members that lie one after another")
             for info in archive.infolist():
                 with archive.open(info) as member:
                     _check_size(member, info.file_size)

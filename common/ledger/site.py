@@ -48,6 +48,9 @@ from common.privacy.patients import Training, Trainings
 from common.privacy.quantise import within
 from common.privacy.training import TrainingEvent
 
+MAX_EVIDENCE_BYTES_A_DAY = 64 << 20
+"""Of receipts that contradict the record: an honest server's whole line fits, a liar's does not fill the disk."""
+
 
 class Caps(StructuralType):
     """A site's own limits, as its policy states them."""
@@ -346,7 +349,7 @@ class SiteLedger(OpenLedger[SiteBooks]):
         return None
 
     def refuse(self, study_id: str, queries: Sequence[QuerySpec], reason: str) -> None:
-        """Put on record that the site's policy declined an offer before its ledger was asked; once a day."""
+        """Put on record that the site's policy declined an offer before its ledger was asked; once a day and reason."""
         with self._writing():
             self._refuse(study_id, {query.id: query for query in queries}, reason, word=reason)
 
@@ -368,7 +371,12 @@ class SiteLedger(OpenLedger[SiteBooks]):
             "requested": amounts[0],
             "study": study_id,
         }
-        if (study_id, reason, tuple(queries), self._chain.today) not in self._books.refusals:  # once a day is enough
+        books = self._books
+        said = (study_id, reason, self._chain.today) in books.refusals  # once a day, whichever the queries
+        again = reason == "released-before" and any(
+            books.receipted[query] not in books.asked_again for query in queries
+        )
+        if again or not said:
             self._append("refusal", body)
         return Refused(word, f"the site's ledger declines {len(queries)} queries ({reason})")
 
@@ -467,8 +475,9 @@ class SiteLedger(OpenLedger[SiteBooks]):
 
         InvalidInput if the server's key did not sign it (no row: anyone could send that). LedgerCorrupt if it is signed
         and contradicts the record: the receipt is kept as evidence, once, and nothing is accepted until
-        :meth:`recover`; after it the same receipt is Refused (``receipt-superseded``). Refused (``receipt-gap``) if
-        receipts before it are missing. A receipt already recorded changes nothing.
+        :meth:`recover`; after it the same receipt is Refused (``receipt-superseded``). While an alarm stands, further
+        evidence is kept up to :data:`MAX_EVIDENCE_BYTES_A_DAY`. Refused (``receipt-gap``) if receipts before it are
+        missing. A receipt already recorded changes nothing.
         """
         if not receipt.is_genuine(public_key):
             raise InvalidInput("receipt", limit="signed by the server's key", remedy="ask the consortium for its key")
@@ -486,16 +495,23 @@ class SiteLedger(OpenLedger[SiteBooks]):
                 books.check_receipt(receipt)
             except LedgerCorrupt as error:
                 problem = error
-                self._append("alarm", {"problem": str(error), "receipt": receipt.to_json()})
+                if not books.alarms or self._has_room_for_evidence(receipt):
+                    self._append("alarm", {"problem": str(error), "receipt": receipt.to_json()})
             except Refused as error:
                 if error.reason != "receipt-superseded":
                     raise
                 problem = error
-                self._append("superseded", {"receipt": receipt.to_json()})
+                if self._has_room_for_evidence(receipt):
+                    self._append("superseded", {"receipt": receipt.to_json()})
             else:
                 self._append("receipt", {"receipt": receipt.to_json()})
         if problem is not None:
             raise problem
+
+    def _has_room_for_evidence(self, receipt: Receipt) -> bool:
+        """Whether one more contradiction is kept today: whoever can sign could fill the disk with them."""
+        kept, size = self._books.evidence.get(self._chain.today, 0), len(receipt.render())
+        return kept + size <= MAX_EVIDENCE_BYTES_A_DAY
 
     def recover(self, ledger_id: str) -> None:
         """End an alarm: the server's ledger may go on from where it was restored, if it still owns every charge.
@@ -680,7 +696,7 @@ class SiteLedger(OpenLedger[SiteBooks]):
                 **self.trainings().to_json(delta=declared.budget.delta),
                 "covers_every_release": self.trainings().covers_every_release,
             },
-            "refusals": len(books.refusals),
+            "refusals": books.refused,
             "studies": [
                 {"id": terms.id, "name": terms.name, "state": self._state(terms.id)} for terms in books.studies.values()
             ],

@@ -108,7 +108,9 @@ class SiteBooks:
         self.restored_at: list[int] = []
         self._paid: dict[str, int] = {}
         self._released: dict[str, int] = {}
-        self.refusals: dict[tuple[str, str, tuple[str, ...], str], int] = {}
+        self.refusals: dict[tuple[str, str, str], int] = {}
+        self.refused = 0
+        self.evidence: dict[str, int] = {}
         self._spent = NOTHING
         self._study_spent: dict[str, Spend] = {}
 
@@ -269,10 +271,12 @@ class SiteBooks:
                 receipt = Receipt.from_json(text)
                 self.alarms[receipt.ledger_id] = record
                 self.alarm_heads[receipt.ledger_id, receipt.head.seq, receipt.head.hash] = problem
+                self._keep_evidence(row)
                 self._owe(receipt)
             case SupersededRecord(receipt=text):
                 receipt = Receipt.from_json(text)
                 self.heads[receipt.ledger_id, receipt.head.seq] = receipt.head.hash
+                self._keep_evidence(row)
                 self._owe(receipt)
             case RecoveryRecord():
                 known = self.known.get(record.ledger_id, Known())
@@ -284,7 +288,8 @@ class SiteBooks:
             case RestoredRecord():
                 self._restore(row, record)
             case RefusalRecord():
-                self.refusals[record.study_id, record.reason, record.query_ids, row.time_utc[:10]] = row.seq
+                self.refused += 1
+                self.refusals[record.study_id, record.reason, row.time_utc[:10]] = row.seq
                 if record.reason == "released-before":
                     self.asked_again |= {self.receipted[query]: row.seq for query in record.query_ids}
             case KeyRecord():
@@ -440,6 +445,10 @@ class SiteBooks:
         self._study_spent[study.id] = self.spent_in(study.id) + uncounted
         self._paid[query.id] = 1
         self.reservations[query.id] = Reservation(query, study.id, row.time_utc[:10], row.seq, ledger, sealing_key)
+
+    def _keep_evidence(self, row: Row) -> None:
+        day = row.time_utc[:10]
+        self.evidence[day] = self.evidence.get(day, 0) + len(row.body)
 
     def _owe(self, receipt: Receipt) -> None:
         """Add what a receipt off the line charged for this site's queries to what a recovered ledger must hold."""

@@ -226,10 +226,10 @@ class QuerySpec:
         if isinstance(self.round, bool) or not isinstance(self.round, int) or self.round < 1:
             raise InvalidInput("round", value=self.round, limit="an integer from 1")
         object.__setattr__(self, "volumes", tuple(self.volumes))
-        if not self.volumes or len(set(self.volumes)) != len(self.volumes):
-            raise InvalidInput("volumes of a query", value=len(self.volumes), limit="at least one, none twice")
         for value in (self.codec, *self.volumes):
             check_hash(value)
+        if not self.volumes or len(set(self.volumes)) != len(self.volumes):
+            raise InvalidInput("volumes of a query", value=len(self.volumes), limit="at least one, none twice")
         if self.centre != "zero":
             check_hash(self.centre)
         if self.weights != "codec":

@@ -6,6 +6,7 @@
 | it begins large messages and never ends them | bytes of bodies under way are counted by site; silence ends one |
 | it signs so much that remembering it slows or fills the server | constant work a request, a bound a key |
 | it names itself twice, so that two readers see two names | a header that proves who asks stands once |
+| it pushes a message as another hospital, or one to it | what a node pushes is a reply of its own, to the server |
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, node_pb2, run_pb2
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common import node_auth
 from common.errors import Refused
@@ -26,6 +31,7 @@ from common.pki import create_node_keys, load_node_key, read_node_public_key
 from server import gateway as gateway_module
 from server import shares
 from server.gateway import GatewayFiles, gateway_app
+from server.sender import check_sender
 from server.shares import Shares
 from tests.attacks.door import Door, answers, door, status
 
@@ -250,3 +256,155 @@ def test_a_replay_a_year_of_clock_away_changes_nothing(gatekeeper: Gatekeeper) -
     gatekeeper._once("north", 2, (NOW - timedelta(days=365)).timestamp())  # the clock was set back
     with pytest.raises(Refused, match="replayed"):
         gatekeeper._once("north", 1, start + 1)
+
+
+# --- as whom it pushes
+
+NORTH, SOUTH, SERVER = 2**63 + 11, 7, 1
+FLEET = "/v1/fleet/"
+
+
+def metadata(**changes: object) -> message_pb2.Metadata:
+    """Of an honest reply of the hospital north."""
+    facts = {"run_id": 5, "message_id": "a" * 64, "src_node_id": NORTH, "dst_node_id": SERVER}
+    return message_pb2.Metadata(**facts | {"reply_to_message_id": "b" * 64, "ttl": 600.0} | changes)
+
+
+def pushed(*metadatas: message_pb2.Metadata, node: int = NORTH) -> bytes:
+    """What a SuperNode sends to push messages."""
+    trees = [message_pb2.ObjectTree(object_id="a" * 64, children=[message_pb2.ObjectTree(object_id="c" * 64)])]
+    messages = [message_pb2.Message(metadata=each) for each in metadatas]
+    return fleet_pb2.PushMessagesRequest(
+        node=node_pb2.Node(node_id=node),
+        messages_list=messages,
+        message_object_trees=trees,
+        clientapp_runtime_list=[1.5],
+    ).SerializeToString()
+
+
+def said_to_superlink(tmp_path: Path, body: bytes, *, route: str = "push-messages", known: bool = True):
+    """The status that hospital north is answered, and the bodies that reach SuperLink."""
+    key = load_node_key(create_node_keys(tmp_path / "north").private)
+    public = read_node_public_key(tmp_path / "north" / "node.pub")
+    write_admitted(tmp_path / "nodes.json", (AdmittedNode(site="north", key=public, node_id=NORTH if known else 0),))
+    files = GatewayFiles(objects=tmp_path / "o", nodes=tmp_path / "nodes.json", certificate=tmp_path, key=tmp_path)
+    reached: list[bytes] = []
+
+    def superlink(request: httpx.Request) -> httpx.Response:
+        reached.append(request.content)
+        return httpx.Response(200)
+
+    async def ask() -> int:
+        async with httpx.AsyncClient(base_url="https://s", transport=httpx.MockTransport(superlink)) as upstream:
+            app = gateway_app(files, upstream=upstream, hosts=lambda: ("gateway",), clock=lambda: NOW)
+            transport = httpx.ASGITransport(app=app)
+            async with httpx.AsyncClient(transport=transport, base_url="https://gateway") as http:
+                signed = signed_headers(key, method="POST", path=FLEET + route, now=NOW)
+                return (await http.post(FLEET + route, content=body, headers=signed)).status_code
+
+    return asyncio.run(ask()), reached
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_sites_own_reply_reaches_superlink_byte_for_byte(tmp_path: Path, known: bool) -> None:
+    body = pushed(metadata())
+    assert said_to_superlink(tmp_path, body, known=known) == (200, [body])
+
+
+FORGED = {
+    "from another hospital": pushed(metadata(src_node_id=SOUTH)),
+    "from the server": pushed(metadata(src_node_id=SERVER)),
+    "from nobody": pushed(metadata(src_node_id=0)),
+    "to another hospital": pushed(metadata(dst_node_id=SOUTH)),
+    "to nobody": pushed(metadata(dst_node_id=0)),
+    "no reply": pushed(metadata(reply_to_message_id="")),
+    "the second of two": pushed(metadata(), metadata(src_node_id=SOUTH)),
+    "without metadata": fleet_pb2.PushMessagesRequest(
+        node=node_pb2.Node(node_id=NORTH), messages_list=[message_pb2.Message()]
+    ).SerializeToString(),
+    "as another node": pushed(metadata(src_node_id=SOUTH), node=SOUTH),
+    "as no node": pushed(metadata(src_node_id=0), node=0),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_hospital_pushes_nothing_but_its_own_replies_to_the_server(tmp_path: Path, forged: str) -> None:
+    assert said_to_superlink(tmp_path, FORGED[forged]) == (403, [])
+
+
+@pytest.mark.parametrize("forged", [name for name in FORGED if name != "as another node"])
+def test_nor_where_the_list_of_an_earlier_version_does_not_say_its_node(tmp_path: Path, forged: str) -> None:
+    """``as another node`` is then SuperLink's to refuse: it knows whose key signed."""
+    assert said_to_superlink(tmp_path, FORGED[forged], known=False) == (403, [])
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of bytes, as protobuf writes one of less than 128."""
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+AMBIGUOUS = {
+    "a second node": pushed(metadata()) + field(1, node_pb2.Node(node_id=SOUTH).SerializeToString()),
+    "a second metadata": field(1, node_pb2.Node(node_id=NORTH).SerializeToString())
+    + field(2, field(1, metadata(message_id="").SerializeToString()) + field(1, b"\x18\x07")),
+    "a second source": field(1, node_pb2.Node(node_id=NORTH).SerializeToString())
+    + field(2, field(1, metadata(message_id="").SerializeToString() + b"\x18\x07")),
+    "a source that is text": field(1, node_pb2.Node(node_id=NORTH).SerializeToString())
+    + field(2, field(1, metadata(message_id="", src_node_id=0).SerializeToString() + field(3, b"7"))),
+    "a node that is a number": b"\x08\x07" + pushed(metadata())[12:],
+    "cut": pushed(metadata())[:-3],
+    "a group": pushed(metadata()) + b"\x0b\x0c",
+    "field 0": pushed(metadata()) + b"\x02\x00",
+    "a number of 70 bits": pushed(metadata()) + b"\x28" + b"\xff" * 9 + b"\x7f",
+    "a number without an end": pushed(metadata()) + b"\x28" + b"\xff" * 20,
+    "a length beyond the end": pushed(metadata()) + b"\x2a\x7fx",
+    "thousands of fields": pushed(metadata()) + b"\x28\x01" * 100_000,
+}
+
+
+@pytest.mark.parametrize("body", AMBIGUOUS)
+def test_what_two_readers_could_read_differently_reaches_nobody(tmp_path: Path, body: str) -> None:
+    started = time.monotonic()
+    assert said_to_superlink(tmp_path, AMBIGUOUS[body]) == (403, [])
+    assert time.monotonic() - started < 2.0
+
+
+NODE = node_pb2.Node
+NAMED = {
+    "pull-messages": lambda node: fleet_pb2.PullMessagesRequest(node=NODE(node_id=node), message_ids=["x", "y"]),
+    "send-node-heartbeat": lambda node: heartbeat_pb2.SendNodeHeartbeatRequest(
+        node=NODE(node_id=node), heartbeat_interval=30.0
+    ),
+    "deactivate-node": lambda node: fleet_pb2.DeactivateNodeRequest(node_id=node),
+    "get-run": lambda node: run_pb2.GetRunRequest(node=NODE(node_id=node), run_id=5),
+    "get-fab": lambda node: fab_pb2.GetFabRequest(node=NODE(node_id=node), hash_str="h", run_id=5),
+    "pull-object": lambda node: message_pb2.PullObjectRequest(node=NODE(node_id=node), run_id=5, object_id="o"),
+    "confirm-message-received": lambda node: message_pb2.ConfirmMessageReceivedRequest(
+        node=NODE(node_id=node), run_id=5, message_object_id="o"
+    ),
+}
+
+
+@pytest.mark.parametrize("route", NAMED)
+def test_a_hospital_asks_as_its_own_node_alone(tmp_path: Path, route: str) -> None:
+    own, other = (NAMED[route](node).SerializeToString() for node in (NORTH, SOUTH))
+    assert said_to_superlink(tmp_path, own, route=route) == (200, [own])
+    assert said_to_superlink(tmp_path, other, route=route) == (403, [])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 400))
+def test_whatever_passes_says_to_flower_what_it_said_to_the_gateway(noise: bytes, place: int) -> None:
+    """Flower's own protobuf reads what passes: noise in an honest push changes nobody's name."""
+    honest = pushed(metadata())
+    body = honest[:place] + noise + honest[place:]
+    with contextlib.suppress(Refused):
+        check_sender("push-messages", body, node_id=NORTH)
+        try:
+            read = fleet_pb2.PushMessagesRequest.FromString(body)
+        except DecodeError:  # it reaches nobody
+            return
+        assert read.node.node_id == NORTH
+        for message in read.messages_list:
+            assert message.metadata.src_node_id == NORTH
+            assert (message.metadata.dst_node_id, bool(message.metadata.reply_to_message_id)) == (SERVER, True)

@@ -130,3 +130,32 @@ def test_more_than_an_object_may_have_is_never_read(
     monkeypatch.setattr(fetch, "CHUNK_BYTES", 10_000)
     with pytest.raises(InvalidInput, match="allowed: 50000 bytes"):
         line[1].get(NAME)
+
+
+def test_a_server_that_has_volumes_fetched_without_end_fills_no_disk(
+    line: tuple[Line, PublicObjects], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is genuine, one is used in between, and now and then a download is left unfinished."""
+    server, objects = line
+    budget = 10 * len(OBJECT)
+    monkeypatch.setattr(fetch, "MAX_OBJECT_BYTES", len(OBJECT))
+    monkeypatch.setattr(fetch, "MAX_CACHE_BYTES", budget)
+    cache = tmp_path / "site" / "cache"
+    used = [objects.get(NAME)]
+    for number in range(40):
+        server.content = number.to_bytes(2) + OBJECT[2:]
+        server.breaks = fetch.TRIES if number % 7 == 3 else 0
+        name = sha256_bytes(server.content)
+        if server.breaks:
+            server.after = 5_000
+            with pytest.raises(InvalidInput, match="cannot be fetched"):
+                objects.get(name)
+        else:
+            assert objects.get(name) == server.content
+        assert sum(path.stat().st_size for path in cache.iterdir()) <= budget
+        before = len(server.asked)
+        used.append(objects.get(NAME))
+        assert len(server.asked) == before  # still here: it was used last
+    assert set(used) == {OBJECT}
+    server.content, server.breaks = (0).to_bytes(2) + OBJECT[2:], 0
+    assert objects.get(sha256_bytes(server.content)) == server.content  # deleted, and fetched again

@@ -9,7 +9,12 @@ from common.envelope import SIGNATURE_BYTES
 from common.errors import InvalidInput
 from common.messages import (
     MAX_ATTEMPT,
+    MAX_COUNTER,
     MAX_DEADLINE_S,
+    MAX_QUERIES,
+    MAX_RECEIPTS,
+    MAX_RECEIPTS_BYTES,
+    MAX_VOLUMES,
     MESSAGE_SCHEMA,
     NO_HEAD,
     CodesReply,
@@ -100,3 +105,72 @@ def test_a_codes_request_gets_its_own_deadline_however_it_travels():
     signed = [bytes(SIGNATURE_BYTES) + encode(message) for message in (ASKED, Several(PARTS[:3]))]
     assert [_timeout_s(message) for message in signed] == [30 + 10, 30 + 10]
     assert _timeout_s(bytes(SIGNATURE_BYTES) + encode(Several((PARTS[0], PARTS[2])))) == OFFER_TIMEOUT_S
+
+
+def _query(**changes):
+    return {**make_query(1, make_mechanism()).to_json(), **changes}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"queries": [_query(round=number) for number in range(1, MAX_QUERIES + 2)]},
+        {"queries": [_query(volumes=[f"{number:064x}" for number in range(MAX_VOLUMES + 1)])]},
+        {"queries": [_query(round=MAX_COUNTER + 1)]},
+        {"queries": [_query(edition=MAX_COUNTER + 1)]},
+        {"queries": [_query(volumes=[[A]])]},
+        {"queries": [_query(volumes=[{}])]},
+        {"queries": [_query(volumes=["\x00" * 64])]},
+        {"queries": ["one"]},
+    ],
+    ids=["queries", "volumes", "round", "edition", "list", "mapping", "control characters", "text"],
+)
+def test_an_offer_out_of_all_measure_is_refused(change):
+    document = json.loads(encode(PARTS[2]))
+    with pytest.raises(InvalidInput):
+        decode(canonical_bytes({**document, **change}))
+
+
+def test_the_largest_batch_that_a_study_may_plan_is_read_and_so_are_its_codes():
+    queries = tuple(make_query(number, make_mechanism()) for number in range(1, MAX_QUERIES + 1))
+    offer = replace(PARTS[2], queries=queries)
+    request = replace(ASKED, queries=tuple(query.id for query in queries))
+    reply = CodesReply(batch=B, attempt=1, codes=tuple((query.id, bytes(1000)) for query in queries))
+    message = Several((Receipts("ledger", ("x" * 1000,) * MAX_RECEIPTS), request, offer, reply))
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize("kind", range(len(PARTS)))
+def test_a_message_in_several_stands_once(kind):
+    with pytest.raises(InvalidInput, match="one of each kind"):
+        decode(encode(Several((PARTS[kind], PARTS[kind]))))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        replace(PARTS[0], receipts=("x",) * (MAX_RECEIPTS + 1)),
+        replace(PARTS[0], receipts=("x" * (MAX_RECEIPTS_BYTES + 1),)),
+        replace(PARTS[4], attempt=0),
+        replace(PARTS[4], attempt=MAX_ATTEMPT + 1),
+        replace(PARTS[4], codes=tuple((f"{number:064x}", b"") for number in range(MAX_QUERIES + 1))),
+        replace(ASKED, queries=tuple(f"{number:064x}" for number in range(MAX_QUERIES + 1))),
+        replace(ASKED, queries=()),
+    ],
+    ids=["receipts", "bytes of receipts", "attempt 0", "attempt", "codes", "queries", "no query"],
+)
+def test_what_there_is_too_much_of_is_refused(message):
+    with pytest.raises(InvalidInput):
+        decode(encode(message))
+
+
+def test_an_error_about_a_message_is_short_whatever_was_wrong():
+    for value in ("x" * 10**6, [[]] * 10**5, deep_list(900), {"x" * 10**6: 1}, 10**4_000, b"x" * 10**6):
+        assert len(str(InvalidInput("message", value=value))) < 2_000
+
+
+def deep_list(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value

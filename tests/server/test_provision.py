@@ -58,7 +58,8 @@ def test_a_site_is_bound_to_its_key_its_pool_and_its_node(workspace: Workspace, 
     site = Site(name="north", pool="north/adults", node_id=2**63 + 1, answer_key=request.books.answer_key)
     assert approve(workspace, request, node_id=2**63 + 1) == site
     assert workspace.sites() == (site,)
-    assert [(node.site, node.key) for node in read_admitted(workspace.nodes_file)] == [("north", request.node_key)]
+    (node,) = read_admitted(workspace.nodes_file)
+    assert (node.site, node.key, node.node_id) == ("north", request.node_key, 2**63 + 1)
     (standing,) = provision.standings(workspace, nodes={7: "online"})
     assert (standing.site, standing.admitted, standing.fingerprint) == (
         "north",
@@ -112,6 +113,20 @@ def test_names_pools_keys_and_studies_are_not_mixed_up(workspace: Workspace, tmp
     provision.set_up_server(other, Endpoint(host="localhost", port=8443, internal_port=8000))
     with pytest.raises(InvalidInput, match="study of the join request"):
         approve(workspace, join(other, tmp_path / "d", "east"), node_id=9)
+
+
+def test_a_list_of_an_earlier_version_goes_on_and_learns_its_nodes(workspace: Workspace, tmp_path: Path) -> None:
+    approve(workspace, join(workspace, tmp_path / "a", "north"))
+    approve(workspace, join(workspace, tmp_path / "b", "south"), node_id=8)
+    now = read_admitted(workspace.nodes_file)
+    old = [{"site": node.site, "key": node.key} for node in now]
+    workspace.nodes_file.write_text(json.dumps(old))
+    assert [(node.site, node.node_id) for node in read_admitted(workspace.nodes_file)] == [("north", 0), ("south", 0)]
+    provision.set_up_server(workspace, workspace.endpoint())
+    assert read_admitted(workspace.nodes_file) == now
+    workspace.nodes_file.write_text(json.dumps(old))
+    assert provision.revoke(workspace, "south", unregister=lambda node: None)
+    assert [(node.site, node.node_id) for node in read_admitted(workspace.nodes_file)] == [("north", 7)]
 
 
 def test_a_revoked_site_is_out_at_once_and_stays_on_record(workspace: Workspace, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -6,16 +7,18 @@ import pytest
 from typer.testing import CliRunner
 
 from common.config import render_study
+from common.envelope import answered, body_of
 from common.errors import QuorumNotReached
+from common.ledger.receipts import Receipt
 from common.ledger.store import PoolDeclaration
-from common.messages import CodesReply, CodesRequest, Receipts, Several, encode
+from common.messages import NO_HEAD, CodesReply, CodesRequest, Receipts, ReceiptsReply, Several, decode, encode
 from common.privacy.mechanism import AccountantName, Budget
 from common.privacy.quantise import quantise
 from common.sealing import SealContext, seal
 from server.cli import status_facts, study_app
-from server.query import Aggregator
+from server.query import Aggregator, Reply
 from server.workspace import Workspace
-from tests.federation import Federation, make_study, part
+from tests.federation import Federation, LoopTransport, make_study, part
 
 
 @pytest.fixture
@@ -553,3 +556,36 @@ def test_below_quorum_in_the_middle_of_a_run_neither_pools_nor_rows_move(federat
     fed.transport.intercept, fed.transport.offline = lambda node, body, reply: reply, set()
     fed.core().run(fed.transport)
     assert [len(a.roster) for a in fed.ledger.answers(fed.study.id)] == [3, 3, 4, 4, 4, 4]
+
+
+def test_receipts_that_one_message_does_not_take_follow_in_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.query.MAX_RECEIPTS", 2)
+    study = make_study()
+    fed = Federation(tmp_path, study=replace(study, collection=replace(study.collection, batch_size=1)))
+    fed.core().run(fed.transport)
+    held = {site.node_id: (0, NO_HEAD) for site in fed.sites}
+    messages: list[int] = []
+
+    class Forgetful(LoopTransport):
+        """Sites that hold no receipt any more, and take what they are sent."""
+
+        def exchange(self, bodies, *, timeout_s):
+            for node, message in bodies.items():
+                site = next(site.name for site in fed.sites if site.node_id == node)
+                asked = decode(body_of(message))
+                messages.append(len(asked.receipts))
+                for text in asked.receipts:
+                    receipt = Receipt.parse(text)
+                    assert receipt.previous.seq == held[node][0]
+                    held[node] = (receipt.head.seq, receipt.head.hash)
+                reply = encode(ReceiptsReply(*held[node]))
+                yield Reply(node, answered(reply, sign=fed.site_ledgers[site].sign, site=site, request=message))
+
+    fed.core().run(Forgetful(fed.workers))
+    assert max(messages) == 2
+    assert {row for row, _ in held.values()} == {fed.ledger.site_receipts("site-0", after=0)[-1].head.seq}
+    assert sum(messages) == 6 * len(fed.sites)
+    assert fed.events("receipts-missing") == []
+    fed.close()

@@ -132,6 +132,13 @@ def test_a_refusal_is_on_record_once_a_day(site: Hospital) -> None:
     assert [row.kind for row in site.ledger.rows()].count("refusal") == 2
 
 
+def test_a_server_that_varies_what_it_asks_for_fills_no_disk_with_refusals(site: Hospital) -> None:
+    for start in range(0, 2_200, 11):
+        with pytest.raises(Refused):
+            site.ledger.reserve(site.study.id, queries(*range(start, start + 11)))
+    assert [row.kind for row in site.ledger.rows()].count("refusal") == 1
+
+
 def test_the_cap_holds_over_studies_and_restarts(site: Hospital) -> None:
     site.ledger.reserve(site.study.id, queries(*range(6)))
     edited = make_study(planned_queries=81)

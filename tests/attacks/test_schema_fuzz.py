@@ -1,0 +1,508 @@
+"""Whoever signs nonsense: a malicious server's messages at a worker, a malicious hospital's replies at the core.
+
+| threat | what stands against it |
+|---|---|
+| a message that is read wrongly ends a worker, or a run of all sites | bounds of every field; else one site's silence |
+| a message that is refused still charges a budget | it is read whole before anything is done |
+| messages that each leave a row fill a site's disk | one refusal a day, study and cause; a budget for evidence |
+| a short message that becomes a large one in memory | its bytes and values are counted before it is read |
+
+Messages are made from valid ones by changing their structure, or their bytes, by a seed that hypothesis chooses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import logging
+import random
+import re
+import struct
+import time
+import tracemalloc
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+
+from client.app import _timeout_s
+from common.canonical import canonical_bytes
+from common.codecs.base import load_codec
+from common.codecs.frame import Frame
+from common.envelope import answered, asked, body_of
+from common.errors import ConsiliumError, InvalidInput, QuorumNotReached
+from common.events import EventLog
+from common.ledger.chain import head_message
+from common.messages import (
+    MAX_MESSAGE_BYTES,
+    CodesReply,
+    CodesRequest,
+    Offer,
+    OfferReply,
+    Part,
+    Receipts,
+    ReceiptsReply,
+    Several,
+    decode,
+    encode,
+)
+from server.query import Aggregator, Reply
+from tests.federation import Federation, LoopTransport, make_study, part
+
+KINDS = ("offer", "offer-reply", "codes", "codes-reply", "receipts", "receipts-reply", "several")
+CAUSES = ("budget", "paused", "released-before")
+"""A site's ledger may grow by a row for each of these a day, however many messages there are."""
+
+BATCH = 250
+"""Messages made of one seed."""
+
+LONGEST = 1 << 17
+
+SECONDS, BYTES_PER_SECOND = 0.5, 1 << 19
+"""A message may take the worker so long of its processor's time, and a second for each of so many bytes more."""
+
+MEMORY_BYTES = 16 << 20
+"""What handling a batch of messages may need at its peak."""
+
+INTEGERS = [sign * (2**bits + near) for bits in (0, 8, 31, 32, 53, 63) for near in (-1, 0, 1) for sign in (1, -1)]
+INTEGERS += [0, 500, 501, 10**6, 10**6 + 1, 604_800, 604_801, 10**40, 10**400]
+TEXTS = ["", "\0", "a" * 63, "a" * 64, "0" * 64, "A" * 64, "g" * 64, "é" * 64, "\U0001f600", "../../x", "zero", "codec"]
+TEXTS += ["accepted", "offer", "several", "1/1", "1/0", "-1/1", "7" * 4_200 + "/1", "1/" + "9" * 3_999, "x" * 100_000]
+TEXTS += ["\\ud800", "=" * 8, "AAAA", '{"schema":1}', "[" * 2_000]
+VALUES: list[Any] = [None, True, False, [], {}, [[]], [{}], 1.5, *INTEGERS, *TEXTS]
+
+
+def deep(levels: int, *, mapping: bool) -> str:
+    """Stands for a list in a list, or a mapping in a mapping, so many levels deep, which no encoder would write."""
+    return f"<{'m' if mapping else 'l'}{levels}>"
+
+
+def _deepened(found: re.Match[bytes]) -> bytes:
+    levels = int(found[2])
+    return b'{"a":' * levels + b"0" + b"}" * levels if found[1] == b"m" else b"[" * levels + b"]" * levels
+
+
+@dataclass(frozen=True)
+class Mutator:
+    """Makes messages of the valid one of a kind; the ``documents`` of others are there for parts to be taken from."""
+
+    kind: str
+    documents: Mapping[str, dict[str, Any]]
+    random: random.Random
+
+    def message(self) -> bytes:
+        """Of at most :data:`LONGEST` bytes: what is longer costs its length."""
+        while len(made := self._message()) > LONGEST:
+            pass
+        return made
+
+    def _message(self) -> bytes:
+        if self.random.random() < 0.25:
+            return self.spoilt(self.written(self.documents[self.kind]))
+        document: Any = copy.deepcopy(self.documents[self.kind])
+        for _ in range(self.random.choice((1, 1, 1, 2, 5))):
+            document = self.changed(document)
+        return self.written(document)
+
+    def written(self, document: Any) -> bytes:
+        """As :func:`canonical_bytes` would write it, also what that refuses."""
+        text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return re.sub(rb'"<([lm])(\d+)>"', _deepened, text.encode())
+
+    def spoilt(self, data: bytes) -> bytes:
+        """Cut, doubled, with bytes exchanged, or none of it."""
+        draw, spoilt = self.random, bytearray(data)
+        match draw.randrange(6):
+            case 0:
+                return bytes(spoilt[: draw.randrange(len(spoilt))])
+            case 1:
+                return data + data
+            case 2:
+                return draw.randbytes(draw.choice((0, 1, 63, 1_000)))
+            case 3:
+                return draw.choice((b"[", b'{"a":', b"0", b'"', b"\xff")) * draw.choice((1, 2_000, 20_000))
+            case 4:
+                place = draw.randrange(len(spoilt))
+                return (
+                    data[:place] + draw.choice(("\U0001f600", "\0", "null", "-0", "1e9", "NaN")).encode() + data[place:]
+                )
+            case _:
+                for _ in range(draw.choice((1, 1, 8))):
+                    spoilt[draw.randrange(len(spoilt))] = draw.randrange(256)
+                return bytes(spoilt)
+
+    def changed(self, document: Any) -> Any:
+        """One place of it made another: its value, its key, how many of it there are."""
+        draw = self.random
+        holder, last = None, None
+        inner = document
+        while isinstance(inner, dict | list) and inner and (holder is None or draw.random() < 0.7):
+            holder = inner
+            last = draw.choice(list(holder)) if isinstance(holder, dict) else draw.randrange(len(holder))
+            inner = holder[last]
+        if holder is None or draw.random() < 0.02:
+            return draw.choice(([document], copy.deepcopy(draw.choice(VALUES))))
+        match draw.randrange(9):
+            case 0 | 1 | 2 | 3:
+                holder[last] = copy.deepcopy(draw.choice(VALUES))
+            case 4:
+                holder[last] = deep(draw.choice((10, 400, 700, 900)), mapping=draw.random() < 0.5)
+            case 5 if isinstance(holder, list):
+                holder.extend(holder[last : last + 1] * draw.choice((1, 2, 500, 3_000)))
+            case 5:
+                holder[draw.choice(("", "x", "kind", "schema", "parts"))] = copy.deepcopy(draw.choice(VALUES))
+            case 6:
+                del holder[last]
+            case 7:
+                holder[last] = [holder[last]] * draw.choice((0, 1, 2, 501))
+            case _:
+                holder[last] = copy.deepcopy(draw.choice(list(self.documents.values())))
+        return document
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quiet() -> Iterator[None]:
+    """A line a message would be most of the time and of the memory."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class World:
+    """A federation that is attacked over and over, and valid messages of every kind to begin from."""
+
+    def __init__(self, root: Path) -> None:
+        study = make_study(quorum=3)
+        self.fed = Federation(root, study=replace(study, collection=replace(study.collection, batch_size=3)))
+        fed = self.fed
+        fed.core(fed.planned()[:2]).run(fed.transport)  # so that there are receipts to begin from
+        open_queries = fed.core().open_queries()
+        receipts = tuple(found.render() for found in fed.ledger.site_receipts("site-1", after=0))
+        head = fed.ledger.site_receipts("site-1", after=0)[-1].head
+        reply = decode(fed.workers[101].handle(encode(fed.offer(open_queries[:2]))))
+        assert isinstance(reply, OfferReply)
+        assert reply.accepted
+        codes = decode(fed.workers[101].handle(encode(fed.request(open_queries[:2]))))
+        assert isinstance(codes, CodesReply)
+        parts = (Receipts(fed.ledger.ledger_id, receipts), fed.request(open_queries[:2]), fed.offer(open_queries))
+        made = {
+            "offer": parts[2],
+            "offer-reply": reply,
+            "codes": parts[1],
+            "codes-reply": codes,
+            "receipts": parts[0],
+            "receipts-reply": ReceiptsReply(head.seq, head.hash),
+            "several": Several(parts),
+        }
+        self.documents = {kind: json.loads(encode(message)) for kind, message in made.items()}
+
+    def messages(self, kind: str, seed: int) -> list[bytes]:
+        """A batch of changed messages, the same for the same seed."""
+        maker = Mutator(kind, self.documents, random.Random(seed))
+        return [maker.message() for _ in range(BATCH)]
+
+
+def seeds(messages: int) -> Callable[[Any], Any]:
+    """As many seeds as make so many messages."""
+
+    def decorate(test: Any) -> Any:
+        quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+        limited = settings(
+            max_examples=messages // BATCH,
+            deadline=None,
+            suppress_health_check=quiet,
+            database=None,
+            phases=[Phase.generate],
+        )
+        return limited(given(seed=st.integers(0, 2**32 - 1))(test))
+
+    return decorate
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+# --- a malicious server at a worker
+
+
+def attack_worker(world: World, kind: str, seed: int) -> None:
+    """Sign a batch of messages, have the worker answer them, and look at what it did."""
+    fed, site = world.fed, world.fed.site_ledgers["site-1"]
+    rows = site.row_count
+    for body in world.messages(kind, seed):
+        message = asked(body, sign=fed.ledger.sign, site="site-1")
+        before, started = site.spent(), time.thread_time()
+        _timeout_s(message)  # what the program before the worker reads of it
+        try:
+            reply = fed.workers[101].answer(message)
+        except ConsiliumError as error:
+            reply, refusal = b"", str(error)
+        except BaseException:
+            note(f"{kind}: {body[:2_000]!r}")
+            raise
+        else:
+            refusal = ""
+        assert time.thread_time() - started < SECONDS + len(body) / BYTES_PER_SECOND, body[:500]
+        assert len(refusal) < 2_000
+        assert site.spent() == before, body[:500]
+        if reply:
+            decode(body_of(reply))
+    assert site.row_count - rows <= len(CAUSES)
+
+
+def spent_world(root: Path) -> World:
+    """A federation whose study is answered in full: nothing is left that a message could honestly be charged for."""
+    made = World(root)
+    made.fed.core().run(made.fed.transport)
+    assert made.fed.core().open_queries() == ()
+    return made
+
+
+@pytest.fixture(scope="module")
+def spent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    made = spent_world(tmp_path_factory.mktemp("spent"))
+    yield made
+    made.fed.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@seeds(500)
+def test_nothing_that_a_server_signs_ends_a_worker_or_is_charged(spent: World, kind: str, seed: int) -> None:
+    attack_worker(spent, kind, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@seeds(20_000)
+def test_twenty_thousand_messages_end_no_worker_and_charge_nothing(spent: World, kind: str, seed: int) -> None:
+    attack_worker(spent, kind, seed)
+
+
+@pytest.mark.parametrize("kind", ["offer", "codes", "several"])
+def test_what_is_charged_is_at_most_what_the_study_plans_at_its_full_price(tmp_path: Path, kind: str) -> None:
+    """Before anything is spent a changed offer may still be one that the site consented to: about another volume."""
+    world = World(tmp_path)
+    site, price = world.fed.site_ledgers["site-1"], world.fed.planned()[0].mechanism
+    for body in world.messages(kind, seed=1):
+        with contextlib.suppress(ConsiliumError):
+            world.fed.workers[101].answer(asked(body, sign=world.fed.ledger.sign, site="site-1"))
+    spend = site.spent()
+    assert spend.releases <= world.fed.study.privacy.planned_queries
+    assert spend.mu_squared == spend.releases * price.mu_squared(world.fed.study.privacy.protection)
+    world.fed.close()
+
+
+def test_a_batch_of_messages_needs_no_more_memory_than_their_size_explains(spent: World) -> None:
+    messages = {kind: spent.messages(kind, seed=7) for kind in KINDS}
+    for bodies in messages.values():
+
+        def handle(bodies: list[bytes] = bodies) -> None:
+            for body in bodies:
+                with contextlib.suppress(ConsiliumError):
+                    spent.fed.workers[101].answer(asked(body, sign=spent.fed.ledger.sign, site="site-1"))
+
+        assert peak_bytes(handle) < MEMORY_BYTES
+
+
+def test_sixty_megabytes_of_nothing_are_counted_and_not_read() -> None:
+    for piece in (b"[],", b"{},", b'"",', b"0,", b"[" * 50):
+        data = b"[" + piece * ((60 << 20) // len(piece)) + b"0]"
+
+        def read(data: bytes = data) -> None:
+            with pytest.raises(InvalidInput, match="values in a message"):
+                decode(data)
+
+        assert peak_bytes(read) < 1 << 20
+    with pytest.raises(InvalidInput, match="ASCII"):
+        decode('"\U0001f600"'.encode())
+    with pytest.raises(InvalidInput, match="at most 67108864 bytes"):
+        decode(bytes(MAX_MESSAGE_BYTES + 1))
+
+
+def signed_receipts(world: World, seed: int) -> list[bytes]:
+    """Receipts that the server signed, of something else than it ever did."""
+    (text, *_) = world.documents["receipts"]["receipts"]
+    document = json.loads(text)
+    maker = Mutator("receipt", {"receipt": document}, random.Random(seed))
+    made = []
+    for _ in range(BATCH):
+        changed = maker.message()
+        with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError, AttributeError, InvalidInput):
+            receipt = json.loads(changed)
+            del receipt["signature"]
+            head = receipt["head"]
+            head["hash"] = maker.random.randbytes(32).hex()
+            signed = head_message(head["role"], ledger_id=head["ledger_id"], seq=head["seq"], row_hash=head["hash"])
+            head["signature"] = world.fed.signing_key.sign(signed).hex()
+            signature = world.fed.signing_key.sign(b"consilium/receipt/v1\0" + canonical_bytes(receipt)).hex()
+            changed = canonical_bytes({**receipt, "signature": signature})
+        with contextlib.suppress(UnicodeDecodeError):
+            made.append(encode(Receipts(world.fed.ledger.ledger_id, (changed.decode(),))))
+    return made
+
+
+def test_no_receipt_that_a_server_signs_ends_a_worker_charges_a_site_or_fills_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    site, worker = world.fed.site_ledgers["site-1"], world.fed.workers[101]
+    monkeypatch.setattr("common.ledger.site.MAX_EVIDENCE_BYTES_A_DAY", 20_000)
+    before, size = site.spent(), sum(len(row.body) for row in site.rows())
+    for seed in range(4):
+        for body in signed_receipts(world, seed):
+            message = asked(body, sign=world.fed.ledger.sign, site="site-1")
+            with contextlib.suppress(ConsiliumError):
+                worker.answer(message)
+    assert site.spent() == before
+    assert site.alarms()  # there were contradictions among them, and nothing leaves any more
+    assert sum(len(row.body) for row in site.rows()) - size < 20_000 + 10_000
+    world.fed.close()
+
+
+# --- a malicious hospital at the core
+
+
+class Flood(LoopTransport):
+    """Delivers a batch of what site-1 signed as its replies, before what every site honestly says.
+
+    ``phase`` is the kind of message that site-1 answers honestly no more; None: it does in the end, always.
+    """
+
+    fed: Federation
+    bodies: list[bytes]
+    phase: type[Part] | None = None
+
+    def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
+        if 101 in bodies:
+            request = bodies[101]
+            for body in self.bodies:
+                reply = answered(body, sign=self.fed.site_ledgers["site-1"].sign, site="site-1", request=request)
+                yield Reply(101, reply)
+                yield Reply(101, body)  # unsigned
+        silent = self.phase is not None and 101 in bodies and part(body_of(bodies[101]), self.phase) is not None
+        for reply in super().exchange(bodies, timeout_s=timeout_s):
+            yield Reply(101, b"") if silent and reply.node_id == 101 else reply
+
+
+def attack_core(world: World, kind: str, seed: int, *, phase: type[Part]) -> None:
+    """Answer a message of ``phase`` with a batch of replies: a study that is not answered stays as it is."""
+    fed = world.fed
+    before = fed.ledger.remaining("pool-1"), len(fed.ledger.answers(fed.study.id))
+    rows, events = fed.ledger.row_count, fed.events_file.stat().st_size
+    flood = Flood(fed.workers)
+    flood.fed, flood.bodies, flood.phase = fed, world.messages(kind, seed), phase
+    started = time.thread_time()
+    time_of_core = count()
+    core = Aggregator(
+        study=fed.study,
+        queries=fed.planned(),
+        sites=lambda: fed.sites,
+        ledger=fed.ledger,
+        sealing_key=fed.sealing_key,
+        events=EventLog(fed.events_file, study=fed.study.id),
+        clock=lambda: float(next(time_of_core)) * 100,
+        retry_pause_s=0,
+    )
+    with contextlib.suppress(QuorumNotReached):
+        core.run(flood)
+    assert (fed.ledger.remaining("pool-1"), len(fed.ledger.answers(fed.study.id))) == before
+    assert fed.ledger.row_count == rows
+    size = sum(map(len, flood.bodies))
+    assert time.thread_time() - started < 20 * (SECONDS + size / BYTES_PER_SECOND)
+    assert fed.events_file.stat().st_size - events < 4_000 * BATCH
+
+
+@pytest.fixture(scope="module")
+def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A federation in the middle of its study, which takes all three sites for a quorum."""
+    made = World(tmp_path_factory.mktemp("asking"))
+    made.fed.workers[101]._fetch = made.fed.objects.get
+    yield made
+    flood = Flood(made.fed.workers)
+    flood.fed, flood.bodies = made.fed, [body for kind in KINDS for body in made.messages(kind, seed=3)[:20]]
+    made.fed.core().run(flood)  # whatever was said: with honest words after it the study is answered by all three
+    assert {tuple(e.site for e in found.roster) for found in made.fed.ledger.answers(made.fed.study.id)} == {
+        ("site-0", "site-1", "site-2")
+    }
+    assert len(made.fed.ledger.answers(made.fed.study.id)) == made.fed.study.privacy.planned_queries
+    made.fed.close()
+
+
+PHASES: dict[str, type[Part]] = {"offers": Offer, "codes": CodesRequest}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("kind", KINDS)
+@seeds(250)
+def test_nothing_that_a_hospital_signs_ends_the_cores_run_or_is_charged(
+    asking: World, kind: str, phase: str, seed: int
+) -> None:
+    attack_core(asking, kind, seed, phase=PHASES[phase])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("kind", KINDS)
+@seeds(10_000)
+def test_twenty_thousand_replies_end_no_run_and_charge_nothing(asking: World, kind: str, phase: str, seed: int) -> None:
+    attack_core(asking, kind, seed, phase=PHASES[phase])
+
+
+# --- public objects that a server made
+
+
+def shared_members(count: int) -> bytes:
+    """An uncompressed archive of arrays, each of which holds all those after it: its members share their bytes."""
+    contents, headers = [npy(bytes(100))], []
+    for number in reversed(range(count)):
+        info = zipfile.ZipInfo(f"{number}.npy")
+        info.file_size = info.compress_size = len(contents[-1])
+        info.CRC = zlib.crc32(contents[-1])
+        headers.append((info, info.FileHeader(zip64=False)))
+        contents.append(npy(headers[-1][1] + contents[-1]) if number else headers[-1][1] + contents[-1])
+    whole = contents.pop()
+    directory = b""
+    for (info, header), content in zip(headers, contents, strict=True):
+        name, place = info.filename.encode(), len(whole) - len(content) - len(header)
+        sizes = (info.CRC, info.compress_size, info.file_size, len(name), 0, 0, 0, 0, 0, place)
+        directory += struct.pack(zipfile.structCentralDir, zipfile.stringCentralDir, 20, 3, 20, 0, 0, 0, 0, 33, *sizes)
+        directory += name
+    ends = (0, 0, count, count, len(directory), len(whole), 0)
+    return whole + directory + struct.pack(zipfile.structEndArchive, zipfile.stringEndArchive, *ends)
+
+
+def npy(data: bytes) -> bytes:
+    """``data`` as an array of bytes in a file."""
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.frombuffer(data, dtype=np.uint8), version=(1, 0))
+    return stream.getvalue()
+
+
+def test_an_object_whose_members_share_their_bytes_is_refused_before_they_are_read() -> None:
+    data = shared_members(300)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert archive.testzip() is None
+        assert sum(info.file_size for info in archive.infolist()) > 50 * len(data)
+
+    def read() -> None:
+        for reader in (Frame.from_bytes, load_codec):
+            with pytest.raises(InvalidInput, match="one after another"):
+                reader(data)
+
+    assert peak_bytes(read) < 10 * len(data)
