@@ -9,7 +9,7 @@ RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-gpu test-large test-sensitivity test-faults test-docker test-parties check docker-image docker-demo docker-down bundle clean
+.PHONY: help venv demo test test-slow test-gpu test-large test-sensitivity test-fuzz test-faults test-docker test-parties check docker-image docker-demo docker-down bundle clean
 
 help:  ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
@@ -49,6 +49,9 @@ check: $(DEV)  ## format, lint, types, fast tests
 
 test-sensitivity: $(DEV)  ## one patient's reach from file to sum, every exchange in every configuration; ten minutes
 	CONSILIUM_SENSITIVITY=all $(BIN)/python -m pytest tests/sensitivity
+
+test-fuzz: $(DEV)  ## 20,000 messages of every kind, signed, at worker and core; a quarter of an hour
+	CONSILIUM_FUZZ=20000 $(BIN)/python -m pytest tests/attacks/test_schema_fuzz.py
 
 test-faults: $(DEV)  ## real daemons killed, cut off and starved; needs root; about half an hour
 	$(BIN)/python -m pytest -m faults tests/faults/deployment
