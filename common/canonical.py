@@ -142,6 +142,8 @@ def _no_float(text: str) -> float:
 
 
 def _integer(text: str) -> int:
+    if len(text) < 19:  # below 10^18 whatever they say
+        return int(text)
     if len(text) > 20 or not -MAX_INTEGER <= (value := int(text)) <= MAX_INTEGER:
         raise ValueError("an integer of more than 64 bits in canonical JSON")
     return value
@@ -151,13 +153,15 @@ _RATIONAL_BITS = int((MAX_RATIONAL_DIGITS - 1) * 3.3219)
 _DECODER = json.JSONDecoder(parse_float=_no_float, parse_int=_integer, parse_constant=_no_float)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-_PLAIN = (str, int, bool, type(None))
 
 
 def _check(value: Json) -> None:
-    if isinstance(value, int) and not -MAX_INTEGER <= value <= MAX_INTEGER:
-        raise InvalidInput("integer without a canonical form", value=value.bit_length(), limit="63 bits and a sign")
-    if type(value) in _PLAIN:
+    kind = type(value)
+    if kind is str or kind is bool or value is None:
+        return
+    if isinstance(value, int):
+        if not -MAX_INTEGER <= value <= MAX_INTEGER:
+            raise InvalidInput("integer without a canonical form", value=value.bit_length(), limit="63 bits and a sign")
         return
     if isinstance(value, list | tuple):
         for item in value:
@@ -167,7 +171,7 @@ def _check(value: Json) -> None:
             if not isinstance(key, str):
                 raise InvalidInput("key of a mapping", value=key, limit="a string")
             _check(item)
-    elif not isinstance(value, int | str):
+    elif not isinstance(value, str):
         raise InvalidInput(
             "value without a canonical form",
             value=type(value).__name__,

@@ -54,8 +54,11 @@ class ObjectStore:
         return (self._directory / check_hash(name)).is_file()
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace ``path`` with ``data``: after a crash the file holds the old bytes or the new ones, never a part."""
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, flush_name: bool = True) -> None:
+    """Replace ``path`` with ``data``: after a crash the file holds the old bytes or the new ones, never a part.
+
+    Without ``flush_name`` one flush is saved, and after a power cut it may be the old ones though this had returned.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
     try:
@@ -68,6 +71,8 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+    if not flush_name:
+        return
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

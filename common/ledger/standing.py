@@ -32,7 +32,7 @@ class Standing:
     pending: tuple[str, ...]
 
     def save(self, path: Path) -> None:
-        """Replace the file at ``path`` (mode 0600, durable)."""
+        """Replace the file at ``path`` (mode 0600). A power cut may leave the one before it, which tells less."""
         document = {
             "day": self.day,
             "head": self.head.to_json(),
@@ -41,7 +41,7 @@ class Standing:
             "queries": self.queries,
             "studies": {study: spend.to_json() for study, spend in self.studies.items()},
         }
-        write_atomically(path, (json.dumps(document, indent=1) + "\n").encode(), mode=0o600)
+        write_atomically(path, (json.dumps(document, indent=1) + "\n").encode(), mode=0o600, flush_name=False)
 
     @classmethod
     def load(cls, path: Path) -> Standing:
@@ -82,14 +82,14 @@ class ServerStanding:
     declarations: tuple[PoolDeclaration, ...]
 
     def save(self, path: Path) -> None:
-        """Replace the file at ``path`` (mode 0600, durable)."""
+        """Replace the file at ``path`` (mode 0600). A power cut may leave the one before it, which tells less."""
         document = {
             "declarations": [declaration.to_json() for declaration in self.declarations],
             "head": self.head.to_json(),
             "pools": spends_to_json(self.pools),
             "studies": {study: spends_to_json(pools) for study, pools in self.studies.items()},
         }
-        write_atomically(path, (json.dumps(document, indent=1) + "\n").encode(), mode=0o600)
+        write_atomically(path, (json.dumps(document, indent=1) + "\n").encode(), mode=0o600, flush_name=False)
 
     @classmethod
     def load(cls, path: Path) -> ServerStanding:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.ledger_speed import measure
+from benchmarks.ledger_speed import BATCHED_PACE, SINGLE_PACE, measure
 from common.ledger.keys import create_signing_key
 from common.ledger.store import Candidate, Ledger
 from common.ledger.verify import verify
@@ -192,7 +192,8 @@ def test_durable_releases_cost_little_processor_time(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_durable_releases_keep_pace_with_bare_sqlite(tmp_path: Path) -> None:
-    """0.9 of bare sqlite3 one by one and 20 times it in batches, where bare makes fewer than 500 commits a second.
+    """0.4 of bare sqlite3 one by one and 12 times it in batches, where bare makes fewer than 500 commits a second: a
+    charge flushes the standing too.
 
     On a faster disk the processor is what is left to measure: the same promise, were the disk that slow, with more
     allowed where a bare commit in the same run takes more. Other jobs only slow a run down: the best of five counts.
@@ -204,7 +205,7 @@ def test_durable_releases_keep_pace_with_bare_sqlite(tmp_path: Path) -> None:
         paces.append(pace := measure(folder, rounds=200))
         print(pace)
         if pace.bare < 500:
-            kept = pace.single >= 0.9 * pace.bare and pace.batched >= 20 * pace.bare
+            kept = pace.single >= SINGLE_PACE * pace.bare and pace.batched >= BATCHED_PACE * pace.bare
         else:
             kept = min(each.single_cpu for each in paces) <= 1 and min(each.batched_cpu for each in paces) <= 1
         if kept:
