@@ -20,6 +20,7 @@ from common.canonical import check_hash, check_name, check_pool, check_schema
 from common.config import StatedBudget, Study, read_section
 from common.data.layouts import DatasetSettings, read_settings
 from common.errors import InvalidInput
+from common.ledger.keys import signing_public_key
 from common.messages import Offer
 from common.privacy.calibration import study_mechanism
 from common.privacy.mechanism import AccountantName, QuerySpec, Relation, Unit
@@ -59,13 +60,13 @@ class ServerFacts:
 
     @property
     def signing_public_key(self) -> Ed25519PublicKey:
-        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.signing_key))
+        return signing_public_key(self.signing_key)
 
     @property
     def signing_public_keys(self) -> tuple[Ed25519PublicKey, ...]:
         """Every key the server may sign receipts with, the current one first."""
         keys = (self.signing_key, *self.more_signing_keys)
-        return tuple(Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)) for key in keys)
+        return tuple(map(signing_public_key, keys))
 
 
 @dataclass(frozen=True, slots=True)

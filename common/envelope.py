@@ -9,13 +9,12 @@ its reply with its own ledger's key, over the very request it answers, and the c
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from common.canonical import canonical_bytes
+from common.canonical import canonical_bytes, sha256_bytes
 from common.errors import Refused
 
 SIGNATURE_BYTES = 64
@@ -60,13 +59,9 @@ def _opened(message: bytes, *, keys: Iterable[Ed25519PublicKey], statement: byte
 
 
 def _question(body: bytes, *, site: str) -> bytes:
-    return b"consilium/asked/v1\0" + canonical_bytes({"body": _hash(body), "site": site})
+    return b"consilium/asked/v1\0" + canonical_bytes({"body": sha256_bytes(body), "site": site})
 
 
 def _answer(body: bytes, *, site: str, request: bytes) -> bytes:
-    fields = {"body": _hash(body), "request": _hash(request), "site": site}
+    fields = {"body": sha256_bytes(body), "request": sha256_bytes(request), "site": site}
     return b"consilium/answered/v1\0" + canonical_bytes(fields)
-
-
-def _hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from numpy.typing import NDArray
 
 from common.canonical import digest
@@ -27,6 +26,7 @@ from common.config import Study
 from common.envelope import asked, open_answered
 from common.errors import LedgerCorrupt, QuorumNotReached, Refused
 from common.events import EventLog
+from common.ledger.keys import signing_public_key
 from common.ledger.receipts import Position
 from common.ledger.store import Candidate, Ledger, RosterEntry, StoredAnswer
 from common.messages import (
@@ -506,7 +506,7 @@ class Aggregator:
             try:
                 if not site.answer_key:
                     raise Refused("unsigned", "a site that was registered without a key for its replies")
-                key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(site.answer_key))
+                key = signing_public_key(site.answer_key)
                 request = sent[reply.node_id]
                 body = open_answered(reply.body, key=key, site=site.name, request=request)
                 yield _Heard(site, decode(body))

@@ -95,22 +95,40 @@ class Finding:
         return f"{'ALARM' if self.alarm else 'ok'}  {self.test}: {self.measured:.4g} ({self.meaning} {self.limit:.4g})"
 
 
-@dataclass(frozen=True, slots=True)
-class AuditReport:
-    """What an audit found. ``exceeded`` is the verdict: some test broke its limit."""
+class Verdict:
+    """What every audit's report has in common: its findings, and in words whether the claim stands."""
 
-    study: StudyUnderAudit
-    runs: int
-    confidence: float
+    __slots__ = ()
+
     findings: tuple[Finding, ...]
 
     @property
     def exceeded(self) -> bool:
+        """The verdict: some test broke its limit."""
         return any(finding.alarm for finding in self.findings)
 
     @property
     def alarms(self) -> tuple[str, ...]:
         return tuple(finding.test for finding in self.findings if finding.alarm)
+
+    def _summary(
+        self, budget: tuple[float, float], accountant: str, protection: Protection, *, measured: float, claimed: float
+    ) -> str:
+        epsilon, delta = budget
+        claim = f"(ε = {epsilon_text(epsilon)}, δ = {delta_text(delta)}) by {accountant}, {protection}"
+        if self.exceeded:
+            return f"The claim {claim} is BROKEN: {', '.join(self.alarms)}."
+        return f"No fault found against the claim {claim}: measured μ ≥ {measured:.3f}, claimed μ ≤ {claimed:.3f}."
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport(Verdict):
+    """What an audit in memory found."""
+
+    study: StudyUnderAudit
+    runs: int
+    confidence: float
+    findings: tuple[Finding, ...]
 
     @property
     def mu_lower_bound(self) -> float:
@@ -119,15 +137,13 @@ class AuditReport:
 
     @property
     def summary(self) -> str:
-        claim = (
-            f"(ε = {epsilon_text(self.study.budget.epsilon)}, δ = {delta_text(self.study.budget.delta)}) by "
-            f"{self.study.accountant}, {self.study.protection}"
-        )
-        if self.exceeded:
-            return f"The claim {claim} is BROKEN: {', '.join(self.alarms)}."
-        return (
-            f"No fault found against the claim {claim}: measured μ ≥ {max(0.0, self.mu_lower_bound):.3f}, "
-            f"claimed μ ≤ {self.study.claimed_mu:.3f}."
+        study = self.study
+        return self._summary(
+            (study.budget.epsilon, study.budget.delta),
+            study.accountant,
+            study.protection,
+            measured=max(0.0, self.mu_lower_bound),
+            claimed=study.claimed_mu,
         )
 
     def to_json(self) -> dict[str, object]:

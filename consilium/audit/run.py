@@ -25,8 +25,7 @@ from scipy.stats import chi2
 
 from common.errors import InvalidInput
 from common.privacy.accounting import MAX_EPSILON
-from common.privacy.audit import Finding
-from common.privacy.figures import delta_text, epsilon_text
+from common.privacy.audit import Finding, Verdict
 from consilium.audit.books import allowed, further_findings, liar_findings, life_findings, noise_of
 from consilium.audit.noise import ALPHA, noise_findings, smallest_fault
 from consilium.audit.service import ABSENT, FAILS, Life, Service, World, read_life
@@ -53,8 +52,8 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceReport:
-    """What an audit found. ``exceeded`` is the verdict: some test broke its limit."""
+class ServiceReport(Verdict):
+    """What an audit of the running service found."""
 
     subject: Subject
     lives: int
@@ -62,27 +61,14 @@ class ServiceReport:
     findings: tuple[Finding, ...]
 
     @property
-    def exceeded(self) -> bool:
-        return any(finding.alarm for finding in self.findings)
-
-    @property
-    def alarms(self) -> tuple[str, ...]:
-        return tuple(finding.test for finding in self.findings if finding.alarm)
-
-    @property
     def summary(self) -> str:
-        subject = self.subject
-        claim = (
-            f"(ε = {epsilon_text(subject.limit.epsilon)}, δ = {delta_text(subject.limit.delta)}) by "
-            f"{subject.limit.accountant}, "
-            f"{subject.study.privacy.protection}"
-        )
-        if self.exceeded:
-            return f"The claim {claim} is BROKEN: {', '.join(self.alarms)}."
-        measured = next((f.measured for f in self.findings if f.test == MEASURED), 0.0)
-        return (
-            f"No fault found against the claim {claim}: measured μ ≥ {measured:.3f}, "
-            f"claimed μ ≤ {subject.claimed_mu:.3f}."
+        limit = self.subject.limit
+        return self._summary(
+            (limit.epsilon, limit.delta),
+            limit.accountant,
+            self.subject.study.privacy.protection,
+            measured=next((f.measured for f in self.findings if f.test == MEASURED), 0.0),
+            claimed=self.subject.claimed_mu,
         )
 
     def to_json(self) -> dict[str, object]:

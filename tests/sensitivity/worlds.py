@@ -37,6 +37,7 @@ from common.codecs.base import Codec, fit_codec
 from common.codecs.frame import Frame
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.layouts import DatasetSettings, open_for_training
+from common.envelope import asked, body_of
 from common.ledger.keys import public_hex
 from common.ledger.site import SiteLedger
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, decode, encode
@@ -645,12 +646,13 @@ def _answers(
         ledger.consent(study)
         worker = make_worker(config, study, ledger, voters, objects)
         batch, ledger_id = "b" * 64, "c" * 64
-        offered = worker.handle(encode(Offer(study=study.id, ledger=ledger_id, batch=batch, queries=queries)))
-        decided = decode(offered)
+        offer = Offer(study=study.id, ledger=ledger_id, batch=batch, queries=queries)
+        offered = worker.answer(asked(encode(offer), sign=signing.sign, site=config.site))
+        decided = decode(body_of(offered))
         assert isinstance(decided, OfferReply)
         request = codes_request(study, batch=batch, ledger_id=ledger_id, queries=tuple(query.id for query in queries))
-        reply = worker.handle(encode(request))
-        codes = decode(reply)
+        reply = worker.answer(asked(encode(request), sign=signing.sign, site=config.site))
+        codes = decode(body_of(reply))
         assert isinstance(codes, CodesReply)
         found = tuple(ledger.code(query.id) for query in queries)
         public = {
