@@ -303,7 +303,8 @@ TAKES_NO_NUMBER = {
     "training.Sampling",
     "training.Neighbours",
     "training.TrainingGuarantee",
-    "audit.Finding",  # what an audit answers
+    "audit.Finding",
+    "audit.Verdict",  # what an audit answers
     "audit.AuditReport",
     "mechanism.Unit",
     "mechanism.Relation",
