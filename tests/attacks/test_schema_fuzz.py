@@ -91,6 +91,17 @@ def deep(levels: int, *, mapping: bool) -> str:
     return f"<{'m' if mapping else 'l'}{levels}>"
 
 
+def longer(document: Any, *, than: int) -> bool:
+    """Whether the document has more characters and values than that; counts no further."""
+    left, waiting = than, [document]
+    while waiting and left >= 0:
+        value = waiting.pop()
+        left -= len(value) if isinstance(value, str | list | dict) else 1
+        if left >= 0 and isinstance(value, list | dict):
+            waiting.extend(value if isinstance(value, list) else (*value, *value.values()))
+    return left < 0
+
+
 def _deepened(found: re.Match[bytes]) -> bytes:
     levels = int(found[2])
     return b'{"a":' * levels + b"0" + b"}" * levels if found[1] == b"m" else b"[" * levels + b"]" * levels
@@ -106,16 +117,19 @@ class Mutator:
 
     def message(self) -> bytes:
         """Of at most :data:`LONGEST` bytes: what is longer costs its length."""
-        while len(made := self._message()) > LONGEST:
+        while (made := self._message()) is None or len(made) > LONGEST:
             pass
         return made
 
-    def _message(self) -> bytes:
+    def _message(self) -> bytes | None:
+        """None for what is far too long: lists multiplied in lists would not fit into memory, once written."""
         if self.random.random() < 0.25:
             return self.spoilt(self.written(self.documents[self.kind]))
         document: Any = copy.deepcopy(self.documents[self.kind])
         for _ in range(self.random.choice((1, 1, 1, 2, 5))):
             document = self.changed(document)
+            if longer(document, than=8 * LONGEST):
+                return None
         return self.written(document)
 
     def written(self, document: Any) -> bytes:
