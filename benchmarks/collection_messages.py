@@ -20,7 +20,7 @@ from pathlib import Path
 
 from client.worker import Worker
 from common.messages import CodesRequest
-from server.query import Aggregator, Reply, Transport
+from server.aggregation.aggregator import Aggregator, Reply, Transport
 from tests.federation import Federation, make_study, part
 
 QUERIES, BATCH, MESSAGE_S = 16, 4, 0.6

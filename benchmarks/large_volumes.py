@@ -107,8 +107,8 @@ def save(path: Path, array: np.ndarray, affine: np.ndarray) -> None:
 
 
 def site_train(root: Path, plan: Study, private: PrivateSettings | None = None) -> dict[str, object]:
+    from client.data.layouts import DatasetSettings, open_for_training
     from client.training.site import train_site
-    from common.data.layouts import DatasetSettings, open_for_training
 
     folder = root / ("teachers" if private is None else "private")
     shutil.rmtree(folder, ignore_errors=True)
@@ -141,7 +141,7 @@ def site_encode(root: Path, plan: Study) -> dict[str, object]:
     import torch
     from monai.inferers import sliding_window_inference
 
-    from client.teacher import Teachers
+    from client.teachers.teacher import Teachers
     from common.codecs.base import load_codec
     from common.data.volume import volume_from_bytes
     from common.models.fit import WINDOW_OVERLAP, best_device, mixed_precision
@@ -196,14 +196,14 @@ def server_codec(root: Path, plan: Study) -> dict[str, object]:
 def server_student(root: Path, plan: Study) -> dict[str, object]:
     """Noise, decoding, the student by the run's own function, and one label map on a file's own voxels."""
     from common.codecs.base import load_codec
-    from common.data.stored import VolumeCache, together
     from common.data.volume import load_volume, save_native
+    from common.data.volume_cache import VolumeCache, together
     from common.models.fit import predict
     from common.privacy.calibration import study_mechanism
     from common.privacy.gaussian import rounded_gaussian
-    from server.decode import decode_answer
-    from server.finish import CACHE_BYTES, as_stored
-    from server.student import train_student
+    from server.postprocess.decode import decode_answer
+    from server.postprocess.finish import CACHE_BYTES, as_stored
+    from server.postprocess.student import train_student
 
     codec = load_codec((root / "codec.bin").read_bytes())
     noise_std = Fraction(study_mechanism(plan, dimension=codec.dimension).noise_std)

@@ -27,9 +27,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.canonical import sha256_bytes
 from common.config import DataConfig, PrivacyConfig, Study
-from common.ledger.store import Candidate, Ledger, PoolDeclaration, RosterEntry
 from common.privacy.calibration import study_mechanism
 from common.privacy.mechanism import QuerySpec
+from server.ledger.server_ledger import Candidate, Ledger, PoolDeclaration, RosterEntry
 
 BATCH, DIMENSION, SITES = 64, 64, ("aachen", "bergen", "cadiz")
 

@@ -28,19 +28,19 @@ import torch
 from scipy.stats import norm, rankdata
 
 from client.training.base import Part
+from client.training.private.clipped_sums import silent
 from client.training.private.engine import run
 from client.training.private.journal import Journal, Plan
-from client.training.private.mlp import Shape, forward
 from client.training.private.settings import defaults
-from client.training.private.strategies import MlpSgd
-from client.training.private.sums import silent
 from client.training.private.teachers import train_privately
 from client.training.standard import StandardTrainer
 from common.config import DataConfig, TrainingConfig
 from common.models.fit import one_hot, soft_dice_ce
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.training import MAX_MULTIPLIER, Neighbours, Sampling, TrainingEvent, plan_noise
-from consilium.bench.roles import Cases, load_cases
+from consilium.research.mlp import Shape, forward
+from consilium.research.mlp_strategies import MlpSgd
+from consilium.research.roles import Cases, load_cases
 
 DELTA = 1e-3
 STEPS, RATE = 60, Fraction(1, 2)

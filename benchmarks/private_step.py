@@ -20,9 +20,9 @@ from pathlib import Path
 
 import torch
 
+from client.training.private.clipped_sums import integer_sum, one_part
 from client.training.private.gradients import plain_weights, segmentation_loss
-from client.training.private.sums import integer_sum, one_part
-from client.training.private.volumes import Blocks, block_parts, mac_gradients, per_patient
+from client.training.private.strategies_3d import Blocks, block_parts, mac_gradients, per_patient
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
 

@@ -16,9 +16,9 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
+from client.data.layouts import DatasetSettings, read_settings
 from common.canonical import check_hash, check_name, check_pool, check_schema
 from common.config import StatedBudget, Study, read_section
-from common.data.layouts import DatasetSettings, read_settings
 from common.errors import InvalidInput
 from common.ledger.keys import signing_public_key
 from common.messages import Offer

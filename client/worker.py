@@ -32,17 +32,17 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from client.books import open_books
-from client.cases import has_trained, load_cases
-from client.control import retired_voters
+from client.data.cases import has_trained, load_cases
+from client.ledger.site_ledger import SiteLedger
+from client.operations.staff_decisions import retired_voters
 from client.policy import Consent, SiteConfig, load_site, review
+from client.site.books import open_books
 from common.codecs.base import Codec, load_codec
 from common.codecs.frame import Frame
 from common.config import DataConfig, load_study
 from common.envelope import answered, open_asked
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, Refused
 from common.ledger.receipts import Receipt
-from common.ledger.site import SiteLedger
 from common.messages import (
     MAX_DEADLINE_S,
     CodesReply,
@@ -63,7 +63,7 @@ from common.sealing import SealContext, seal
 from common.worker_api import HEALTH, SERVICE, channel_options
 
 if TYPE_CHECKING:
-    from client.teacher import Teachers
+    from client.teachers.teacher import Teachers
 
 log = logging.getLogger(__name__)
 
@@ -421,8 +421,8 @@ def open_worker(directory: Path, *, sleep: Callable[[float], object] = time.slee
 
     A voter whose teacher cannot be loaded, or that lost a patient since it was trained, is an empty slot.
     """
-    from client.fetch import PublicObjects  # torch and TLS only where a real worker runs
-    from client.teacher import Teachers
+    from client.operations.fetch import PublicObjects  # torch and TLS only where a real worker runs
+    from client.teachers.teacher import Teachers
 
     config = load_site(directory)
     study = load_study(config.path(config.study))

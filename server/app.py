@@ -15,9 +15,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from common.errors import InvalidInput
 from common.wire import MESSAGE_TYPE, pack, unpack
-from server.pipeline import run_study
-from server.query import Reply
-from server.workspace import Workspace
+from server.aggregation.aggregator import Reply
+from server.aggregation.pipeline import run_study
+from server.study.workspace import Workspace
 
 POLL_S = 0.3
 TTL_MARGIN_S = 30.0

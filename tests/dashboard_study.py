@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
+from client.ledger.site_ledger import SiteLedger
 from client.policy import Caps, Consent, ServerFacts, SiteConfig
 from client.worker import Worker
 from common.config import CodecConfig, CollectionConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.synthetic import study_data, write_phantoms
 from common.data.volume import load_label
 from common.events import EventLog
-from common.ledger.site import SiteLedger
-from server import setup
-from server.pipeline import collect, run_study
-from server.workspace import Site, Workspace
+from server.aggregation.pipeline import collect, run_study
+from server.study import create_study as setup
+from server.study.workspace import Site, Workspace
 from tests.federation import LoopTransport
 
 QUERIES, SITES = 8, ("north", "east", "south", "west")

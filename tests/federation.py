@@ -14,6 +14,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from client.ledger.site_ledger import SiteLedger
 from client.policy import Caps, Consent, ServerFacts, SiteConfig
 from client.worker import Worker
 from common.canonical import sha256_bytes
@@ -22,15 +23,14 @@ from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
 from common.errors import ConsiliumError
 from common.events import EventLog, read_events
 from common.ledger.keys import public_hex
-from common.ledger.site import SiteLedger
-from common.ledger.store import Ledger, PoolDeclaration
 from common.messages import CodesReply, CodesRequest, Offer, Part, Several, decode
 from common.objects import ObjectStore
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import QuerySpec
 from common.sealing import SealContext, unseal
-from server.query import Aggregator, Reply, plan_queries
-from server.workspace import CodecRecord, Site
+from server.aggregation.aggregator import Aggregator, Reply, plan_queries
+from server.ledger.server_ledger import Ledger, PoolDeclaration
+from server.study.workspace import CodecRecord, Site
 
 GRID = (8, 8, 8)
 P = TypeVar("P", bound=Part)

@@ -10,7 +10,7 @@ import click
 import pytest
 import typer
 
-from consilium.cli import app
+from consilium.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

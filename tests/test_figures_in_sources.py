@@ -24,7 +24,11 @@ BEFORE = re.compile(r"(ε|δ|\b(epsilon|delta))\s*\)?\s*(=|≤|<|>|≥|:|of|is|a
 ROUNDED = re.compile(r"[.\d,]*[eEfFgGn%]$|\.\d+$")
 """A format specification that rounds."""
 
-KEYS_OF_CELLS = {"consilium/bench/cells.py:id", "consilium/bench/volumes.py:id", "consilium/bench/utility.py:name"}
+KEYS_OF_CELLS = {
+    "consilium/research/cells.py:id",
+    "consilium/research/volumes.py:id",
+    "consilium/research/utility.py:name",
+}
 """Functions that make a file's name out of a setting: names that must stay what they were."""
 
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, UInt8
 
 from common.config import TrainingConfig
-from common.data.stored import StoredVolumes
+from common.data.volume_cache import StoredVolumes
 from common.models.fit import OnStep
 from common.privacy.training import TrainingEvent
 
@@ -26,7 +26,7 @@ class Part:
     ``places[i]`` is scan i's patient, by place among the ``patients`` dealt to this voter for training; places without
     a usable scan do not occur, so there may be no image at all. Left out: every scan is a patient of its own.
 
-    More than fits into memory comes as :class:`~common.data.stored.StoredVolumes`, read one volume at a time.
+    More than fits into memory comes as :class:`~common.data.volume_cache.StoredVolumes`, read one volume at a time.
     """
 
     images: Float[np.ndarray, "n c x y z"] | StoredVolumes

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING
 
-from common.data.stored import DEFAULT_BUDGET_BYTES
+from common.data.volume_cache import DEFAULT_BUDGET_BYTES
 from common.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -23,16 +23,16 @@ import torch
 
 from client.training.base import Part, Trained, Trainer
 from client.training.lock import writing
+from client.training.patient_deal import ANOTHER_DIRECTORY, load_or_deal
 from client.training.private.settings import PrivateSettings
 from client.training.private.trainer import private_trainer
-from client.training.slots import ANOTHER_DIRECTORY, load_or_deal
 from client.training.standard import StandardTrainer
 from common.canonical import digest, sha256_file
 from common.config import DataConfig, TrainingConfig
 from common.data.dataset import Case, Dataset, Problem, check_labels
 from common.data.patients import content_hash
-from common.data.stored import DEFAULT_BUDGET_BYTES, StoredVolumes, VolumeCache, read, together
 from common.data.volume import load_example
+from common.data.volume_cache import DEFAULT_BUDGET_BYTES, StoredVolumes, VolumeCache, read, together
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, mean_present
 from common.models.fit import OnStep, predict

@@ -126,7 +126,7 @@ class Dataset:
 def check_labels(dataset: Dataset, data: DataConfig) -> None:
     """Refuse a dataset whose label names or channels are not the study's, letter case aside.
 
-    :func:`common.data.layouts.match_study` makes one that passes, from names the site maps to the study's.
+    :func:`client.data.layouts.match_study` makes one that passes, from names the site maps to the study's.
     """
     named = [label.casefold() for label in dataset.labels]
     if named != [label.casefold() for label in data.labels] or dataset.label_values not in (

@@ -31,7 +31,7 @@ def case_id(file_name: str) -> str:
 
 
 class MsdLayout:
-    """The Decathlon's layout among the others (:mod:`common.data.layouts`)."""
+    """The Decathlon's layout among the others (:mod:`client.data.layouts`)."""
 
     name = "msd"
     says = "dataset.json with the lists training and test, imagesTr, labelsTr"

@@ -1,5 +1,1 @@
-"""The privacy ledgers: what was spent and released at the server, and each hospital's own record of the same."""
-
-from common.ledger.store import Candidate, Ledger, PoolDeclaration, RosterEntry
-
-__all__ = ["Candidate", "Ledger", "PoolDeclaration", "RosterEntry"]
+"""What both ledgers share: rows in a signed chain, keys, receipts, the guard against a rolled-back file."""

@@ -37,7 +37,7 @@ from monai.transforms import (
 )
 
 from common.config import TrainingConfig
-from common.data.stored import StoredVolumes
+from common.data.volume_cache import StoredVolumes
 from common.errors import InvalidInput
 from common.models.unet import weights_to_bytes
 from common.objects import write_atomically
@@ -91,8 +91,8 @@ def fit(
 
     ``targets`` are probabilities (one-hot maps among them), summing to 1 in every voxel, or label maps [n, x, y, z] of
     ``classes`` classes, which take a fraction of the memory and give the same weights. Both arrays may be
-    :class:`~common.data.stored.StoredVolumes`, of which a step reads only its own. ``weights`` ≥ 0 says how much each
-    volume counts (normalised to mean 1). With ``checkpoint``, state is saved every 50 steps and an interrupted
+    :class:`~common.data.volume_cache.StoredVolumes`, of which a step reads only its own. ``weights`` ≥ 0 says how much
+    each volume counts (normalised to mean 1). With ``checkpoint``, state is saved every 50 steps and an interrupted
     run goes on from there; a checkpoint of other data, seed, recipe or starting weights is ignored. The caller deletes
     the file when the result is safe.
 

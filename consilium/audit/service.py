@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int64
 
+from client.ledger.site_ledger import SiteLedger
 from client.policy import Caps, Consent, ServerFacts, SiteConfig
 from client.worker import Ask, Worker
 from common.canonical import digest
@@ -28,17 +29,16 @@ from common.config import Study
 from common.errors import ConsiliumError
 from common.events import EventLog, read_events
 from common.ledger.keys import create_signing_key, load_signing_key, public_hex
-from common.ledger.site import SiteLedger
-from common.ledger.store import Candidate, Ledger, PoolDeclaration, RosterEntry
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
 from common.privacy.mechanism import AccountantName, QuerySpec
 from common.sealing import SealContext, seal
 from common.sealing_rotation import load_sealing_keys
 from consilium.audit.subject import Limit, Subject
-from server.pipeline import collect
-from server.query import Aggregator, Reply, plan_queries
-from server.setup import create_study, server_keys
-from server.workspace import CodecRecord, Site, Workspace
+from server.aggregation.aggregator import Aggregator, Reply, plan_queries
+from server.aggregation.pipeline import collect
+from server.ledger.server_ledger import Candidate, Ledger, PoolDeclaration, RosterEntry
+from server.study.create_study import create_study, server_keys
+from server.study.workspace import CodecRecord, Site, Workspace
 
 Intercept = Callable[[int, bytes, bytes], bytes]
 

@@ -23,10 +23,10 @@ from common.codecs.pca import PcaCodec
 from common.codecs.shapes import to_probabilities
 from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
-from common.ledger.store import Ledger
 from common.privacy.claim import claimed_epsilon, claimed_mu, claimed_reach
 from common.privacy.mechanism import Budget
-from server.workspace import Workspace
+from server.ledger.server_ledger import Ledger
+from server.study.workspace import Workspace
 
 STEPS = 65536
 """Grid steps of a code's unit."""

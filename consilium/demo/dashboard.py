@@ -61,7 +61,7 @@ def _password_file(state: Path) -> Path:
 
 
 def _daemon(study: Path, state: Path, *, port: int) -> DaemonSpec:
-    program = "from consilium.cli import main; main()"
+    program = "from consilium.cli.main import main; main()"
     return DaemonSpec(
         role="dashboard",
         name="dashboard",

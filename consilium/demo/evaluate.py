@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from client.setup import site_status
-from client.teacher import Teachers
+from client.site.enrolment import site_status
+from client.teachers.teacher import Teachers
 from common.canonical import sha256_file
 from common.config import Study
 from common.data.msd import Case, read_dataset
 from common.data.volume import load_label, load_volume
 from common.events import read_events
-from common.ledger.store import Ledger
 from common.models.fit import one_hot, predict
 from common.privacy.accounting import Guarantee
 from common.privacy.calibration import noise_multiplier, study_mechanism
 from common.privacy.mechanism import AccountantName
 from consilium.demo.federation import Federation
-from consilium.patient_report import patient_lines
-from consilium.report import (
+from consilium.reports.patient_report import patient_lines
+from consilium.reports.study_report import (
     DaemonFact,
     NamedScore,
     Picture,
@@ -36,11 +35,12 @@ from consilium.report import (
     Score,
     SiteFact,
 )
-from server.controls import CONTROLS, control_trained, load_control
-from server.describe import rosters
-from server.finish import load_labels, load_student
-from server.student import score
-from server.workspace import Workspace
+from server.ledger.server_ledger import Ledger
+from server.postprocess.controls import CONTROLS, control_trained, load_control
+from server.postprocess.finish import load_labels, load_student
+from server.postprocess.student import score
+from server.study.consent_text import rosters
+from server.study.workspace import Workspace
 
 if TYPE_CHECKING:
     from consilium.demo.run import DemoOptions, Places

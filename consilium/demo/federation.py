@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.daemons import Refusal, SiteNode, expect_refused, launcher, site_node, supernode, worker
-from client.registry import Registry
-from client.setup import SiteKit, create_site
+from client.operations.daemons import Refusal, SiteNode, expect_refused, launcher, site_node, supernode, worker
+from client.site.enrolment import SiteKit, create_site
+from client.site.registry import Registry
 from common.admission import read_request
 from common.pki import create_node_keys
 from common.process import ProcessGroup, free_ports
-from server import provision
-from server.daemons import prepare, register_node, superexec, superlink
-from server.supervisor import fleet_daemon, flower_server, gateway_daemon
-from server.workspace import Endpoint, Workspace
+from server.operations import provision
+from server.operations.daemons import prepare, register_node, superexec, superlink
+from server.operations.supervisor import fleet_daemon, flower_server, gateway_daemon
+from server.study.workspace import Endpoint, Workspace
 
 HOST = "127.0.0.1"
 

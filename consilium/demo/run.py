@@ -31,9 +31,9 @@ from consilium.demo.dashboard import dashboard
 from consilium.demo.federation import running, write_server, write_sites
 from consilium.demo.grid import choose_grid
 from consilium.demo.training import train_all
-from server import setup
-from server.supervisor import OnEvent, supervise
-from server.workspace import Workspace
+from server.operations.supervisor import OnEvent, supervise
+from server.study import create_study as setup
+from server.study.workspace import Workspace
 
 PATIENTS = 20  # a hospital, of phantoms
 SYNTHETIC_RECIPE = (
@@ -122,7 +122,7 @@ def run_demo(
 ) -> Path:
     """Run or resume the demo in ``out``, with a dashboard beside the federation; returns the report's path."""
     from consilium.demo.evaluate import report_facts  # torch and matplotlib once there is something to score
-    from consilium.report import write_report
+    from consilium.reports.study_report import write_report
 
     places = Places(out)
     _claim(out, options)
@@ -160,8 +160,8 @@ def run_demo(
 
 def take_home(site_dir: Path) -> None:
     """What a hospital does at the end: pull the student, check it against its receipts, score it on its own cases."""
-    from client.evaluation import evaluate
-    from client.student import pull
+    from client.teachers.evaluation import evaluate
+    from client.teachers.student import pull
 
     pull(site_dir)
     evaluate(site_dir, now=datetime.now(UTC))

@@ -10,10 +10,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from client.books import slots_file, withdrawn, writing_teachers
-from client.cases import record_cases, site_dataset
+from client.data.cases import record_cases, site_dataset
 from client.policy import load_site
-from client.setup import public_start
+from client.site.books import slots_file, withdrawn, writing_teachers
+from client.site.enrolment import public_start
 from client.training.private.charge import record_trained, record_trainings
 from client.training.private.settings import PrivateSettings
 from client.training.side_by_side import side_by_side

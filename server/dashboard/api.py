@@ -39,7 +39,7 @@ from server.dashboard.rows import (
 )
 from server.dashboard.security import Gate, check_may_decide
 from server.dashboard.service import Service
-from server.decisions import Decision, Verdict
+from server.postprocess.decisions import Decision, Verdict
 
 BIGGEST = 2**63 - 1
 PageName = Annotated[str, InPath(description="A live page.", pattern="^[a-z]{1,16}$")]

@@ -25,14 +25,14 @@ from starlette.staticfiles import StaticFiles
 from common.errors import ConsiliumError, InvalidInput
 from server.dashboard import api, pages
 from server.dashboard.auth import Sessions, Throttle, UserFile
-from server.dashboard.follow import Follower
 from server.dashboard.live import Live
+from server.dashboard.read_model import Follower
 from server.dashboard.security import Gate, SecureHeaders, check_origin, check_token, local_path, read_form
 from server.dashboard.service import Certifier, Service
 from server.dashboard.views import epsilon_curve
-from server.decisions import DecisionStore
-from server.exact import Hosts, KnownHosts
-from server.workspace import Workspace
+from server.operations.exact import Hosts, KnownHosts
+from server.postprocess.decisions import DecisionStore
+from server.study.workspace import Workspace
 
 HERE = Path(__file__).parent
 SIGN_INS_AT_ONCE = 2

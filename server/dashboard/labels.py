@@ -12,8 +12,8 @@ from fastapi import HTTPException
 from common.canonical import sha256_file
 from common.config import Study
 from server.dashboard.pictures import VolumeFacts, picture_key, read_facts
-from server.decisions import MAX_NOTE_CHARACTERS, Decision, Verdict, standing
-from server.workspace import Workspace
+from server.postprocess.decisions import MAX_NOTE_CHARACTERS, Decision, Verdict, standing
+from server.study.workspace import Workspace
 
 if TYPE_CHECKING:
     from server.dashboard.service import Service

@@ -25,7 +25,7 @@ from server.dashboard.planning import Wishes, planned, wishes_of
 from server.dashboard.rows import KINDS, newest_head, row_detail, row_page
 from server.dashboard.security import Gate, check_may_decide, check_origin, check_token, read_form
 from server.dashboard.service import Service
-from server.decisions import Verdict
+from server.postprocess.decisions import Verdict
 
 LIVE: Mapping[str, tuple[str, ...]] = {
     "overview": ("status", "alarms", "budget", "sites", "run", "recent"),

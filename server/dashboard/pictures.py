@@ -20,7 +20,7 @@ from PIL import Image
 from common.canonical import digest, sha256_file
 from common.errors import InvalidInput
 from common.objects import write_atomically
-from server.workspace import Workspace
+from server.study.workspace import Workspace
 
 PictureLayer = Literal["none", "label", "student", "confidence", "disagreement"]
 PlaneName = Literal["axial", "coronal", "sagittal"]
@@ -80,7 +80,7 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
     """Bring every labelled volume's picture file up to date; how many were made."""
     from common.data.volume import volume_from_bytes
     from common.models.fit import predict
-    from server.finish import as_stored, load_student
+    from server.postprocess.finish import as_stored, load_student
 
     study = workspace.study()
     weights = workspace.student_dir / "weights.pt"

@@ -14,8 +14,8 @@ from common.config import Study
 from common.privacy.accounting import Guarantee
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
-from common.privacy.planner import plan
-from server.workspace import Workspace
+from server.planning.planner import plan
+from server.study.workspace import Workspace
 
 MOST_QUERIES = 100_000
 MOST_DIMENSION = 4096

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from server.dashboard import views
-from server.dashboard.follow import Follower
 from server.dashboard.jobs import Job, work
 from server.dashboard.labels import LabelFiles
 from server.dashboard.planning import Spectra
+from server.dashboard.read_model import Follower
 from server.dashboard.reports import SiteReport, read_reports
-from server.decisions import DecisionStore
+from server.postprocess.decisions import DecisionStore
 
 T = TypeVar("T")
 Certifier = Callable[[Path, Path], Sequence[str]]

@@ -23,7 +23,7 @@ from common.privacy.accounting import epsilon_by, guarantee
 from common.privacy.calibration import noise_multiplier, study_mechanism
 from common.privacy.figures import epsilon_text
 from common.privacy.mechanism import GRID_BITS, AccountantName, Budget, Protection
-from server.dashboard.follow import STAGES, Follower, SiteState
+from server.dashboard.read_model import STAGES, Follower, SiteState
 
 GATES = tuple(str(name) for name in AccountantName)
 CURVES = ("exact", "rdp", "paper")

@@ -20,12 +20,12 @@ def main(arguments: list[str]) -> None:
     os.nice(NICE)
     match arguments:
         case ["verify", ledger]:
-            from common.ledger.verify import verify
+            from server.ledger.verify import verify
 
             print(json.dumps(verify(Path(ledger)).to_json()))
         case ["pictures", study, out]:
             from server.dashboard.pictures import make_pictures
-            from server.workspace import Workspace
+            from server.study.workspace import Workspace
 
             print(json.dumps({"made": make_pictures(Workspace(Path(study)), Path(out))}))
         case _:

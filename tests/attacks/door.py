@@ -108,7 +108,7 @@ def door(root: Path, sites: tuple[str, ...] = ("north", "south")) -> Iterator[Do
     write_admitted(root / "nodes.json", nodes)
     (port,) = free_ports(1)
     store = ObjectStore(root / "objects")
-    words = ("-P", "-m", "server.gateway", "--port", str(port), "--fleet", "fleet.sock")
+    words = ("-P", "-m", "server.operations.gateway", "--port", str(port), "--fleet", "fleet.sock")
     files = {"objects": root / "objects", "nodes": root / "nodes.json"}
     files |= {"certificate": identity.certificate, "key": identity.key}
     argv = (sys.executable, *words, *(str(word) for name, path in files.items() for word in (f"--{name}", path)))

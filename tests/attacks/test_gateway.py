@@ -22,10 +22,11 @@ import httpx
 import pytest
 
 from common.process import ProcessGroup, free_ports
-from server import fleet, provision, setup
-from server.daemons import FlowerServer, prepare, superexec, superlink
-from server.supervisor import fleet_daemon, flower_server, gateway_daemon
-from server.workspace import Endpoint, Workspace
+from server.operations import fleet, provision
+from server.operations.daemons import FlowerServer, prepare, superexec, superlink
+from server.operations.supervisor import fleet_daemon, flower_server, gateway_daemon
+from server.study import create_study as setup
+from server.study.workspace import Endpoint, Workspace
 from tests.attacks.thief import Attacker, described_routes
 from tests.federation import make_study
 

@@ -28,11 +28,11 @@ from common import node_auth
 from common.errors import Refused
 from common.node_auth import AdmittedNode, Gatekeeper, signed_headers, write_admitted
 from common.pki import create_node_keys, load_node_key, read_node_public_key
-from server import gateway as gateway_module
-from server import shares
-from server.gateway import GatewayFiles, gateway_app
-from server.sender import check_sender
-from server.shares import Shares
+from server.operations import gateway as gateway_module
+from server.operations import shares
+from server.operations.gateway import GatewayFiles, gateway_app
+from server.operations.sender import check_sender
+from server.operations.shares import Shares
 from tests.attacks.door import Door, answers, door, status
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)

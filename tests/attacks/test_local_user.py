@@ -28,10 +28,11 @@ import pytest
 
 from common.pki import create_authority, create_node_keys, issue_server_certificate
 from common.process import ProcessGroup, free_ports
-from server import provision, setup
-from server.daemons import list_nodes, prepare, register_node, superexec, superlink
-from server.supervisor import fleet_daemon, flower_server, gateway_answers, port_taken
-from server.workspace import Endpoint, Workspace
+from server.operations import provision
+from server.operations.daemons import list_nodes, prepare, register_node, superexec, superlink
+from server.operations.supervisor import fleet_daemon, flower_server, gateway_answers, port_taken
+from server.study import create_study as setup
+from server.study.workspace import Endpoint, Workspace
 from tests.attacks.thief import Attacker, open_routes
 from tests.federation import make_study
 
@@ -86,7 +87,7 @@ def test_somebody_elses_server_is_no_gateway(workspace: Workspace, tmp_path: Pat
 @pytest.mark.slow
 def test_a_server_whose_port_is_taken_says_so_and_never_that_it_is_up(workspace: Workspace) -> None:
     port = workspace.endpoint().port
-    program = "from consilium.cli import main; main()"
+    program = "from consilium.cli.main import main; main()"
     up = (sys.executable, "-P", "-c", program, "server", "up", str(workspace.root), "--bind", "127.0.0.1")
     with socket.create_server(("127.0.0.1", port)) as taken:
         process = subprocess.Popen(up, stderr=subprocess.PIPE, text=True, start_new_session=True)

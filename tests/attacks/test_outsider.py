@@ -28,17 +28,18 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from typer.testing import CliRunner
 
-from client.setup import SiteKit, create_site
+from client.site.enrolment import SiteKit, create_site
 from common.admission import JoinRequest, read_request
 from common.canonical import canonical_bytes
 from common.errors import DaemonFailed, InvalidInput
 from common.node_auth import AdmittedNode, read_admitted, signed_headers, write_admitted
 from common.pki import create_node_keys, load_node_key, read_node_public_key
-from server import listener, provision, setup
-from server.exact import CertificateHosts
-from server.gateway import GatewayFiles, gateway_app
-from server.provision_cli import provision_app
-from server.workspace import Endpoint, Site, Workspace
+from consilium.cli.provision import provision_app
+from server.operations import listener, provision
+from server.operations.exact import CertificateHosts
+from server.operations.gateway import GatewayFiles, gateway_app
+from server.study import create_study as setup
+from server.study.workspace import Endpoint, Site, Workspace
 from tests.attacks.door import Door, answers, door, status
 from tests.federation import make_study
 

@@ -22,8 +22,8 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from client.fetch import PublicObjects
-from client.student import pull
+from client.operations.fetch import PublicObjects
+from client.teachers.student import pull
 from common.bundle_archive import pack, unpack
 from common.canonical import sha256_bytes
 from common.config import DataConfig, TrainingConfig, parse_study, render_study
@@ -31,9 +31,9 @@ from common.errors import InvalidInput
 from common.events import EventLog
 from common.models.unet import build_unet, save_weights
 from common.student_statement import StudentStatement
-from server.finish import export_student
-from server.objects_app import statement_file
-from server.workspace import Workspace
+from server.operations.objects_app import statement_file
+from server.postprocess.finish import export_student
+from server.study.workspace import Workspace
 from tests.client.test_control import site_toml
 from tests.federation import Federation, make_study
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.process import executable
-from server.daemons import FlowerServer, flower_env
+from server.operations.daemons import FlowerServer, flower_env
 
 THIEF = {
     "pyproject.toml": """

@@ -67,7 +67,7 @@ def serving(
 ) -> Iterator[Dashboard]:
     """``consilium dashboard`` over a study's directory until the block ends; waits until it has read the study."""
     (port,) = free_ports(1, host="127.0.0.1")
-    program = "from consilium.cli import main; main()"
+    program = "from consilium.cli.main import main; main()"
     arguments = ["-P", "-c", program, "dashboard", "--study", str(study), "--state", str(state), "--port", str(port)]
     process = subprocess.Popen([*command, *arguments, *extra], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     dashboard = Dashboard(f"http://127.0.0.1:{port}", process, state)

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from common.canonical import sha256_file
-from common.ledger.verify import verify
-from server import finish
-from server.decisions import read_decisions
-from server.finish import load_labels
-from server.student import train_student
+from server.ledger.verify import verify
+from server.postprocess import finish
+from server.postprocess.decisions import read_decisions
+from server.postprocess.finish import load_labels
+from server.postprocess.student import train_student
 from tests.browser.conftest import serving, sign_in
 from tests.dashboard_study import QUERIES, SITES, make_study_directory
 

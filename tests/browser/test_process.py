@@ -24,11 +24,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from common.canonical import sha256_bytes, sha256_file
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, render_study
 from common.events import EventLog
-from common.ledger.store import Candidate, Ledger, PoolDeclaration, RosterEntry
-from common.ledger.verify import verify
 from common.privacy.calibration import study_mechanism
 from common.privacy.mechanism import QuerySpec
-from server.workspace import Site, Workspace
+from server.ledger.server_ledger import Candidate, Ledger, PoolDeclaration, RosterEntry
+from server.ledger.verify import verify
+from server.study.workspace import Site, Workspace
 from tests.browser.conftest import PASSWORD, Dashboard, serving
 from tests.dashboard_study import QUERIES, make_study_directory
 

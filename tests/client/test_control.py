@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from client.cli import site_app
-from client.control import retired_voters
+from client.operations.staff_decisions import retired_voters
 from client.policy import AllowLists, ServerFacts, load_site
-from client.training.slots import load_or_deal, load_slots
+from client.training.patient_deal import load_or_deal, load_slots
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, Refused
 from common.ledger.keys import public_hex
-from common.ledger.verify import verify
 from common.messages import CodesRequest, encode
+from consilium.cli.site import site_app
+from server.ledger.verify import verify
 from tests.federation import Federation, make_study, part
 
 RUN = CliRunner()
@@ -64,7 +64,7 @@ def site(*arguments: object):
 
 def test_a_pause_given_by_another_process_stops_a_running_worker_and_a_resume_lets_it_go_on(fed) -> None:
     fed.core().run(fed.transport, should_stop=iter([False, True]).__next__)
-    program = "from client.cli import site_app; site_app()"
+    program = "from consilium.cli.site import site_app; site_app()"
     veto = [sys.executable, "-c", program, "pause", "test", "--site-dir", str(fed.root / "site-1")]
     subprocess.run(veto, check=True, capture_output=True, cwd=Path(__file__).resolve().parents[2])
     fed.core().run(fed.transport)
@@ -199,7 +199,7 @@ def test_a_withdrawn_patient_is_never_dealt_again_and_a_second_withdrawal_change
 
 
 def test_an_interrupted_withdrawal_is_finished_by_running_it_again(fed, hospital, monkeypatch) -> None:
-    from client import control
+    from client.operations import staff_decisions as control
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

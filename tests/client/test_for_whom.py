@@ -10,16 +10,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from client import control
+from client.ledger.site_ledger import SiteLedger
+from client.operations import staff_decisions as control
 from client.policy import Consent, load_site
 from client.worker import Worker
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.keys import public_hex
-from common.ledger.site import SiteLedger
-from common.ledger.verify import verify
 from common.messages import CodesRequest, OfferReply, decode, encode
 from common.sealing_rotation import SealingNotice
+from server.ledger.verify import verify
 from tests.client.test_control import site_toml
 from tests.federation import Federation
 

@@ -6,8 +6,8 @@ import pytest
 from client.policy import Consent, load_site, review
 from common.errors import InvalidInput
 from common.messages import Offer
-from server.query import plan_queries
-from server.workspace import CodecRecord
+from server.aggregation.aggregator import plan_queries
+from server.study.workspace import CodecRecord
 from tests.federation import make_study
 
 STUDY = make_study()

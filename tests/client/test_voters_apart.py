@@ -13,7 +13,7 @@ import pytest
 from common.codecs.frame import plan_frame
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
-from server.workspace import CodecRecord
+from server.study.workspace import CodecRecord
 from tests.federation import Federation, ball, make_study
 
 VOTERS = 3

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from client.ledger.site_ledger import SiteLedger
 from common.errors import LedgerCorrupt, Refused
 from common.ledger.records import parse_body
-from common.ledger.site import SiteLedger
-from common.ledger.verify import verify
 from common.messages import encode
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
+from server.ledger.verify import verify
 from tests.federation import Federation, ball, make_study
 
 VOTERS = 2

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-import client.teacher
-from client.teacher import SAMPLES, Posterior, Teacher, Teachers, averaged
+import client.teachers.teacher
+from client.teachers.teacher import SAMPLES, Posterior, Teacher, Teachers, averaged
 from client.worker import _VolumeVoters
 from common.config import DataConfig
 from common.models.unet import build_unet
@@ -48,7 +48,7 @@ def test_a_site_of_many_voters_holds_two_maps_at_most(tmp_path, monkeypatch) -> 
 
 def test_a_voter_is_asked_only_when_its_turn_comes(monkeypatch) -> None:
     asked = []
-    monkeypatch.setattr(client.teacher, "predict", lambda model, image, **_: asked.append(model) or image)
+    monkeypatch.setattr(client.teachers.teacher, "predict", lambda model, image, **_: asked.append(model) or image)
     models = tuple(torch.nn.Identity() for _ in range(3))
     voters = (Teacher(models[0]), None, Teacher(models[2]))
     given = Teachers(DATA, voters).predict(np.zeros((1, 8, 8, 8), np.float32))

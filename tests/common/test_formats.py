@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from client.policy import load_site
-from client.teacher import load_teacher
+from client.teachers.teacher import load_teacher
 from common.canonical import canonical_bytes, check_schema
 from common.codecs.base import load_codec, pack
 from common.config import parse_study

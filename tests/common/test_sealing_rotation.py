@@ -10,12 +10,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
-from client import control
+from client.operations import staff_decisions as control
 from client.policy import load_site
 from common.errors import InvalidInput
 from common.ledger.keys import create_sealing_key, create_signing_key, load_sealing_key, public_hex
 from common.sealing_rotation import SealingNotice, load_sealing_keys, rotate_sealing_key, sealing_notice
-from consilium.ledger_cli import app as ledger_app
+from consilium.cli.ledger import app as ledger_app
 from tests.client.test_control import site_toml
 from tests.federation import Federation, make_study
 

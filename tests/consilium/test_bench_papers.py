@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from consilium.bench.cells import PUBLISHED, all_cells, event_of, expected_calibration_error
-from consilium.bench.cli import app
-from consilium.bench.papers import _stored, figure, markdown, table
+from consilium.cli.bench import app
+from consilium.research.cells import PUBLISHED, all_cells, event_of, expected_calibration_error
+from consilium.research.papers import _stored, figure, markdown, table
 
 
 def result(data: str, name: str, epsilon: float | None, seed: int, score: float, **more: object) -> dict[str, object]:

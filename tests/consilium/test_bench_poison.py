@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import consilium.bench.poison as poison
-import consilium.bench.utility as utility
+import consilium.research.poison as poison
+import consilium.research.utility as utility
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.privacy.mechanism import Unit
-from consilium.bench.poison import (
+from consilium.research.poison import (
     ATTACKS,
     against,
     ask,
@@ -25,9 +25,9 @@ from consilium.bench.poison import (
     poison_summary,
     render_poison,
 )
-from consilium.bench.roles import deal_roles
-from consilium.bench.utility import Bench, Setting
-from server.joint import TEMPERATURE, codes_of, labels_of
+from consilium.research.roles import deal_roles
+from consilium.research.utility import Bench, Setting
+from server.protocols.joint.student import TEMPERATURE, codes_of, labels_of
 from tests.consilium.test_bench_utility import DATA, balls
 
 SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)

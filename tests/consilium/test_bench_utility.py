@@ -15,17 +15,17 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-import consilium.bench.utility as utility
+import consilium.research.utility as utility
 from common.config import DataConfig, TrainingConfig
 from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
-from common.privacy.gain import OCTAVES, Recommendation, predicted_gain, recommend, recovered_share
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
-from consilium.bench.ablation import VARIANTS, ablate, likeness, student
-from consilium.bench.roles import PUBLIC_IMAGES, PUBLIC_MAPS, Cases, deal_roles
-from consilium.bench.table import ablation_summary, interval, render, render_ablation, summary
-from consilium.bench.utility import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, OFFSETS, SHARED, Bench, Setting, mean_noise
-from server.controls import CONTROLS
+from consilium.research.ablation import VARIANTS, ablate, likeness, student
+from consilium.research.roles import PUBLIC_IMAGES, PUBLIC_MAPS, Cases, deal_roles
+from consilium.research.table import ablation_summary, interval, render, render_ablation, summary
+from consilium.research.utility import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, OFFSETS, SHARED, Bench, Setting, mean_noise
+from server.planning.recommend import OCTAVES, Recommendation, predicted_gain, recommend, recovered_share
+from server.postprocess.controls import CONTROLS
 
 DATA = DataConfig(labels=("background", "core"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16))
 SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)
@@ -85,7 +85,7 @@ def test_the_command_scores_on_a_second_dataset_and_finds_its_cells_again_with_o
     """Trained by two processes; one process then trains nothing and prints the same."""
     write_phantoms(tmp_path / "data", cases=44, seed=1)
     write_phantoms(tmp_path / "test", cases=2, seed=2)
-    program = (sys.executable, "-P", "-c", "from consilium.cli import main; main()")
+    program = (sys.executable, "-P", "-c", "from consilium.cli.main import main; main()")
     words = shlex.split(
         "bench utility --data data --test test --recipe pca --queries 2 --hospitals 2 --voters 1"
         " --teacher-steps 1 --student-steps 8 --seeds 2 --json --jobs"

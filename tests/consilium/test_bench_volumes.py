@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from client.training.private.settings import defaults
-from consilium.bench.roles import Cases
-from consilium.bench.volumes import (
+from consilium.research.roles import Cases
+from consilium.research.volumes import (
     PATIENTS,
     PUBLIC_IMAGES,
     PUBLIC_MAPS,

@@ -17,14 +17,14 @@ from common.config import DataConfig, PrivacyConfig, Study
 from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import load_signing_key, public_hex
-from common.ledger.store import Candidate, Ledger, RosterEntry
-from common.ledger.verify import verify
 from common.privacy.accounting import epsilon_exact
-from consilium.certificate import app, certificate_facts
-from consilium.ledger_cli import verify_app
-from server import setup
-from server.query import plan_queries
-from server.workspace import CodecRecord, Site, Workspace
+from consilium.cli.certificate import app, certificate_facts
+from consilium.cli.ledger import verify_app
+from server.aggregation.aggregator import plan_queries
+from server.ledger.server_ledger import Candidate, Ledger, RosterEntry
+from server.ledger.verify import verify
+from server.study import create_study as setup
+from server.study.workspace import CodecRecord, Site, Workspace
 
 RUN = CliRunner()
 AUDIT = Path(__file__).parent
@@ -186,8 +186,8 @@ def test_refusals_audit_and_the_hospitals_own_figures_are_included(workspace: Wo
 
 
 def site_status(folder: Path, study: Study) -> dict[str, object]:
+    from client.ledger.site_ledger import SiteLedger
     from client.policy import Caps
-    from common.ledger.site import SiteLedger
 
     with SiteLedger.open(folder / "s.sqlite", "aachen-mri", caps=Caps(epsilon=8, delta=1e-3), site="aachen") as ledger:
         ledger.consent(study)
@@ -204,7 +204,7 @@ def test_what_is_no_audit_is_refused(workspace: Workspace, text: str) -> None:
 
 
 def test_a_study_of_many_batches_takes_the_pages_it_needs(workspace: Workspace, tmp_path: Path) -> None:
-    from consilium.certificate_pdf import render
+    from consilium.reports.certificate_pdf import render
 
     facts = certificate_facts(workspace)
     facts["releases"] = [

@@ -22,8 +22,8 @@ import typer.main
 import yaml
 
 from common.supervision import json_report
-from consilium.cli import app
-from server.workspace import Workspace
+from consilium.cli.main import app
+from server.study.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))

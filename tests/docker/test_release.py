@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from common.ledger.keys import load_signing_key
-from server import provision, setup
-from server.workspace import Endpoint, Workspace
+from server.operations import provision
+from server.study import create_study as setup
+from server.study.workspace import Endpoint, Workspace
 from tests.federation import make_study
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,12 +13,12 @@ import pytest
 from common.admission import read_request
 from common.config import CollectionConfig
 from common.events import read_events
-from common.ledger.store import Ledger
 from consilium.demo.federation import running
-from server import provision
-from server.daemons import register_node
-from server.supervisor import flower_server, start_run
-from server.workspace import Workspace
+from server.ledger.server_ledger import Ledger
+from server.operations import provision
+from server.operations.daemons import register_node
+from server.operations.supervisor import flower_server, start_run
+from server.study.workspace import Workspace
 from tests.e2e.test_road import QUERIES, build
 
 pytestmark = pytest.mark.slow

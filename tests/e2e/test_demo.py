@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def start(out: Path) -> subprocess.Popen:
-    command = [sys.executable, "-c", "from consilium.cli import main; main()", "demo", "--out", str(out)]
+    command = [sys.executable, "-c", "from consilium.cli.main import main; main()", "demo", "--out", str(out)]
     command += ["--hospitals", "2", "--queries", "4", "--seed", "3"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -116,7 +116,16 @@ def test_the_page_asks_nothing_of_the_network(demo):
 
 def test_another_demo_in_the_same_directory_is_refused(demo):
     out, *_ = demo
-    command = [sys.executable, "-c", "from consilium.cli import main; main()", "demo", "--out", str(out), "--seed", "9"]
+    command = [
+        sys.executable,
+        "-c",
+        "from consilium.cli.main import main; main()",
+        "demo",
+        "--out",
+        str(out),
+        "--seed",
+        "9",
+    ]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 2
     assert "other options" in result.stderr

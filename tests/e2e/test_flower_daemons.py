@@ -18,12 +18,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from client.daemons import SiteNode, expect_refused, launcher, supernode
+from client.operations.daemons import SiteNode, expect_refused, launcher, supernode
 from common.errors import DaemonFailed
 from common.pki import create_authority, create_node_keys, issue_server_certificate
 from common.process import Daemon, ProcessGroup, executable, free_ports
 from common.worker_api import HANDLE, SERVICE
-from server.daemons import (
+from server.operations.daemons import (
     FlowerServer,
     RunStatus,
     list_nodes,
@@ -274,9 +274,9 @@ from pathlib import Path
 sys.path[:0] = [{root!r}, {here!r}]
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from test_flower_daemons import foreign_app, start
-from client.daemons import launcher, supernode
+from client.operations.daemons import launcher, supernode
 from common.process import ProcessGroup
-from server.daemons import register_node, submit, superexec
+from server.operations.daemons import register_node, submit, superexec
 folder = Path({where!r})
 with ProcessGroup() as group:
     federation = start(group, folder)

@@ -18,12 +18,12 @@ import pytest
 from common.config import CodecConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import Case, write_dataset
 from common.data.synthetic import study_data, write_phantoms
-from common.ledger.store import Ledger
 from consilium.demo.federation import running, write_server, write_sites
-from server import setup
 from server.dashboard.app import Options, create_app, users_file
 from server.dashboard.auth import Role
-from server.workspace import Workspace
+from server.ledger.server_ledger import Ledger
+from server.study import create_study as setup
+from server.study.workspace import Workspace
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that it would rather have another HTTP client
@@ -35,7 +35,7 @@ CASES, QUERIES, BAD, PASSWORD = 100, 2, "doe-041", "a long enough secret"
 
 
 def consilium(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from consilium.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from consilium.cli.main import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=900)
 
 

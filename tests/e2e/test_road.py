@@ -15,22 +15,22 @@ from pathlib import Path
 
 import pytest
 
-from client.setup import site_status
+from client.ledger.site_ledger import SiteLedger
+from client.site.enrolment import site_status
 from client.training.private.settings import PrivateSettings
 from common.config import CodecConfig, CollectionConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import write_dataset
 from common.data.synthetic import study_data, write_phantoms
 from common.events import read_events
-from common.ledger.site import SiteLedger
-from common.ledger.store import Ledger
 from common.privacy.mechanism import AccountantName
 from common.privacy.training import Neighbours
 from consilium.demo.federation import Federation, running, write_server, write_sites
 from consilium.demo.training import train_all
-from consilium.patient_report import patient_lines
-from server import setup
-from server.supervisor import start_run
-from server.workspace import Workspace
+from consilium.reports.patient_report import patient_lines
+from server.ledger.server_ledger import Ledger
+from server.operations.supervisor import start_run
+from server.study import create_study as setup
+from server.study.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ class Road:
         raise AssertionError(f"no {kind} event within {timeout_s} s")
 
     def consilium(self, *arguments: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-c", "from consilium.cli import main; main()", *arguments]
+        command = [sys.executable, "-c", "from consilium.cli.main import main; main()", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 

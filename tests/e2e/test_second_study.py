@@ -10,21 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from client.books import read_books
 from client.policy import load_site
-from client.setup import SiteKit, join_site
+from client.site.books import read_books
+from client.site.enrolment import SiteKit, join_site
 from common.config import CodecConfig, CollectionConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.dataset import Case
 from common.data.msd import write_dataset
 from common.data.synthetic import study_data, write_phantoms
 from common.events import read_events
-from common.ledger.store import Ledger
-from common.ledger.verify import verify
 from consilium.demo.federation import running, write_server, write_sites
 from consilium.demo.training import train_all
-from server import provision, setup
-from server.supervisor import RunFailed, request_stop, supervise
-from server.workspace import Workspace
+from server.ledger.server_ledger import Ledger
+from server.ledger.verify import verify
+from server.operations import provision
+from server.operations.supervisor import RunFailed, request_stop, supervise
+from server.study import create_study as setup
+from server.study.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 

@@ -22,13 +22,13 @@ import torch
 import common.ledger.chain as chain
 import common.models.fit as fit
 import common.models.student_bundle as student_bundle
-import server.query
 from common.events import EventLog
-from common.ledger.store import Ledger
-from server import controls, finish  # here, so that a forked process does not have to
-from server.pipeline import run_study
-from server.query import Reply
-from server.workspace import Workspace
+from server.aggregation import aggregator
+from server.aggregation.aggregator import Reply
+from server.aggregation.pipeline import run_study
+from server.ledger.server_ledger import Ledger
+from server.postprocess import controls, finish  # here, so that a forked process does not have to
+from server.study.workspace import Workspace
 from tests.faults.ledger.crash_parts import Sockets
 
 __all__ = ["POINTS", "controls"]
@@ -130,7 +130,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "codes of the second batch computed, none read": exchanged(3),
     "one site's codes of the second batch read": event("reply-received", 4),
     "before the charge": lambda: around(Ledger, "release_batch", before=on_call(2)),
-    "noise drawn, one row written, not committed": lambda: around(server.query, "noisy_sum", after=on_call(4)),
+    "noise drawn, one row written, not committed": lambda: around(aggregator, "noisy_sum", after=on_call(4)),
     "charge, answers and head written, about to commit": statement("INSERT INTO heads", 2),
     "committed, not yet said": lambda: around(Ledger, "release_batch", after=on_call(2)),
     "all released, last receipts not sent": event("released", 3),
@@ -146,14 +146,14 @@ POINTS: dict[str, Callable[[], None]] = {
 def run(root: Path, sockets: Path, point: str) -> None:
     workspace = Workspace(root)
     draws = os.open(root / "draws", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    noisy_sum = server.query.noisy_sum
+    noisy_sum = aggregator.noisy_sum
 
     def recorded(*args: Any, **named: Any) -> Any:
         drawn = noisy_sum(*args, **named)
         os.write(draws, drawn.tobytes().hex().encode() + b"\n")
         return drawn
 
-    server.query.noisy_sum = recorded
+    aggregator.noisy_sum = recorded
     fit.CHECKPOINT_EVERY = 2
     if point:
         POINTS[point]()

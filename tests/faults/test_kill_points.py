@@ -23,11 +23,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from client.worker import serve
 from common.config import TrainingConfig, render_study
 from common.events import read_events
-from common.ledger.books import Spend
-from common.ledger.store import Ledger
-from common.ledger.verify import verify
+from common.ledger.server_state import Spend
 from common.privacy.accounting import Guarantee
-from server.workspace import CodecRecord, Workspace
+from server.ledger.server_ledger import Ledger
+from server.ledger.verify import verify
+from server.study.workspace import CodecRecord, Workspace
 from tests.faults.kill_parts import POINTS
 from tests.federation import GRID, Federation, make_study
 

@@ -19,15 +19,17 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from client.training.private import bbb, mlp, sampling, sensitivity, volumes
+from client.training.private import bbb, sampling
+from client.training.private import strategies_3d as volumes
+from client.training.private.clipped_sums import RADIUS_INT, integer_sum, one_part
 from client.training.private.gradients import plain_weights, segmentation_loss
-from client.training.private.pca import noisy_second_moment, private_pca, unit_rows
-from client.training.private.strategies import MlpBbb, MlpMac, MlpSgd
-from client.training.private.sums import RADIUS_INT, integer_sum, one_part
 from common.errors import InvalidInput
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
 from common.privacy.training import Sampling, TrainingEvent
+from consilium.research import mlp, sensitivity
+from consilium.research.mlp_strategies import MlpBbb, MlpMac, MlpSgd
+from consilium.research.private_pca import noisy_second_moment, private_pca, unit_rows
 
 F64 = torch.float64
 

@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch.func import functional_call
 
-from client.training.private import bbb, gradients, sampling, sensitivity, volumes
+from client.training.private import bbb, gradients, sampling
+from client.training.private import strategies_3d as volumes
 from common.models.fit import soft_dice_ce
+from consilium.research import sensitivity
 
 
 def printed_hidden_bounds(weights: np.ndarray, *, t: float) -> sensitivity.LayerBounds:

@@ -22,7 +22,10 @@ NAME = "consilium-test-units"
 STUDY, SITE, DATA = "/srv/consilium/study", "/srv/consilium/site", "/srv/data/north"
 SERVER, WORKER, NODE = "consilium-server", "consilium-site-worker", "consilium-site-node"
 ROLES = {
-    **dict.fromkeys(("client.worker", "server.superlink", "server.fleet", "server.gateway"), "consilium"),
+    **dict.fromkeys(
+        ("client.worker", "server.operations.superlink", "server.operations.fleet", "server.operations.gateway"),
+        "consilium",
+    ),
     **dict.fromkeys(("client.app", "flower-supernode"), "consilium-node"),
 }
 """Whose each daemon is."""

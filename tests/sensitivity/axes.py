@@ -12,10 +12,10 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
+from client.data.layouts import DatasetSettings
 from client.policy import AllowLists, Caps, Sharing, SiteConfig
 from client.training.private.settings import PrivateSettings
 from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
-from common.data.layouts import DatasetSettings
 
 Value = object
 Choice = dict[str, Value]

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from client.teacher import Teachers
-from client.training.private.volumes import Chunk, Patients
-from client.training.slots import Slots, by_seed, deal
+from client.data import layouts
+from client.teachers.teacher import Teachers
+from client.training.patient_deal import Slots, by_seed, deal
+from client.training.private.strategies_3d import Chunk, Patients
 from client.worker import Ask, Worker
 from common.config import Study
-from common.data import layouts
 from common.data.dataset import Dataset
 from common.data.patients import counted_once
 from common.errors import InvalidInput

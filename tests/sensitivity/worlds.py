@@ -25,28 +25,28 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import client.training.private.engine as engine
+from client.data.layouts import DatasetSettings, open_for_training
+from client.ledger.site_ledger import SiteLedger
 from client.policy import Caps, Consent, ServerFacts, SiteConfig
-from client.teacher import Teachers
+from client.teachers.teacher import Teachers
+from client.training.patient_deal import Slots, deal, save_slots
+from client.training.private.clipped_sums import Parts, silent
 from client.training.private.sampling import Entropy, Sampler
 from client.training.private.settings import PrivateSettings
-from client.training.private.sums import Parts, silent
 from client.training.site import Crash, VoterOutcome, VoterTask, train_site, train_voter
-from client.training.slots import Slots, deal, save_slots
 from client.worker import Ask, Voters, Worker, _VolumeVoters
 from common.codecs.base import Codec, fit_codec
 from common.codecs.frame import Frame
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
-from common.data.layouts import DatasetSettings, open_for_training
 from common.envelope import asked, body_of
 from common.ledger.keys import public_hex
-from common.ledger.site import SiteLedger
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, decode, encode
 from common.models.unet import build_unet, save_weights
 from common.objects import ObjectStore
 from common.privacy.mechanism import QuerySpec
 from common.privacy.training import TrainingEvent
-from server.query import plan_queries
-from server.workspace import CodecRecord
+from server.aggregation.aggregator import plan_queries
+from server.study.workspace import CodecRecord
 from tests.sensitivity.axes import Choice
 
 GRID = (16, 8, 8)

@@ -16,11 +16,11 @@ from zipfile import ZipFile
 
 import pytest
 
-from client.daemons import SiteNode, launcher, node_id, supernode, worker
+from client.operations.daemons import SiteNode, launcher, node_id, supernode, worker
 from common.errors import DaemonFailed, InvalidInput
 from common.pki import NodeKeys, ServerIdentity, create_authority, create_node_keys, issue_server_certificate
 from common.process import DaemonSpec, ProcessGroup, base_env, executable, free_port
-from server.daemons import (
+from server.operations.daemons import (
     FlowerServer,
     app_dir,
     app_files,
@@ -145,8 +145,8 @@ def test_a_superlink_that_takes_orders_from_anybody_is_never_ready(server: Flowe
 
 @pytest.mark.parametrize("broken", ["Flower's place for authentication has moved", "no secret", "a short secret"])
 def test_a_superlink_without_its_guard_does_not_start(server: FlowerServer, broken: str) -> None:
-    moved = "import types, server.superlink as our; our.config_loader = types.SimpleNamespace(); our.main()"
-    code = moved if "moved" in broken else "import server.superlink as our; our.main()"
+    moved = "import types, server.operations.superlink as our; our.config_loader = types.SimpleNamespace(); our.main()"
+    code = moved if "moved" in broken else "import server.operations.superlink as our; our.main()"
     argv = superlink(server).argv
     match broken:
         case "no secret":
@@ -315,5 +315,8 @@ def test_flower_bundles_every_file_and_the_same_bytes_each_time(tmp_path: Path) 
 
 
 def test_daemon_modules_do_not_import_flower() -> None:
-    code = "import sys, server.daemons, client.daemons; sys.exit('flwr' in sys.modules or 'torch' in sys.modules)"
+    code = (
+        "import sys, server.operations.daemons, client.operations.daemons; "
+        "sys.exit('flwr' in sys.modules or 'torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

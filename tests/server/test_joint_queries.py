@@ -14,13 +14,13 @@ from client.policy import Consent, review
 from common.codecs.frame import Frame, plan_frame
 from common.config import MAX_JOINT_ROUNDS, CodecConfig, render_study
 from common.errors import InvalidInput, QuorumNotReached
-from common.ledger.store import StoredAnswer
 from common.messages import Offer
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
-from server.query import plan_queries
-from server.rounds import answered_rounds, ask_rounds, believed, query_after
-from server.workspace import CodecRecord, Workspace
+from server.aggregation.aggregator import plan_queries
+from server.ledger.server_ledger import StoredAnswer
+from server.protocols.joint.rounds import answered_rounds, ask_rounds, believed, query_after
+from server.study.workspace import CodecRecord, Workspace
 from tests.federation import Federation, StubVoters, make_study
 
 VOLUMES = 5

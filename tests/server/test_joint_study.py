@@ -12,16 +12,16 @@ from typer.testing import CliRunner
 
 from common.codecs import load_codec
 from common.events import EventLog, read_events
-from common.ledger.store import Ledger
 from common.privacy.mechanism import AccountantName
-from server import pipeline
-from server.cli import study_app
-from server.controls import CONTROLS, load_control
-from server.dashboard.follow import EventFold
-from server.finish import load_labels, load_student
-from server.joint import labels_of
-from server.rounds import answered_rounds, believed
-from server.student import score
+from consilium.cli.study import study_app
+from server.aggregation import pipeline
+from server.dashboard.read_model import EventFold
+from server.ledger.server_ledger import Ledger
+from server.postprocess.controls import CONTROLS, load_control
+from server.postprocess.finish import load_labels, load_student
+from server.postprocess.student import score
+from server.protocols.joint.rounds import answered_rounds, believed
+from server.protocols.joint.student import labels_of
 from tests.dashboard_study import Recorded, make_study_directory
 
 ROUNDS = 3

@@ -12,22 +12,23 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from client.registry import Registry
-from client.setup import SiteKit, create_site, join_site
+from client.site.enrolment import SiteKit, create_site, join_site
+from client.site.registry import Registry
 from common.admission import JoinRequest, read_request, write_request
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.events import read_events
 from common.ledger.keys import load_signing_key
-from common.ledger.standing import ServerStanding, standing_path
-from common.ledger.store import Candidate, Ledger, RosterEntry
-from common.ledger.verify import verify
+from common.ledger.rollback_guard import ServerStanding, standing_path
 from common.node_auth import read_admitted
 from common.privacy.mechanism import Protection, Relation, Unit
-from server import provision, setup
-from server.cli import status_facts, study_app
-from server.query import plan_queries
-from server.workspace import CodecRecord, Endpoint, Site, Workspace
+from consilium.cli.study import status_facts, study_app
+from server.aggregation.aggregator import plan_queries
+from server.ledger.server_ledger import Candidate, Ledger, RosterEntry
+from server.ledger.verify import verify
+from server.operations import provision
+from server.study import create_study as setup
+from server.study.workspace import CodecRecord, Endpoint, Site, Workspace
 from tests.federation import Federation, LoopTransport, make_codec, make_study
 
 

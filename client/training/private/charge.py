@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from client.ledger.site_ledger import SiteLedger
 from common.canonical import digest
 from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
-from common.ledger.site import SiteLedger
-from common.privacy.patients import Training, Trainings
+from common.privacy.patient_guarantee import Training, Trainings
 from common.privacy.training import Neighbours
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def record_trained(site_dir: Path, tasks: Sequence[VoterTask], report: SiteRepor
 
 def _made(task: VoterTask, report: VoterReport) -> str | None:
     """The hash of a voter's teacher as a worker will load it; None for a voter without one."""
-    from client.teacher import served_hash
+    from client.teachers.teacher import served_hash
 
     if report.weights is None:
         return None
@@ -87,8 +87,8 @@ def _training_id(task: VoterTask) -> str:
 
 
 def _ledger(site_dir: Path) -> SiteLedger:
-    from client.books import open_books
     from client.policy import load_site
+    from client.site.books import open_books
 
     return open_books(load_site(site_dir))
 

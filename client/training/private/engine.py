@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 
+from client.training.private.clipped_sums import Parts, noised
 from client.training.private.journal import Journal
 from client.training.private.sampling import Sampler, sampler_for
-from client.training.private.sums import Parts, noised
 from common.objects import write_atomically
 from common.privacy.gaussian import Sampler as NoiseSampler
 from common.privacy.gaussian import rounded_gaussian
@@ -40,7 +40,7 @@ class Strategy(Protocol):
     def parts(self) -> Parts: ...
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, Int64[torch.Tensor, "..."]]:
-        """The integer sum over these slots (:mod:`client.training.private.sums`); zeros for an empty batch."""
+        """The integer sum over these slots (:mod:`client.training.private.clipped_sums`); zeros for an empty batch."""
         ...
 
     def apply(self, mean: Mapping[str, Float[torch.Tensor, "..."]], *, step: int, steps: int) -> None:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from client.training.slots import ANOTHER_DIRECTORY
+from client.training.patient_deal import ANOTHER_DIRECTORY
 from common.canonical import checked_fields
 from common.errors import InvalidInput, Refused
 from common.privacy.figures import epsilon_text

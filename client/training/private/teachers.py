@@ -20,7 +20,7 @@ from client.training.private.engine import run
 from client.training.private.gradients import load_weights_into, plain_weights
 from client.training.private.journal import Journal
 from client.training.private.settings import PrivateSettings
-from client.training.private.volumes import Blocks, Patients, VolumeBbb, VolumeSgd, block_parts, mac_gradients
+from client.training.private.strategies_3d import Blocks, Patients, VolumeBbb, VolumeSgd, block_parts, mac_gradients
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import OnStep

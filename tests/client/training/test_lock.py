@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from client.control import withdraw_patient
-from client.train_cli import app
+from client.operations.staff_decisions import withdraw_patient
 from client.training.lock import writing
+from client.training.patient_deal import load_or_deal
 from client.training.site import train_site
-from client.training.slots import load_or_deal
 from common.data.msd import Dataset, write_dataset
 from common.errors import Refused
+from consilium.cli.train import app
 from tests.client.training.test_site import DATA, RECIPE, STUDY, write_case
 
 SITE = f"""schema = 1

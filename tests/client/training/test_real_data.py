@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from client.teacher import Teachers
+from client.teachers.teacher import Teachers
 from client.training.site import train_site
 from common.config import DataConfig, TrainingConfig
 from common.data.msd import read_dataset, write_dataset

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from client.train_cli import app
 from client.training.side_by_side import default_jobs, side_by_side
 from client.training.site import SiteReport, train_site, voter_directory
 from common.config import TrainingConfig
 from common.data.msd import Dataset, read_dataset, write_dataset
 from common.errors import InvalidInput
+from consilium.cli.train import app
 from tests.client.training.test_site import DATA, STUDY, write_case
 
 RECIPE = TrainingConfig(channels=(4, 8), steps=6, batch_size=2)
@@ -112,7 +112,7 @@ def test_ctrl_c_leaves_no_process_and_the_next_call_finishes(dataset: Dataset, t
     study = tmp_path / "study.toml"
     study.write_text(study.read_text().replace("quorum = 2", 'quorum = 2\nunit = "patient"\nvoters_per_site = 2'))
     arguments = ["--data", str(tmp_path / "set"), "--study", str(study), "--site-dir", str(tmp_path / "site")]
-    command = [sys.executable, "-c", "from client.train_cli import app; app()", *arguments, "--jobs", "2"]
+    command = [sys.executable, "-c", "from consilium.cli.train import app; app()", *arguments, "--jobs", "2"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

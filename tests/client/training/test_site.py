@@ -13,16 +13,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from client.cases import load_cases
-from client.teacher import Teachers
-from client.train_cli import app
+from client.data.cases import load_cases
+from client.data.layouts import DatasetSettings, open_for_training
+from client.teachers.teacher import Teachers
 from client.training import site
 from client.training.base import Trained
 from client.training.site import TRAINERS, SiteReport, held_out_count, plan_site, train_site, voter_directory
 from client.training.standard import StandardTrainer
 from common.canonical import sha256_file
 from common.config import DataConfig, TrainingConfig
-from common.data.layouts import DatasetSettings, open_for_training
 from common.data.msd import Case, Dataset, read_dataset, write_dataset
 from common.data.split import SplitCounts, plan_split, write_split
 from common.data.synthetic import study_data, write_phantoms
@@ -30,6 +29,7 @@ from common.data.volume import load_volume
 from common.errors import InvalidInput
 from common.models.fit import predict
 from common.models.unet import build_unet, save_weights
+from consilium.cli.train import app
 
 DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
 RECIPE = TrainingConfig(channels=(4, 8), steps=4, batch_size=2)

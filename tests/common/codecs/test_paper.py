@@ -14,9 +14,9 @@ from common.codecs.paper import PaperPcaCodec, paper_radius
 from common.config import AUGMENTATIONS, load_study, parse_study
 from common.errors import InvalidInput
 from common.privacy.calibration import study_mechanism
-from consilium.cli import app
-from server import studies
-from server.decode import mean_noise_std
+from consilium.cli.main import app
+from server.postprocess.decode import mean_noise_std
+from server.study import templates as studies
 from tests.contracts.codec_contract import GRID, LABELS, CodecContract, patients, soft
 
 

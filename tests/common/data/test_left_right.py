@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from nibabel.orientations import axcodes2ornt, ornt_transform
 
+from client.data.layouts import LAYOUTS, match_study, open_dataset
 from common.config import DataConfig
-from common.data.layouts import LAYOUTS, match_study, open_dataset
 from common.data.volume import load_example, save_native
 
 DATA = DataConfig(labels=("background", "stem", "foot"), spacing_mm=(1, 1, 1), grid=(40, 40, 40))

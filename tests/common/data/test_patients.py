@@ -8,7 +8,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from common.data.case_table import TableLayout
+from client.data.case_table import TableLayout
 from common.data.dataset import Dataset, PatientIdentity
 from common.data.msd import Case, read_dataset, write_dataset
 from common.data.patients import read_patients, read_table

@@ -15,7 +15,7 @@ from common.canonical import sha256_file
 from common.data.msd import Case, Dataset, read_dataset, write_dataset
 from common.data.split import Split, SplitCounts, plan_split, private_label_hashes, write_split
 from common.errors import InvalidInput
-from consilium.data_cli import app
+from consilium.cli.data import app
 
 COUNTS = SplitCounts(hospitals=3, public_images=5, label_maps=4, validation=2, test=3)
 

@@ -19,7 +19,7 @@ from common.errors import InvalidInput
 from common.metrics import mean_dice
 from common.models.fit import fit, one_hot, predict
 from common.models.unet import build_unet
-from consilium.data_cli import app
+from consilium.cli.data import app
 
 DATA = study_data()
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from common.canonical import sha256_bytes
 from common.config import DataConfig, PrivacyConfig, Study
-from common.ledger.store import BatchResult, Candidate, Ledger, PoolDeclaration, RosterEntry
 from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, QuerySpec, Relation, Unit
+from server.ledger.server_ledger import BatchResult, Candidate, Ledger, PoolDeclaration, RosterEntry
 
 HOSPITAL = Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE)
 PATIENT = Protection(unit=Unit.PATIENT, relation=Relation.REPLACE_ONE)

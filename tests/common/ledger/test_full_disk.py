@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
-from common.ledger.store import Ledger
-from common.ledger.verify import verify
+from server.ledger.server_ledger import Ledger
+from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import World, make_mechanism, make_query
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import public_hex
-from consilium.ledger_cli import app, verify_app
+from consilium.cli.ledger import app, verify_app
 from tests.common.ledger.ledger_world import World, make_mechanism, make_query
 from tests.common.ledger.test_ledger_site import Hospital, run_batch
 

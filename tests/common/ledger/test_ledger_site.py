@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from client.ledger.site_ledger import SiteLedger
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
-from common.ledger.backup import backup
 from common.ledger.receipts import Receipt, first_fork
 from common.ledger.records import Spend, event_json
-from common.ledger.site import SiteLedger
-from common.ledger.standing import Standing, standing_path
-from common.ledger.store import Ledger
-from common.ledger.verify import verify
+from common.ledger.rollback_guard import Standing, standing_path
 from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, QuerySpec
+from server.ledger.backup import backup
+from server.ledger.server_ledger import Ledger
+from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import (
     BUDGET,
     HOSPITAL,

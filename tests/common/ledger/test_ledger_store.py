@@ -14,12 +14,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
-from common.ledger import chain, store
+from common.ledger import chain
 from common.ledger.receipts import Position
 from common.ledger.records import charge_of
-from common.ledger.store import Candidate, Ledger, PoolDeclaration, RosterEntry, Spend
 from common.privacy.accounting import MAX_COORDINATES
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, QuerySpec
+from server.ledger import server_ledger as store
+from server.ledger.server_ledger import Candidate, Ledger, PoolDeclaration, RosterEntry, Spend
 from tests.common.ledger.ledger_world import (
     BUDGET,
     HOSPITAL,

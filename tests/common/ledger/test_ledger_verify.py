@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.canonical import sha256_bytes
 from common.errors import InvalidInput, LedgerCorrupt
-from common.ledger.books import Obstacle
 from common.ledger.chain import SignedHead, schema_sql
 from common.ledger.records import parse_body, release_body
-from common.ledger.store import Ledger
-from common.ledger.verify import VerifyReport, verify
+from common.ledger.server_state import Obstacle
+from server.ledger.server_ledger import Ledger
+from server.ledger.verify import VerifyReport, verify
 from tests.common.ledger.ledger_world import World, make_mechanism, make_query, make_study, roster_of
 
 MECHANISM = make_mechanism(room_for=10)

@@ -12,14 +12,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
+from client.ledger.site_ledger import SiteLedger
 from common.errors import InvalidInput, LedgerCorrupt
-from common.ledger.backup import backup
 from common.ledger.keys import create_signing_key
-from common.ledger.site import SiteLedger
-from common.ledger.standing import ServerStanding, standing_path
-from common.ledger.store import Ledger
-from common.ledger.verify import verify
-from consilium.ledger_cli import app
+from common.ledger.rollback_guard import ServerStanding, standing_path
+from consilium.cli.ledger import app
+from server.ledger.backup import backup
+from server.ledger.server_ledger import Ledger
+from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import Answers, World, declare, make_mechanism, make_query, make_study
 from tests.common.ledger.test_ledger_site import Caps
 
@@ -188,7 +188,7 @@ def test_the_standing_is_durable_before_an_answer_is_returned_and_a_failed_one_i
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("common.ledger.standing.write_atomically", full)
+        patch.setattr("common.ledger.rollback_guard.write_atomically", full)
         with pytest.raises(OSError, match="no space"):
             world.release([make_query(1, MECHANISM)])
     assert not standing_path(world.path).exists()

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from client.ledger.site_ledger import SiteLedger
 from client.policy import Caps
 from common.canonical import canonical_text, sha256_bytes
 from common.errors import InvalidInput, Refused
 from common.ledger.records import CodeRecord, ReservationRecord, TeachersRecord, parse_record
-from common.ledger.site import SiteLedger
-from common.ledger.verify import verify
+from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import make_mechanism, make_query, make_study
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64

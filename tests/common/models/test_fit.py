@@ -11,7 +11,7 @@ import torch
 from monai.inferers import SimpleInferer, SlidingWindowInferer
 
 from common.config import TrainingConfig
-from common.data.stored import StoredVolumes, VolumeCache
+from common.data.volume_cache import StoredVolumes, VolumeCache
 from common.errors import InvalidInput
 from common.models.fit import (
     augmentation,

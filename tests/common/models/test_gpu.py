@@ -12,7 +12,7 @@ import pytest
 import torch
 from monai.inferers import sliding_window_inference
 
-from client.teacher import Teachers
+from client.teachers.teacher import Teachers
 from client.training.site import train_site
 from common.config import DataConfig, TrainingConfig
 from common.data.msd import Case, write_dataset

@@ -9,14 +9,16 @@ import importlib
 import inspect
 import math
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import common.privacy
+import server.planning
 from common.config import DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
 from common.privacy import (
@@ -25,10 +27,8 @@ from common.privacy import (
     claim,
     consent,
     figures,
-    gain,
     gaussian,
-    patients,
-    planner,
+    patient_guarantee,
     quantise,
     release,
     training,
@@ -36,6 +36,8 @@ from common.privacy import (
 from common.privacy import audit as auditing
 from common.privacy import mechanism as facts
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Relation, Unit
+from server.planning import planner
+from server.planning import recommend as advice
 
 HOSPITAL = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
 BUDGET = Budget(8.0, 1e-3)
@@ -80,14 +82,14 @@ def plan(**changes: Any) -> planner.Plan:
     return planner.plan(**{**fields, "voters_per_site": 1, "radius": 1.0, "dimension": 3, **changes})
 
 
-def recommend(**changes: Any) -> gain.Recommendation:
+def recommend(**changes: Any) -> advice.Recommendation:
     fields = {"budget": BUDGET, "accountant": EXACT, "protection": HOSPITAL, "hospitals": 2}
-    return gain.recommend(**{**fields, **changes})
+    return advice.recommend(**{**fields, **changes})
 
 
 def joint_noise(**changes: Any) -> float:
     fields = {"budget": BUDGET, "accountant": EXACT, "protection": HOSPITAL, "hospitals": 2, "voters": 1}
-    return gain.joint_noise(**{**fields, **changes})
+    return advice.joint_noise(**{**fields, **changes})
 
 
 def study(**changes: Any) -> auditing.StudyUnderAudit:
@@ -226,10 +228,10 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: plan(spent=x or -1),
         lambda x: plan(spectrum=[1.0, 1.0, x or -1]),
     ],
-    "gain.recommend": [lambda x: recommend(hospitals=x), lambda x: recommend(patients=x)],
-    "gain.joint_noise": [lambda x: joint_noise(hospitals=x), lambda x: joint_noise(voters=x)],
-    "gain.recovered_share": [gain.recovered_share],
-    "gain.predicted_gain": [gain.predicted_gain],
+    "recommend.recommend": [lambda x: recommend(hospitals=x), lambda x: recommend(patients=x)],
+    "recommend.joint_noise": [lambda x: joint_noise(hospitals=x), lambda x: joint_noise(voters=x)],
+    "recommend.recovered_share": [advice.recovered_share],
+    "recommend.predicted_gain": [advice.predicted_gain],
     "planner.capacity_bits": [lambda x: planner.capacity_bits(x, 3), lambda x: planner.capacity_bits(1.0, x)],
     "planner.explained_at_most": [
         lambda x: planner.explained_at_most(x, [1.0]),
@@ -285,21 +287,21 @@ CHECKED: dict[str, list[Call]] = {
     ],
     "figures.delta_text": [lambda x: figures.delta_text(x or -1), lambda x: figures.delta_text(1e-5, x)],
     "figures.percent_text": [lambda x: figures.percent_text(x or -1)],
-    "patients.Combined": [
-        lambda x: patients.Combined(x or -1, 1e-5, patients.EXCHANGED, patients.APART),
-        lambda x: patients.Combined(1.0, x, patients.EXCHANGED, patients.APART),
+    "patient_guarantee.Combined": [
+        lambda x: patient_guarantee.Combined(x or -1, 1e-5, patient_guarantee.EXCHANGED, patient_guarantee.APART),
+        lambda x: patient_guarantee.Combined(1.0, x, patient_guarantee.EXCHANGED, patient_guarantee.APART),
     ],
     "release.noisy_sum": [lambda x: release_at(noise_std=x), lambda x: release_at(dimension=x)],
 }
 """``x or -1`` where zero is allowed; a non-finite array where the number is an element of one."""
 
 TAKES_NO_NUMBER = {
-    "patients.Training",  # what a site's record says
-    "patients.Trainings",
+    "patient_guarantee.Training",  # what a site's record says
+    "patient_guarantee.Trainings",
     "consent.group_sentence",  # from guarantees that were checked
-    "patients.of_each_patient",
-    "patients.combine",
-    "patients.worst",
+    "patient_guarantee.of_each_patient",
+    "patient_guarantee.combine",
+    "patient_guarantee.worst",
     "training.Sampling",
     "training.Neighbours",
     "training.TrainingGuarantee",
@@ -313,19 +315,23 @@ TAKES_NO_NUMBER = {
     "planner.Verdict",
     "planner.SpectrumErrors",  # what the planner answers
     "planner.Plan",
-    "gain.Recommendation",
+    "recommend.Recommendation",
 }
+
+
+def walk(package: ModuleType) -> Iterator[pkgutil.ModuleInfo]:
+    return pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
 
 
 def test_the_table_names_every_public_function_and_class() -> None:
     public = set()
-    for info in pkgutil.iter_modules(common.privacy.__path__):
-        module = importlib.import_module(f"common.privacy.{info.name}")
+    for found in (*walk(common.privacy), *walk(server.planning)):
+        module = importlib.import_module(found.name)
         for name, value in vars(module).items():
             if name.startswith("_") or not (inspect.isfunction(value) or inspect.isclass(value)):
                 continue
             if value.__module__ == module.__name__:
-                public.add(f"{info.name}.{name}")
+                public.add(f"{found.name.rpartition('.')[2]}.{name}")
     assert public - set(CHECKED) - TAKES_NO_NUMBER == set()
     assert set(CHECKED) - public == set()
 

@@ -10,8 +10,8 @@ import typer
 from typer.testing import CliRunner
 
 from common.errors import InvalidInput
-from consilium.audit.cli import audit_app
-from consilium.privacy_cli import plan_app
+from consilium.cli.audit import audit_app
+from consilium.cli.privacy import plan_app
 
 STUDY = """schema = 1
 name = "brats"

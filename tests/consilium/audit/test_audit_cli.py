@@ -14,14 +14,14 @@ from common.codecs.pca import PcaCodec
 from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.keys import load_signing_key
-from common.ledger.store import Ledger, PoolDeclaration
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.mechanism import AccountantName, Budget
-from consilium.audit.cli import audit_app
 from consilium.audit.subject import from_workspace
-from server import setup
-from server.query import Aggregator
-from server.workspace import CodecRecord, Site, Workspace
+from consilium.cli.audit import audit_app
+from server.aggregation.aggregator import Aggregator
+from server.ledger.server_ledger import Ledger, PoolDeclaration
+from server.study import create_study as setup
+from server.study.workspace import CodecRecord, Site, Workspace
 from tests.federation import make_codec, make_study
 from tests.server.test_joint_queries import frame_of, joint_federation
 
@@ -67,7 +67,7 @@ def test_single_queries_take_the_place_of_rounds() -> None:
 
 @pytest.mark.parametrize("value", ["-1", "1", "19"])
 def test_too_few_runs_are_refused_before_any_work(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consilium.audit.cli.audit_service", lambda *_, **__: pytest.fail("worked"))
+    monkeypatch.setattr("consilium.cli.audit.audit_service", lambda *_, **__: pytest.fail("worked"))
     with pytest.raises(InvalidInput, match="runs"):
         call("--runs", value)
 

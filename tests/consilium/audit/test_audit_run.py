@@ -10,11 +10,11 @@ import pytest
 
 from common.config import PrivacyConfig
 from common.errors import InvalidInput
-from common.ledger.store import Ledger
 from consilium.audit.books import allowed, noise_of
 from consilium.audit.run import PARTS, audit_service
 from consilium.audit.service import Service, World, read_life
 from consilium.audit.subject import Limit, Subject, stand_in
+from server.ledger.server_ledger import Ledger
 
 
 def subject(

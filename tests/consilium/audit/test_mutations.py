@@ -22,17 +22,18 @@ import pytest
 
 from client import worker
 from common.config import PrivacyConfig
-from common.ledger import books, site_books
-from common.ledger.books import Books, Charge
-from common.ledger.site_books import SiteBooks
-from common.ledger.store import Ledger
+from common.ledger import server_state as books
+from common.ledger import site_state as site_books
+from common.ledger.server_state import Books, Charge
+from common.ledger.site_state import SiteBooks
 from common.privacy import accounting, calibration, mechanism, quantise, release
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.mechanism import Budget, Unit
 from consilium.audit.run import DRAWS, audit_service
 from consilium.audit.subject import Subject, stand_in
-from server import query
-from server.query import Aggregator
+from server.aggregation import aggregator as query
+from server.aggregation.aggregator import Aggregator
+from server.ledger.server_ledger import Ledger
 
 Patch = pytest.MonkeyPatch
 Sampler = Callable[[int, Fraction], np.ndarray]

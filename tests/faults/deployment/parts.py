@@ -19,18 +19,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from client.setup import SiteKit, create_site
+from client.ledger.site_ledger import SiteLedger
+from client.site.enrolment import SiteKit, create_site
 from client.training.site import train_site
 from common.admission import read_request
 from common.config import CodecConfig, CollectionConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import read_dataset, write_dataset
 from common.data.synthetic import study_data, write_phantoms
 from common.events import read_events
-from common.ledger.site import SiteLedger
-from common.ledger.store import Ledger
 from common.privacy.mechanism import AccountantName
-from server import provision, setup
-from server.workspace import Endpoint, Workspace
+from server.ledger.server_ledger import Ledger
+from server.operations import provision
+from server.study import create_study as setup
+from server.study.workspace import Endpoint, Workspace
 
 SITES = ("site-1", "site-2", "site-3")
 QUERIES, BATCH, PATIENTS = 16, 2, 2
@@ -360,7 +361,7 @@ class Federation:
 
 
 def consilium(*words: str, python: str = sys.executable) -> list[str]:
-    return [python, "-P", "-c", "from consilium.cli import main; main()", *words]
+    return [python, "-P", "-c", "from consilium.cli.main import main; main()", *words]
 
 
 def ip(*words: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from common.pki import create_authority
-from server import provision
+from server.operations import provision
 from tests.faults.deployment.parts import HOST, INTERNAL_PORT, PORT, STARTED_S, Federation, federation
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
@@ -41,7 +41,7 @@ def node(up: Federation, site: str, *, more: str = "", **replaced: object) -> tu
 import os, sys, time
 from dataclasses import replace
 from pathlib import Path
-from client.daemons import site_node, supernode
+from client.operations.daemons import site_node, supernode
 from common.pki import NodeKeys
 from common.process import ProcessGroup
 folder = Path({str(home)!r})
@@ -221,11 +221,11 @@ os.environ["HTTPS_PROXY"] = "http://127.0.0.1:3128"
 try:
     from pathlib import Path
     from dataclasses import replace
-    from client.daemons import site_node, supernode
-    from client.fetch import PublicObjects
+    from client.operations.daemons import site_node, supernode
+    from client.operations.fetch import PublicObjects
     from client.policy import load_site
     from common.process import ProcessGroup
-    from server.workspace import Workspace
+    from server.study.workspace import Workspace
     folder = Path({str(up.root / "site-2")!r})
     volume = Workspace(Path({str(up.workspace.root)!r})).volumes()[0]
     print(len(PublicObjects(load_site(folder)).get(volume)))

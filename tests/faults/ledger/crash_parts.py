@@ -21,18 +21,18 @@ from typing import Any
 
 import grpc
 
+from client.ledger.site_ledger import SiteLedger
 from client.policy import Caps, Consent, ServerFacts, SiteConfig
 from client.worker import Worker, serve
 from common.config import Study
 from common.errors import QuorumNotReached
 from common.events import EventLog
 from common.ledger.keys import create_sealing_key, create_signing_key, load_sealing_key, load_signing_key, public_hex
-from common.ledger.site import SiteLedger
-from common.ledger.store import Ledger, PoolDeclaration
 from common.objects import ObjectStore
 from common.worker_api import HANDLE, HEALTH, channel_options
-from server.query import Aggregator, Reply, plan_queries
-from server.workspace import CodecRecord, Site
+from server.aggregation.aggregator import Aggregator, Reply, plan_queries
+from server.ledger.server_ledger import Ledger, PoolDeclaration
+from server.study.workspace import CodecRecord, Site
 from tests.federation import StubVoters, make_codec, make_study
 
 SITES = tuple(Site(name=name, pool=f"{name}-mri", node_id=100 + n) for n, name in enumerate(("aachen", "bergen")))

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import pytest
 
+from client.ledger.site_ledger import SiteLedger
 from common.ledger.keys import load_signing_key
-from common.ledger.site import SiteLedger
-from common.ledger.store import Ledger
-from common.ledger.verify import verify
+from server.ledger.server_ledger import Ledger
+from server.ledger.verify import verify
 from tests.faults.ledger.crash_parts import SITES, prepare
 
 ROOT = Path(__file__).resolve().parents[3]

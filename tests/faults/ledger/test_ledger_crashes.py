@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.ledger_speed import BATCHED_PACE, SINGLE_PACE, measure
 from common.ledger.keys import create_signing_key
-from common.ledger.store import Candidate, Ledger
-from common.ledger.verify import verify
+from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import declare, make_mechanism, make_query, make_study, roster_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,7 +28,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from common.ledger.keys import load_signing_key
-from common.ledger.store import Candidate, Ledger
+from server.ledger.server_ledger import Candidate, Ledger
 from tests.common.ledger.ledger_world import make_mechanism, make_query, make_study, roster_of
 
 folder, room, first, count, batch = Path(sys.argv[1]), *map(int, sys.argv[2:6])
@@ -162,7 +162,7 @@ def test_a_killed_creation_leaves_no_ledger_or_a_whole_one(tmp_path: Path) -> No
 import sys
 from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from common.ledger.store import Ledger
+from server.ledger.server_ledger import Ledger
 print("ready", flush=True)
 for n in range(10_000):
     Ledger.create(Path(sys.argv[1]) / f"{n}.sqlite", signing_key=Ed25519PrivateKey.generate()).close()

@@ -17,17 +17,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from client import control
+from client.operations import staff_decisions as control
 from common.errors import LedgerCorrupt, QuorumNotReached, Refused
 from common.ledger.receipts import Receipt
 from common.ledger.records import Spend
-from common.ledger.store import Ledger
-from common.ledger.verify import verify
 from common.messages import CodesRequest, Offer, OfferReply, Part, Receipts, Several, decode, encode
 from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName
-from consilium.ledger_cli import app as ledger_app
-from server.query import Aggregator
+from consilium.cli.ledger import app as ledger_app
+from server.aggregation.aggregator import Aggregator
+from server.ledger.server_ledger import Ledger
+from server.ledger.verify import verify
 from tests.client.test_control import site_toml
 from tests.federation import Federation, make_study, part
 
@@ -453,8 +453,8 @@ def test_the_signing_key_is_changed_by_two_commands_even_when_the_second_is_inte
     text = new.read_bytes()
     rotate = ["rotate-key", str(fed.root / "ledger.sqlite"), "--key", str(key), "--new-key", str(new)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("consilium.ledger_cli.sync_directory", lambda _: None)
-        patch.setattr("consilium.ledger_cli.os.link", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("consilium.cli.ledger.sync_directory", lambda _: None)
+        patch.setattr("consilium.cli.ledger.os.link", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         RUN.invoke(ledger_app, rotate)
     assert key.read_bytes() == old, "the ledger has changed hands and the files have not"
     result = RUN.invoke(ledger_app, rotate)

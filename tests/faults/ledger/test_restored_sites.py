@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from client.cli import site_app
 from common.config import render_study
 from common.errors import LedgerCorrupt
-from common.ledger.backup import backup
-from common.ledger.verify import verify
 from common.privacy.accounting import max_mu_squared
+from consilium.cli.site import site_app
+from server.ledger.backup import backup
+from server.ledger.verify import verify
 from tests.client.test_control import site_toml
 from tests.federation import Federation, make_study
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from server.dashboard.labels import published
-from server.workspace import Workspace
+from server.study.workspace import Workspace
 from tests.federation import make_study
 
 

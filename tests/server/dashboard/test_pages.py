@@ -16,12 +16,12 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import InvalidInput
-from common.ledger.store import Ledger
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
-from common.privacy.planner import plan
 from server.dashboard import pictures
 from server.dashboard.reports import read_reports
-from server.decisions import DecisionStore, Verdict, read_decisions, take_over
+from server.ledger.server_ledger import Ledger
+from server.planning.planner import plan
+from server.postprocess.decisions import DecisionStore, Verdict, read_decisions, take_over
 from tests.dashboard_study import QUERIES, SITES
 
 PAGES = ("/", "/study", "/sites", "/ledger", "/ledger/7", "/labels", "/student", "/planner")

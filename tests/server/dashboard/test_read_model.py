@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from common.events import EventLog, read_events
-from common.ledger.store import Ledger
 from common.privacy.mechanism import AccountantName
 from server.dashboard import views
-from server.dashboard.follow import Follower, open_ledger
-from server.workspace import Workspace
+from server.dashboard.read_model import Follower, open_ledger
+from server.ledger.server_ledger import Ledger
+from server.study.workspace import Workspace
 from tests.dashboard_study import QUERIES, SITES, make_study_directory
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from client.training.private.clipped_sums import Parts, one_part
 from client.training.private.engine import run
 from client.training.private.journal import Journal, Plan
-from client.training.private.sums import Parts, one_part
 from common.errors import InvalidInput, Refused
 from common.privacy.training import Neighbours, Sampling, TrainingEvent, epsilon_of
 

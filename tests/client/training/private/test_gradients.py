@@ -7,6 +7,7 @@ import torch
 from monai.losses import DiceLoss
 from torch.func import functional_call
 
+from client.training.private.clipped_sums import integer_sum, one_part
 from client.training.private.gradients import (
     by_loop,
     by_vmap,
@@ -15,7 +16,6 @@ from client.training.private.gradients import (
     refuse_pooled,
     segmentation_loss,
 )
-from client.training.private.sums import integer_sum, one_part
 from common.errors import InvalidInput
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet

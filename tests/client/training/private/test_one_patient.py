@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from client.training.private.clipped_sums import RADIUS_INT, Parts, one_part
 from client.training.private.gradients import METHODS, plain_weights, segmentation_loss
-from client.training.private.sums import RADIUS_INT, Parts, one_part
-from client.training.private.volumes import Blocks, Patients, block_parts, mac_gradients, per_patient, total_over
+from client.training.private.strategies_3d import Blocks, Patients, block_parts, mac_gradients, per_patient, total_over
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
 

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from client.teacher import Teachers, averaged
+from client.ledger.site_ledger import SiteLedger
+from client.teachers.teacher import Teachers, averaged
 from client.training.base import Part
-from client.training.private import engine, sums
+from client.training.private import clipped_sums as sums
+from client.training.private import engine
 from client.training.private.charge import record_trainings
 from client.training.private.journal import Journal
 from client.training.private.settings import PrivateSettings, defaults
@@ -24,7 +26,6 @@ from client.training.site import VoterTask, one_after_another, plan_site, train_
 from common.config import DataConfig, TrainingConfig
 from common.data.msd import Case, Dataset, write_dataset
 from common.errors import InvalidInput
-from common.ledger.site import SiteLedger
 from common.models.fit import predict
 from common.models.unet import build_unet, save_weights
 from common.privacy.training import Neighbours, Sampling, epsilon_of

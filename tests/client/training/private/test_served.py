@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from client.cli import site_app
-from client.control import withdraw_patient
+from client.ledger.site_ledger import SiteLedger
+from client.operations.readiness import _teachers
+from client.operations.staff_decisions import withdraw_patient
 from client.policy import load_site
-from client.readiness import _teachers
 from client.training.private.charge import record_trained, record_trainings
 from client.training.private.settings import PrivateSettings
 from client.training.site import SiteReport, VoterReport, plan_site, voter_directory
@@ -26,14 +26,14 @@ from common.config import Study, load_study
 from common.data.msd import Case, Dataset, write_dataset
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.records import parse_body
-from common.ledger.site import SiteLedger
-from common.ledger.verify import verify
 from common.messages import CodesReply, CodesRequest, decode, encode
 from common.pki import create_authority, create_node_keys
 from common.privacy.calibration import study_mechanism
 from common.privacy.mechanism import QuerySpec
 from common.privacy.training import Neighbours
-from tests.client.test_teacher import DATA, write_teacher
+from consilium.cli.site import site_app
+from server.ledger.verify import verify
+from tests.client.teachers.test_teacher import DATA, write_teacher
 from tests.client.training.private.test_private_site import SITE
 
 LEDGER = "e" * 32

@@ -1,0 +1,1 @@
+"""A hospital's own files: layouts, cases, and a verdict on each."""

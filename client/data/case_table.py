@@ -1,0 +1,121 @@
+"""A folder with a table: ``cases.csv`` names every case's image, label and patient.
+
+Columns: ``image`` (a NIfTI file with all channels, or a folder with one DICOM series) or one column ``image_NAME`` for
+each channel; ``label``, ``patient_id``, ``case_id`` where they are known. Paths are relative to the table. Labels are
+named by ``labels.tsv`` (``index``, ``name``) beside it; without it the numbers in the label maps must be the study's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path, PurePosixPath
+
+from client.data.bids import read_label_table
+from common.data.dataset import Case, Dataset, PatientIdentity, Problem
+from common.data.msd import NIFTI_SUFFIXES, case_id, is_file
+from common.data.patients import read_table
+from common.errors import InvalidInput
+
+CASE_TABLES = ("cases.csv", "cases.tsv")
+_PREFIX = "image_"
+
+
+class TableLayout:
+    """See the module."""
+
+    name = "table"
+    says = "cases.csv with columns image (or image_T1, image_T2, …), label, patient_id"
+
+    def matches(self, directory: Path) -> bool:
+        return any((directory / name).is_file() for name in CASE_TABLES)
+
+    def read(self, directory: Path) -> Dataset:
+        path = next((directory / name for name in CASE_TABLES if (directory / name).is_file()), None)
+        if path is None:
+            raise InvalidInput("no cases.csv in the data directory", limit=self.says)
+        rows = read_table(path)
+        if not rows:
+            raise InvalidInput("table of cases is empty", value=path.name, limit=self.says)
+        columns = [name for name in rows[0] if name == "image" or (name.startswith(_PREFIX) and name != _PREFIX)]
+        if not columns or ("image" in columns and len(columns) > 1):
+            raise InvalidInput("columns of the table of cases", value=sorted(rows[0]), limit=self.says)
+        known = [bool(row.get("patient_id")) for row in rows]
+        if any(known) and not all(known):
+            raise InvalidInput(
+                "table of cases",
+                value=f"{known.count(False)} rows without patient_id",
+                remedy="fill patient_id in every row, or leave the column out",
+            )
+        outcomes = [_read_row(directory, row, columns, number) for number, row in enumerate(rows, start=1)]
+        counts = Counter(outcome.case if isinstance(outcome, Problem) else outcome.id for outcome in outcomes)
+        cases, problems = [], {}
+        for outcome in outcomes:
+            name = outcome.case if isinstance(outcome, Problem) else outcome.id
+            if counts[name] > 1:
+                problems[name] = Problem(
+                    name, "listed twice, so it is not clear which scan is meant; to fix: list it once"
+                )
+            elif isinstance(outcome, Problem):
+                problems[name] = outcome
+            else:
+                cases.append(outcome)
+        patients = {_name(row, columns, number): row["patient_id"] for number, row in enumerate(rows, 1) if any(known)}
+        table = directory / "labels.tsv"
+        names = {0: "background", **read_label_table(table)} if table.is_file() else {}
+        return Dataset(
+            name=directory.name,
+            labels=tuple(names[value] for value in sorted(names)),
+            label_values=tuple(sorted(names)),
+            channels=("image",) if columns == ["image"] else tuple(c.removeprefix(_PREFIX) for c in columns),
+            cases=tuple(cases),
+            problems=tuple(problems.values()),
+            listed=tuple(
+                dict.fromkeys(_name(row, columns, number) for number, row in enumerate(rows, 1) if row.get("label"))
+            ),
+            patients=patients,
+            patient_identity=PatientIdentity.TABLE if patients else PatientIdentity.FILE,
+        )
+
+
+def _name(row: dict[str, str], columns: list[str], number: int) -> str:
+    """The row's ``case_id``, else the name of its first image."""
+    image = row[columns[0]]
+    if row.get("case_id"):
+        return row["case_id"]
+    if image.endswith(NIFTI_SUFFIXES) and PurePosixPath(image).name not in NIFTI_SUFFIXES:
+        return case_id(image)
+    return PurePosixPath(image).name or f"row {number}"
+
+
+def _read_row(directory: Path, row: dict[str, str], columns: list[str], number: int) -> Case | Problem:
+    name = _name(row, columns, number)
+    found: dict[str, Path] = {}
+    for column in (*columns, *(["label"] if row.get("label") else [])):
+        what = "label" if column == "label" else "image" if column == "image" else column.replace("_", " of ", 1)
+        relative = PurePosixPath(row[column].replace("\\", "/"))
+        if not row[column]:
+            return Problem(name, f"the {what} is not named in the table; to fix: fill in its column")
+        if relative.is_absolute() or ".." in relative.parts or ":" in "".join(relative.parts[:1]):
+            return Problem(name, f"the {what}'s path leaves the data directory; to fix: put it there")
+        path = directory / relative
+        series = column != "label" and _is_folder(path)
+        if not series and not relative.name.endswith(NIFTI_SUFFIXES):
+            return Problem(name, f"the {what} is not a .nii or .nii.gz file; to fix: convert it to NIfTI")
+        if not series and not is_file(path):
+            return Problem(name, f"the {what} file is missing; to fix: put it back, or take the case out")
+        found[column] = path
+    own = tuple((column.removeprefix(_PREFIX), found[column]) for column in columns)
+    return Case(
+        id=name,
+        image=own[0][1],
+        label=found.get("label"),
+        patient=row.get("patient_id") or None,
+        channel_files=own if columns != ["image"] else (),
+    )
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False

@@ -1,0 +1,118 @@
+"""A site's dataset as its site.toml describes it, and the record of which cases its teachers were trained on.
+
+The record (``teachers/cases.json``, mode 0600) is for the site's own eyes: it names the cases left out and says why.
+What the server's operator may be told is :func:`counts_for_server`, numbers alone, and only where ``[share]
+case_counts`` is true: how many patients a hospital has, or how many of its files are bad, is a fact about its data that
+no noise covers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from client.data.layouts import open_for_training
+from client.policy import SiteConfig, load_site
+from common.canonical import checked_fields
+from common.config import DataConfig, StatedBudget
+from common.data.dataset import Dataset, Doubled, PatientIdentity, Problem
+from common.errors import InvalidInput, Refused
+from common.objects import write_atomically
+from common.privacy.consent import warn_about
+from common.privacy.mechanism import Unit
+
+CASES_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CaseRecord:
+    """What came of the cases listed for training. ``problems`` are those left out, with reasons; ``doubled`` the scans
+    that two patients have."""
+
+    listed: int
+    patients: int
+    patient_identity: PatientIdentity
+    problems: tuple[Problem, ...]
+    doubled: tuple[Doubled, ...] = ()
+
+    @property
+    def left_out(self) -> int:
+        return len(self.problems)
+
+
+def site_dataset(config: SiteConfig, data: DataConfig) -> Dataset:
+    """The site's dataset in the study's terms, as ``[dataset]``, ``[labels]`` and ``[channels]`` of site.toml say."""
+    return open_for_training(config.path(config.data), data, config.dataset)
+
+
+def record_cases(teachers: Path, dataset: Dataset, problems: Iterable[Problem]) -> CaseRecord:
+    """Write what came of a training's cases; ``problems`` are those that reading the scans brought up."""
+    listed = set(dataset.listed)
+    known = {problem.case: problem for problem in dataset.problems if problem.case in listed}
+    left_out = {**known, **{problem.case: problem for problem in problems if problem.case in listed}}
+    record = CaseRecord(
+        listed=len(listed),
+        patients=len({dataset.patient_of(case) for case in listed}),
+        patient_identity=dataset.patient_identity,
+        problems=tuple(left_out[case] for case in sorted(left_out)),
+        doubled=dataset.doubled,
+    )
+    text = json.dumps({"schema": CASES_SCHEMA, **asdict(record)}, indent=1, ensure_ascii=False)
+    write_atomically(teachers / "cases.json", (text + "\n").encode(), mode=0o600)
+    return record
+
+
+def has_trained(site_dir: Path) -> bool:
+    """Whether there is a record of a training's cases."""
+    return (site_dir / "teachers" / "cases.json").exists()
+
+
+def load_cases(site_dir: Path) -> CaseRecord:
+    """The record of the last training; InvalidInput where there is none."""
+    try:
+        document = json.loads((site_dir / "teachers" / "cases.json").read_text(encoding="utf-8"))
+        if isinstance(document, dict):
+            document.setdefault("doubled", [])  # earlier versions refused such a dataset
+        kinds: dict[str, type] = {"schema": int, "listed": int, "patients": int, "patient_identity": str}
+        fields = checked_fields(document, {**kinds, "problems": list, "doubled": list})
+        return CaseRecord(
+            listed=fields["listed"],
+            patients=fields["patients"],
+            patient_identity=PatientIdentity(fields["patient_identity"]),
+            problems=tuple(Problem(**problem) for problem in fields["problems"]),
+            doubled=tuple(Doubled(**pair) for pair in fields["doubled"]),
+        )
+    except (OSError, ValueError, TypeError, InvalidInput) as error:
+        raise InvalidInput("record of the cases cannot be read", remedy="run `consilium site train`") from error
+
+
+def delta_warning(stated: StatedBudget, *, patients: int) -> str | None:
+    """A sentence if the δ of a study or of the site's caps is not small against its own ``patients``; else None.
+
+    At unit hospital always None: how many hospitals take part is the consortium's to know, and to warn about.
+    """
+    if stated.unit is not Unit.PATIENT or patients < 1:
+        return None
+    return warn_about(stated.delta, unit=Unit.PATIENT, units=patients)
+
+
+def counts_for_server(site_dir: Path) -> dict[str, object]:
+    """Numbers of cases for the server's operator: listed, left out, patients, and what a patient is.
+
+    Raises Refused unless the site's policy shares them.
+    """
+    config = load_site(site_dir)
+    if not config.share.case_counts:
+        raise Refused(
+            "not-shared", "this site does not share how many cases it has; to fix: case_counts = true in [share]"
+        )
+    record = load_cases(site_dir)
+    return {
+        "site": config.site,
+        "cases_listed": record.listed,
+        "cases_left_out": record.left_out,
+        "patients": record.patients,
+        "patient_identity": str(record.patient_identity),
+    }

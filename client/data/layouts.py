@@ -1,0 +1,325 @@
+"""Every layout a site's data may lie in, and how what is found there is matched to a study.
+
+:func:`open_dataset` says which layout a directory has and reads its index; :func:`match_study` puts its channels into
+the study's order and its labels into the study's numbers, by name. Neither opens a scan. Refuses a directory that looks
+like no layout, and names that are neither the study's nor mapped to it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from client.data.bids import BidsLayout, Choice, several
+from client.data.case_table import TableLayout
+from client.data.nnunet import NnunetLayout
+from common.config import DataConfig
+from common.data.dataset import Case, Dataset, Problem
+from common.data.msd import MsdLayout
+from common.data.patients import counted_once, find_table, with_patients
+from common.errors import InvalidInput
+
+
+class Layout(Protocol):
+    """A way in which datasets lie on disk. ``says`` describes it in a line."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def says(self) -> str: ...
+
+    def matches(self, directory: Path) -> bool:
+        """Whether the directory looks like this layout; opens no scan."""
+        ...
+
+    def read(self, directory: Path) -> Dataset:
+        """The dataset's index; InvalidInput where there is none, a Problem for everything wrong with one case."""
+        ...
+
+
+LAYOUTS: dict[str, Layout] = {
+    layout.name: layout for layout in (TableLayout(), NnunetLayout(), MsdLayout(), BidsLayout())
+}
+"""In the order in which they are tried: a table somebody wrote beside the data comes first."""
+
+AUTO = "auto"
+
+_SAME = {"t1w": "t1", "t1n": "t1", "cet1w": "t1c", "t1ce": "t1c", "t1gd": "t1c", "t1wce": "t1c"} | {
+    "t2w": "t2",
+    "t2f": "flair",
+    "t2flair": "flair",
+}
+"""Names of one contrast in MSD, BIDS, nnU-Net and BraTS."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSettings:
+    """How a site's data is to be read: its layout, its table of patients, its names for labels and channels.
+
+    ``choice`` says which of several files of one contrast is meant, in BIDS.
+    """
+
+    layout: str = AUTO
+    patients: Path | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    channels: Mapping[str, str] = field(default_factory=dict)
+    choice: Choice = field(default_factory=dict)
+
+
+def read_settings(document: dict[str, object], *, root: Path) -> DatasetSettings:
+    """Take ``[dataset]``, ``[labels]``, ``[channels]`` and ``[bids.…]`` out of a TOML document; paths are relative to
+    ``root``."""
+    tables = {name: _strings(document.pop(name, {}), name) for name in ("dataset", "labels", "channels")}
+    choice = document.pop("bids", {})
+    if not isinstance(choice, dict):
+        raise InvalidInput("[bids]", value=choice, limit='tables such as [bids.T1w] with lines such as acq = "mprage"')
+    unknown = sorted(tables["dataset"].keys() - {"layout", "patients"})
+    if unknown:
+        raise InvalidInput("unknown key in [dataset]", value=unknown[0], limit="layout, patients")
+    layout = tables["dataset"].get("layout", AUTO)
+    if layout != AUTO and layout not in LAYOUTS:
+        raise InvalidInput("dataset.layout", value=layout, limit=", ".join((AUTO, *LAYOUTS)))
+    patients = tables["dataset"].get("patients")
+    return DatasetSettings(
+        layout=layout,
+        patients=None if patients is None else root / patients,
+        labels=tables["labels"],
+        channels=tables["channels"],
+        choice={contrast: _strings(table, f"bids.{contrast}") for contrast, table in choice.items()},
+    )
+
+
+def _strings(table: object, name: str) -> dict[str, str]:
+    if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
+        raise InvalidInput(f"[{name}]", value=table, limit="a table of strings")
+    return table
+
+
+def load_names(path: Path) -> DatasetSettings:
+    """The file of ``--label-map``: TOML with tables ``[labels]``, ``[channels]`` and ``[bids.…]``, as in site.toml."""
+    try:
+        document: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidInput(
+            "label map cannot be read", value=path.name, limit="TOML with tables [labels] and [channels]"
+        ) from error
+    settings = read_settings(document, root=path.parent)
+    if document:
+        raise InvalidInput("unknown key in the label map", value=sorted(document)[0], limit="labels, channels, bids")
+    return settings
+
+
+def open_for_training(directory: Path, data: DataConfig, settings: DatasetSettings) -> Dataset:
+    """A site's dataset in the study's terms, every scan once a patient.
+
+    What is wrong with the index a person wrote is refused, before a scan is looked at; what is wrong with a scan, or
+    alike in two, stops nobody. See :func:`open_dataset`, :func:`match_study` and
+    :func:`common.data.patients.counted_once`.
+    """
+    dataset = open_dataset(directory, layout=settings.layout, patients=settings.patients, choice=settings.choice)
+    return counted_once(match_study(dataset, data, labels=settings.labels, channels=settings.channels))
+
+
+def open_dataset(
+    directory: Path, *, layout: str = AUTO, patients: Path | None = None, choice: Choice | None = None
+) -> Dataset:
+    """Read the index of a dataset in any of :data:`LAYOUTS`.
+
+    ``patients``: a table of cases and patients; ``patients.tsv`` or ``.csv`` in the directory is found by itself.
+    ``choice``: which of several files of one contrast is meant, for BIDS alone.
+    """
+    if layout != AUTO and layout not in LAYOUTS:
+        raise InvalidInput("layout", value=layout, limit=", ".join((AUTO, *LAYOUTS)))
+    if not directory.is_dir():
+        raise InvalidInput("data directory is missing", value=str(directory), remedy="check the path")
+    found = LAYOUTS[layout] if layout != AUTO else _detect(directory)
+    if choice:
+        if not isinstance(found, BidsLayout):
+            raise InvalidInput("[bids] for data that are not BIDS", value=found.name, remedy="take it out of site.toml")
+        found = BidsLayout(choice)
+    dataset = found.read(directory)
+    table = patients or find_table(directory)
+    return dataset if table is None else with_patients(dataset, table)
+
+
+def _detect(directory: Path) -> Layout:
+    for layout in LAYOUTS.values():
+        if layout.matches(directory):
+            return layout
+    raise InvalidInput(
+        "data directory has no layout that is known",
+        value=str(directory),
+        limit="; ".join(f"{layout.name}: {layout.says}" for layout in LAYOUTS.values()),
+        remedy="put a cases.csv with the columns image, label and patient_id into it",
+    )
+
+
+def match_study(
+    dataset: Dataset,
+    data: DataConfig,
+    *,
+    labels: Mapping[str, str] | None = None,
+    channels: Mapping[str, str] | None = None,
+) -> Dataset:
+    """The dataset in the study's terms: its labels, its channels, in its order.
+
+    ``labels`` maps the site's label names or numbers to the study's names, ``channels`` its channel names. What has the
+    study's name already needs no entry; letter case, blanks and the usual other names of a contrast do not matter.
+    Raises InvalidInput for a label that is neither mapped nor the study's, and for a channel the study needs and nobody
+    has, as far as the dataset's own index says it. What a case says of itself, the contrasts of its folder or a table
+    of its own labels, can only make that case a Problem.
+    """
+    given = _given_labels(data, labels or {})
+    pairs = _label_pairs(dataset, data, labels or {}, given)
+    order = _channel_order(dataset.channels, data, channels or {}) if dataset.channels else None
+    cases: list[Case] = []
+    problems = list(dataset.problems)
+    for case in dataset.cases:
+        try:
+            own = _own_pairs(case, data, given) if case.label_names else pairs
+            cases.append(replace(_in_order(case, dataset, data, channels or {}, order), label_map=own))
+        except InvalidInput as error:
+            problems.append(Problem(case.id, str(error)))
+        except _Unusable as error:
+            problems.append(Problem(case.id, error.reason))
+    return replace(
+        dataset,
+        labels=data.labels,
+        label_values=(),
+        channels=data.channels,
+        cases=tuple(cases),
+        problems=tuple(problems),
+    )
+
+
+class _Unusable(Exception):
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def _in_order(
+    case: Case, dataset: Dataset, data: DataConfig, mapping: Mapping[str, str], order: tuple[int, ...] | None
+) -> Case:
+    """The case with the study's channels in the study's order; ``order`` None: by the names its own files have."""
+    names = dataset.channels
+    if order is None:
+        names = tuple(dict.fromkeys(name for name, _ in case.channel_files))
+        order = _channel_order(names, data, {name: to for name, to in mapping.items() if name in names})
+    if not case.channel_files:
+        return case if order == tuple(range(len(names))) else replace(case, channel_order=order)
+    wanted = tuple(names[i] for i in order)
+    files = {name: [path for own, path in case.channel_files if own == name] for name in wanted}
+    missing = next((name for name in wanted if not files[name]), None)
+    if missing is not None:
+        raise _Unusable(f"the image of channel {missing} is missing; to fix: put it beside the others")
+    doubled = next((name for name in wanted if len(files[name]) > 1), None)
+    if doubled is not None:
+        raise _Unusable(several(f"{doubled} images", doubled, files[doubled]))
+    own = tuple((name, files[name][0]) for name in wanted)
+    return replace(case, image=own[0][1], channel_files=own if len(own) > 1 else ())
+
+
+def _given_labels(data: DataConfig, mapping: Mapping[str, str]) -> dict[str, int]:
+    """The site's name or number of a label → the study's value, as the site's settings say."""
+    study = {_plain(name): value for value, name in enumerate(data.labels)}
+    for target in mapping.values():
+        if _plain(target) not in study:
+            raise InvalidInput("label map", value=target, limit=", ".join(data.labels))
+    return {_plain(name): study[_plain(target)] for name, target in mapping.items()}
+
+
+def _label_pairs(
+    dataset: Dataset, data: DataConfig, mapping: Mapping[str, str], given: Mapping[str, int]
+) -> tuple[tuple[int, int], ...]:
+    """(the site's value, the study's); empty where they are the same numbers."""
+    values = dataset.label_values or tuple(range(len(dataset.labels)))
+    table = dict(zip(values, dataset.labels, strict=True))
+    if not table:
+        table = {int(name): name for name in mapping if re.fullmatch(r"\d{1,9}", name)}
+        if not table:
+            return ()
+        table.setdefault(0, data.labels[0])
+    known = {_plain(name) for name in table.values()} | {str(value) for value in table}
+    unknown = [name for name in mapping if _plain(name) not in known]
+    if unknown:
+        raise InvalidInput(
+            "label map names a label the dataset lacks", value=unknown[0], limit=", ".join(sorted(known))
+        )
+    pairs = _mapped(table, data, given)
+    lost = [name for value, name in enumerate(data.labels) if value not in {target for _, target in pairs}]
+    if lost:
+        raise InvalidInput(
+            "no label of the dataset stands for the study's",
+            value=lost,
+            remedy="map one to it in [labels] of site.toml, or with --label-map",
+        )
+    return () if all(value == target for value, target in pairs) else pairs
+
+
+def _own_pairs(case: Case, data: DataConfig, given: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
+    """The same by the case's own table, which need not name every label of the study."""
+    pairs = _mapped(dict(case.label_names), data, given)
+    everything = {value for value, _ in pairs} == set(range(len(data.labels)))
+    return () if everything and all(value == target for value, target in pairs) else pairs
+
+
+def _mapped(table: Mapping[int, str], data: DataConfig, given: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
+    """The study's value for each value of a table; InvalidInput for one that is neither mapped nor the study's."""
+    study = {_plain(name): value for value, name in enumerate(data.labels)}
+    pairs: list[tuple[int, int]] = []
+    unmapped: list[str] = []
+    for value, name in table.items():
+        number = given.get(_plain(name), given.get(str(value), study.get(_plain(name))))
+        if number is None:
+            unmapped.append(f"{value} = {name}")
+        else:
+            pairs.append((value, number))
+    if unmapped:
+        raise InvalidInput(
+            "the site's labels are not the study's",
+            value=unmapped,
+            limit=", ".join(data.labels),
+            remedy="map each to a label of the study in [labels] of site.toml, or with --label-map",
+        )
+    return tuple(pairs)
+
+
+def _channel_order(names: tuple[str, ...], data: DataConfig, mapping: Mapping[str, str]) -> tuple[int, ...]:
+    """Which of the dataset's channels is each of the study's."""
+    study = {_contrast(name) for name in data.channels}
+    for target in mapping.values():
+        if _contrast(target) not in study:
+            raise InvalidInput("channel map", value=target, limit=", ".join(data.channels))
+    unknown = [name for name in mapping if name not in names]
+    if unknown:
+        raise InvalidInput("channel map names a channel the dataset lacks", value=unknown[0], limit=", ".join(names))
+    if len(names) == len(data.channels) == 1:
+        return (0,)  # there is but one way
+    if names == ("image",) and not mapping:
+        return tuple(range(len(data.channels)))  # one file that holds them all, unnamed: in the study's order
+    means = [_contrast(mapping.get(name, name)) for name in names]
+    doubled = sorted({name for name in means if means.count(name) > 1 and name in study})
+    missing = [name for name in data.channels if _contrast(name) not in means]
+    if doubled or missing:
+        raise InvalidInput(
+            f"channel {doubled[0]} is there twice" if doubled else "a channel of the study is missing from the data",
+            value=names,
+            limit=", ".join(data.channels),
+            remedy="map the site's channels to the study's in [channels] of site.toml, or with --label-map",
+        )
+    return tuple(means.index(_contrast(name)) for name in data.channels)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]+", " ", name).strip().casefold()
+
+
+def _contrast(name: str) -> str:
+    plain = re.sub(r"[^a-z0-9]", "", name.casefold())
+    return _SAME.get(plain, plain)

@@ -1,0 +1,1 @@
+"""What a hospital's staff do and run: daemons, doctor, decisions about patients."""

@@ -1,0 +1,190 @@
+"""The doctor's checks of a site's data: layout, who counts as a patient, every case, pictures."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from client.data.case_checks import Examined, Verdict, examine
+from client.data.cases import delta_warning
+from client.data.layouts import DatasetSettings, match_study, open_dataset
+from client.operations.doctor import Finding, State
+from common.config import DataConfig, StatedBudget
+from common.data.dataset import Case, Dataset, PatientIdentity
+from common.data.patients import counted_once
+from common.data.volume import Volume, load_label, load_volume
+from common.errors import InvalidInput
+from common.objects import write_atomically
+
+if TYPE_CHECKING:
+    from jaxtyping import UInt8
+
+_STATES = {Verdict.GOOD: State.OK, Verdict.ODD: State.NOTE, Verdict.BROKEN: State.FAIL}
+_COLOURS = ("#ff5252", "#40c4ff", "#ffd740", "#69f0ae", "#e040fb", "#ff6e40")
+
+
+def check_data(
+    directory: Path,
+    data: DataConfig,
+    settings: DatasetSettings,
+    *,
+    stated: StatedBudget | None = None,
+    pictures: Path | None = None,
+    on_case: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Finding]:
+    """Everything there is to find about a dataset before it is trained on.
+
+    ``stated``: the study's budget, whose δ is held against the number of patients.
+    ``pictures``: a directory for one picture of each case that is not plainly good and can be shown. ``on_case`` is
+    told how many cases are done, of how many. A dataset that cannot be used at all is one failure.
+    """
+    try:
+        dataset = match_study(
+            open_dataset(directory, layout=settings.layout, patients=settings.patients, choice=settings.choice),
+            data,
+            labels=settings.labels,
+            channels=settings.channels,
+        )
+    except InvalidInput as error:
+        return [_failure("dataset", error)]
+    if pictures is not None:
+        pictures.mkdir(mode=0o700, parents=True, exist_ok=True)
+        pictures.chmod(0o700)
+        for old in pictures.glob("case-*.png"):
+            old.unlink()
+    total = len(dataset.cases) + len(dataset.problems)
+    findings = [_patients(dataset), *_delta(dataset, stated)]
+    findings += [
+        Finding(
+            "patients",
+            State.FAIL,
+            "one scan under two patients, who count as a group of two",
+            "take one of them out, or give both one patient in patients.csv",
+            subject=f"{pair.same_as}, {pair.case}",
+        )
+        for pair in counted_once(dataset).doubled
+    ]
+    results = examine(dataset, data, on_case=lambda done: on_case(done, total))
+    good = sum(result.verdict is Verdict.GOOD for result in results)
+    usable = sum(result.verdict is not Verdict.BROKEN for result in results)
+    findings.append(
+        Finding(
+            "cases",
+            State.OK if usable else State.FAIL,
+            f"{len(results)} cases: {good} good, {usable - good} odd and used, {len(results) - usable} left out",
+            "" if usable else "repair the cases below",
+        )
+    )
+    cases = {case.id: case for case in dataset.cases}
+    for result in results:
+        if result.verdict is not Verdict.GOOD:
+            findings.append(_case(result, cases.get(result.case), data, pictures))
+    return findings
+
+
+def _case(result: Examined, case: Case | None, data: DataConfig, pictures: Path | None) -> Finding:
+    picture = ""
+    if pictures is not None and case is not None and (shown := _readable(case, data)) is not None:
+        path = pictures / f"case-{result.number:04d}.png"
+        draw(path, *shown, labels=data.labels, title=f"case {result.number}")
+        picture = f"{pictures.name}/{path.name}"
+    return Finding(
+        "case",
+        _STATES[result.verdict],
+        "; ".join(result.findings),
+        result.remedy,
+        number=result.number,
+        subject=result.case,
+        picture=picture,
+    )
+
+
+def _patients(dataset: Dataset) -> Finding:
+    count = len({dataset.patient_of(case) for case in dataset.listed})
+    state = State.NOTE if dataset.patient_identity is PatientIdentity.FILE else State.OK
+    remedy = "if patients have several scans, put a patients.csv beside the data" if state is State.NOTE else ""
+    text = f"{count} patients in {len(dataset.listed)} labelled cases: {dataset.patient_identity.sentence}"
+    return Finding("patients", state, text, remedy)
+
+
+def _delta(dataset: Dataset, stated: StatedBudget | None) -> list[Finding]:
+    if stated is None:
+        return []
+    warning = delta_warning(stated, patients=len({dataset.patient_of(case) for case in dataset.listed}))
+    return [] if warning is None else [Finding("delta", State.NOTE, warning, "ask the consortium for a smaller δ")]
+
+
+def _failure(check: str, error: InvalidInput) -> Finding:
+    """The reason without its value, which may name a case and goes to the terminal alone."""
+    text = f"{error.what}; allowed: {error.limit}" if error.limit else error.what
+    return Finding(check, State.FAIL, text, error.remedy, subject=", ".join(_names(error.value)))
+
+
+def _names(value: object) -> list[str]:
+    return [str(name) for name in value] if isinstance(value, tuple | list) else [] if value is None else [str(value)]
+
+
+def _readable(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray, "x y z"] | None] | None:
+    """The image, and the label map where it fits; None where not even the image reads."""
+    try:
+        volume = load_volume(case.images, data, order=case.channel_order)
+    except InvalidInput:
+        return None
+    try:
+        if case.label is None:
+            return volume, None
+        return volume, load_label(case.label, data, volume=volume, mapping=dict(case.label_map))
+    except InvalidInput:
+        return volume, None
+
+
+def draw(
+    path: Path,
+    volume: Volume,
+    label: UInt8[np.ndarray, "x y z"] | None,
+    *,
+    labels: tuple[str, ...],
+    title: str,
+) -> None:
+    """Three slices through the structures' middle (the volume's, where there are none), structures outlined.
+
+    A PNG that its owner alone can read.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    image = volume.image[0]
+    drawn = label if label is not None and label.any() else None
+    middle = [n // 2 for n in image.shape] if drawn is None else [int(c) for c in np.argwhere(drawn).mean(axis=0)]
+    figure = Figure(figsize=(8.6, 3.2), facecolor="black", layout="constrained")
+    FigureCanvasAgg(figure)
+    low, high = np.quantile(image, [0.01, 0.995])
+    outlined: dict[int, Line2D] = {}
+    for axis, (name, edges) in enumerate((("sagittal", "P A"), ("coronal", "L R"), ("axial", "L R"))):
+        plot = figure.add_subplot(1, 3, axis + 1)
+        plot.imshow(image.take(middle[axis], axis=axis).T, origin="lower", cmap="gray", vmin=low, vmax=high)
+        if drawn is not None:
+            flat = drawn.take(middle[axis], axis=axis).T
+            for value in range(1, len(labels)):
+                if (flat == value).any() and not (flat == value).all():
+                    colour = _COLOURS[(value - 1) % len(_COLOURS)]
+                    plot.contour(flat == value, levels=[0.5], colors=[colour])
+                    outlined[value] = Line2D([], [], color=colour, label=labels[value])
+        first, last = edges.split()
+        plot.set_title(f"{name}, {first} to {last}", color="white", fontsize=10)
+        plot.set_axis_off()
+    if outlined:
+        handles = [outlined[value] for value in sorted(outlined)]
+        figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False, labelcolor="white")
+    else:
+        why = "no label map fits" if label is None else "no structure" if drawn is None else "no structure has an edge"
+        figure.supxlabel(why, color="white", fontsize=10)
+    figure.suptitle(title, color="white", fontsize=11)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=100, metadata={"Software": None})
+    write_atomically(path, stream.getvalue(), mode=0o600)

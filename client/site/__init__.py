@@ -1,0 +1,1 @@
+"""A site's directory and the books of its patient pool."""

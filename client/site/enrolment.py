@@ -1,0 +1,215 @@
+"""Setting a site up from the consortium's startup kit: its directory, node key, policy and copy of the study.
+
+The first study of a patient pool begins its books; every other one joins them. Refuses a directory that already holds a
+site, a kit that misses a part, and to begin books for a pool or over data that this machine keeps books for. The node's
+private key is made here and never leaves; the consortium is sent the public one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from client.data.cases import counts_for_server, has_trained
+from client.operations.daemons import write_link
+from client.policy import SITE_SCHEMA, load_site
+from client.site.books import note_joined, open_books, read_books, site_directories, stated_books
+from client.site.registry import KeptPool, Registry
+from common.admission import JoinRequest, write_request
+from common.canonical import check_name, checked_fields
+from common.config import PrivacyConfig, Study, load_study
+from common.errors import InvalidInput
+from common.objects import write_atomically
+from common.pki import create_node_keys
+
+START = "start.pt"
+"""Weights made of public data, in the kit and in a site's directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteKit:
+    """What a site is given: its name, the server's public keys and addresses, the root certificate and the study.
+
+    A joint study's kit may also hold ``start_file``, weights made of public data that teachers begin from.
+    """
+
+    site: str
+    sealing_key: str
+    signing_key: str
+    objects_url: str
+    superlink: str
+    root_certificate: Path
+    study_file: Path
+    start_file: Path
+
+    @classmethod
+    def load(cls, directory: Path) -> SiteKit:
+        """Read a kit's directory: kit.json, ca.crt, study.toml."""
+        try:
+            record = json.loads((directory / "kit.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InvalidInput("startup kit", value=str(directory), limit="kit.json, ca.crt, study.toml") from error
+        fields = checked_fields(
+            record, dict.fromkeys(("site", "sealing_key", "signing_key", "objects_url", "superlink"), str)
+        )
+        check_name(fields["site"], what="site in the startup kit")
+        kit = cls(
+            **fields,
+            root_certificate=directory / "ca.crt",
+            study_file=directory / "study.toml",
+            start_file=directory / START,
+        )
+        for path in (kit.root_certificate, kit.study_file):
+            if not path.is_file():
+                raise InvalidInput(
+                    "startup kit misses a file", value=path.name, remedy="ask the consortium for a new kit"
+                )
+        return kit
+
+
+def public_start(directory: Path) -> Path | None:
+    """The site's copy of the weights teachers begin from, if its kit held any."""
+    path = directory / START
+    return path if path.is_file() else None
+
+
+def create_site(
+    directory: Path, *, pool: str, data: Path, kit: SiteKit, registry: Registry | None = None
+) -> JoinRequest:
+    """Lay out a site's directory, begin its pool's books, and write its request to the consortium.
+
+    Its caps start as the study's own budget. ``registry`` lists the pools begun before, by default the user's own.
+    """
+    registry = registry or Registry.of_user()
+    _check_new(directory)
+    registry.check(pool=pool, data=data, directory=directory)
+    caps = load_study(kit.study_file).privacy
+    text = _site_toml(kit, pool=pool, data=os.path.relpath(data, directory), caps=caps)
+    request = _lay_out(directory, kit, text)
+    registry.remember(KeptPool(pool=pool, data=str(data.resolve()), directory=str(directory.resolve())))
+    return request
+
+
+def join_site(
+    directory: Path | None, *, kit: SiteKit, existing: Path, data: Path | None = None, registry: Registry | None = None
+) -> tuple[Path, JoinRequest]:
+    """Lay out a directory for another study of the pool whose books ``existing`` keeps or has joined.
+
+    Pool, caps, ledger and withdrawals stay one; node key, study, teachers and worker are the directory's own. It is
+    ``studies``/<study name> beside the books unless given, and its data those of ``existing``.
+    Returns the directory and the request. Refuses what a study cannot join: a directory that holds a site, books that
+    are gone or must be recovered first, and a study this pool has joined before.
+    """
+    first = load_site(existing)
+    books = first.books_dir.resolve()
+    study = load_study(kit.study_file)
+    directory = directory or books / "studies" / _folder_name(study.name)
+    _check_new(directory)
+    _check_not_joined(books, study)
+    if not first.ledger_file.exists():
+        raise InvalidInput(
+            "books of the pool", value=str(first.ledger_file), remedy="put the ledger back where its site.toml says"
+        )
+    open_books(load_site(books)).close()  # an older copy of the ledger is refused here
+    data = data or first.path(first.data)
+    place = directory.resolve()
+    text = _site_toml(kit, books=os.path.relpath(books, place), data=os.path.relpath(data.resolve(), place))
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    note_joined(books, directory)  # before the directory can be used: what is withdrawn must be so in it too
+    request = _lay_out(directory, kit, text)
+    keeper = load_site(books)
+    kept = KeptPool(pool=keeper.pool, data=str(keeper.path(keeper.data).resolve()), directory=str(books))
+    (registry or Registry.of_user()).remember(kept)
+    return directory, request
+
+
+def _folder_name(study: str) -> str:
+    """A study's name where it can name a folder; the name comes from outside."""
+    if study.startswith(".") or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in study):
+        raise InvalidInput("folder named for the study", value=study, limit="letters and digits", remedy="--site-dir")
+    return study
+
+
+def _check_not_joined(books: Path, study: Study) -> None:
+    for directory in site_directories(books):
+        if load_study(load_site(directory).path("study.toml")).id == study.id:
+            raise InvalidInput("study has a directory at this site already", value=str(directory), remedy="use that")
+
+
+def _check_new(directory: Path) -> None:
+    if (directory / "site.toml").exists():
+        raise InvalidInput("directory already holds a site", value=str(directory), remedy="choose another one")
+
+
+def _lay_out(directory: Path, kit: SiteKit, text: str) -> JoinRequest:
+    """Node key, kit, policy and request in ``directory``; new books are made, others stated."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # other users of the machine have no business in here
+    create_node_keys(directory / "node" / "keys", comment=kit.site)
+    shutil.copyfile(kit.root_certificate, directory / "node" / "ca.crt")
+    shutil.copyfile(kit.study_file, directory / "study.toml")
+    if kit.start_file.is_file():
+        shutil.copyfile(kit.start_file, directory / START)
+    write_atomically(directory / "site.toml", text.encode())
+    write_link(directory)
+    return new_request(directory)
+
+
+def new_request(directory: Path) -> JoinRequest:
+    """Write the site's request to the consortium, anew where it has written one before: with what its books say now."""
+    config = load_site(directory)
+    return write_request(
+        directory / "request.json",
+        study=load_study(config.path(config.study)).id,
+        site=config.site,
+        pool=config.pool,
+        node_key=directory / "node" / "keys" / "node",
+        books=stated_books(config),
+    )
+
+
+def site_status(directory: Path) -> dict[str, object]:
+    """What the site's own ledger says it has spent: plain facts for a person or a machine.
+
+    ``shared`` holds the counts of its cases, only where its policy shares them and once it has trained.
+    """
+    config = load_site(directory)
+    shared = counts_for_server(directory) if config.share.case_counts and has_trained(directory) else {}
+    shared.pop("site", None)
+    with read_books(config) as ledger:
+        return {"site": config.site, **ledger.summary(), "shared": shared}
+
+
+def _site_toml(
+    kit: SiteKit, *, data: str, pool: str | None = None, caps: PrivacyConfig | None = None, books: str | None = None
+) -> str:
+    """A site's policy: with ``pool`` and a study's budget as its first ``caps``, or with ``books`` that state both."""
+    whose = {"pool": pool} if books is None else {"books": books}
+    values: dict[str, dict[str, object]] = {
+        "": {"schema": SITE_SCHEMA, "site": kit.site, **whose, "data": data, "study": "study.toml"},
+        "server": {
+            "sealing_key": kit.sealing_key,
+            "signing_key": kit.signing_key,
+            "objects_url": kit.objects_url,
+            "superlink": kit.superlink,
+            "root_certificates": "node/ca.crt",
+        },
+    }
+    if caps is not None:
+        values["caps"] = {
+            "epsilon": caps.epsilon,
+            "delta": caps.delta,
+            "accountant": caps.accountant,
+            "unit": caps.unit,
+            "relation": caps.relation,
+            "queries_per_day": 1000,
+        }
+    lines = ["# A hospital's policy. Everything here is the site's own to change; the server cannot."]
+    if books is not None:
+        lines.append("# The caps are the pool's, for all its studies: they stand where its books lie.")
+    for section, table in values.items():
+        lines += ["", f"[{section}]"] if section else []
+        lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""Teachers as they answer, and the student that comes back."""

@@ -1,0 +1,262 @@
+"""The student beside what a site can measure it by: public models, and the site's own teachers; all at the site.
+
+A poisoned release shows nowhere else: the server sees one noisy sum, and a site's Dice alone does not say what public
+data would have given. Public models are the weights that a joint study's teachers begin from, and the codec's mean
+shape. They have seen no case of this site, so every case compares; teachers are compared on cases that none of them was
+trained on. Differences are paired over cases. Refuses nothing: what cannot be compared is said so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.stats import t as student_t
+
+from client.site.enrolment import public_start
+from client.teachers.teacher import Teachers
+from common.codecs import load_codec
+from common.config import Study
+from common.errors import InvalidInput
+from common.models.fit import predict
+from common.models.unet import build_unet, load_weights
+from common.objects import ObjectStore
+
+CONFIDENCE = 0.95
+
+Answer = Callable[[Float[np.ndarray, "c x y z"]], Float[np.ndarray, "k x y z"]]
+"""Class probabilities of one volume on the study's grid."""
+
+Dice = tuple[float, ...]
+"""One case's, a figure a structure: nan for a structure that is neither drawn nor found, 0 where nothing of it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the student is compared with. ``public``: made without any site, so a student below it is worth nothing."""
+
+    name: str
+    answer: Answer
+    public: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A reference that this site cannot compare with, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A structure of which the student finds nothing in most of the ``cases`` that hold it in either map."""
+
+    structure: str
+    cases: int
+    missed: int
+
+    def sentence(self) -> str:
+        return f"{self.structure}: GONE: the student finds nothing of it in {self.missed} of {self.cases} cases"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One structure, or ``all`` of them, over the ``cases`` where there is something to compare.
+
+    Means of Dice; ``difference`` is the student's over the reference, ``half_width`` of its 95 % interval by Student's
+    t, None for a single case. ``missed`` and ``reference_missed`` count the cases in which nothing of a drawn structure
+    was found.
+    """
+
+    reference: str
+    public: bool
+    structure: str
+    cases: int
+    student: float
+    other: float
+    difference: float
+    half_width: float | None
+    missed: int
+    reference_missed: int
+
+    @property
+    def told(self) -> bool:
+        """Whether the cases tell the difference from none."""
+        return self.half_width is not None and abs(self.difference) > self.half_width
+
+    @property
+    def alarming(self) -> bool:
+        """Worse than what public data alone gives, as far as these cases can tell."""
+        return self.public and self.difference < 0 and self.told
+
+    def sentence(self) -> str:
+        where = "" if self.structure == ALL else f"{self.structure}: "
+        interval = "(one case)" if self.half_width is None else f"± {self.half_width:.3f} (95 %), {self.cases} cases"
+        figures = f"Dice {self.student:.3f} against {self.other:.3f}, {self.difference:+.3f} {interval}"
+        if self.missed > self.reference_missed:
+            figures += f"; nothing found in {self.missed} of them, {self.reference} in {self.reference_missed}"
+        if self.difference >= 0:
+            return f"{where}{'better than' if self.told else 'not worse than'} {self.reference}: {figures}"
+        if not self.public:
+            return f"{where}below {self.reference}: {figures}"
+        chance = "" if self.told else "; these cases cannot tell it from chance"
+        return f"{where}{'WORSE' if self.told else 'lower'} than {self.reference}: {figures}{chance}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "reference": self.reference,
+            "public": self.public,
+            "structure": self.structure,
+            "cases": self.cases,
+            "student": round(self.student, 5),
+            "other": round(self.other, 5),
+            "difference": round(self.difference, 5),
+            "half_width": None if self.half_width is None else round(self.half_width, 5),
+            "missed": self.missed,
+            "reference_missed": self.reference_missed,
+            "alarming": self.alarming,
+            "sentence": self.sentence(),
+        }
+
+
+ALL = "all structures"
+PUBLIC_START = "the public start"
+MEAN_SHAPE = "the public mean shape"
+OWN_TEACHERS = "this site's own teachers"
+
+
+def references(site_dir: Path, study: Study, *, codec: str | None) -> tuple[list[Reference], list[Missing]]:
+    """What this site can compare with, from its own directory alone. ``codec``: its hash, as the bundle names it."""
+    found: list[Reference] = []
+    missing: list[Missing] = []
+    for name, load, public in (
+        (PUBLIC_START, partial(_start, site_dir, study), True),
+        (MEAN_SHAPE, partial(_mean_shape, site_dir, study, codec), True),
+        (OWN_TEACHERS, partial(_teachers, site_dir, study), False),
+    ):
+        if name == MEAN_SHAPE and found:  # the start was trained on it and is the harder one to beat
+            continue
+        try:
+            found.append(Reference(name, load(), public))
+        except InvalidInput as error:
+            missing.append(Missing(name, str(error)))
+    return found, missing
+
+
+def _start(site_dir: Path, study: Study) -> Answer:
+    path = public_start(site_dir)
+    if path is None:
+        raise InvalidInput("the site's kit held no public start: only a joint study has one")
+    recipe, data = study.student, study.data
+    model = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels))
+    load_weights(path, model)
+    return partial(predict, model.eval(), patch=recipe.patch)
+
+
+def _mean_shape(site_dir: Path, study: Study, codec: str | None) -> Answer:
+    """What the codec decodes from nothing: the public label maps' mean, the same for every volume."""
+    cache = site_dir / "cache"
+    if codec is None or not (cache / codec).is_file():
+        raise InvalidInput("the study's codec is not at this site: it has answered no query of the study")
+    opened = load_codec(ObjectStore(cache).get(codec), expected_hash=codec)
+    shape = opened.decode(np.zeros(opened.dimension), noise_std=0.0)
+    expected = (len(study.data.labels), *study.data.grid)
+    if shape.shape != expected:
+        raise InvalidInput("the codec's shape", value=shape.shape, limit=str(expected))
+    return lambda _image: shape
+
+
+def _teachers(site_dir: Path, study: Study) -> Answer:
+    """The mean of the site's teachers."""
+    teachers = Teachers.load(site_dir / "teachers", data=study.data)
+    if not any(model is not None for model in teachers.models):
+        raise InvalidInput("none of the site's teachers has weights")
+
+    def answer(image: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "k x y z"]:
+        each = [found for found in teachers.predict(image) if found is not None]
+        result: np.ndarray = np.mean(each, axis=0)
+        return result
+
+    return answer
+
+
+def codec_of(bundle: Path) -> str | None:
+    """The codec's hash in a bundle's privacy facts, if it names one."""
+    try:
+        name = json.loads((bundle / "configs" / "privacy.json").read_text(encoding="utf-8"))["codec"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return name if isinstance(name, str) and len(name) == 64 and set(name) <= set("0123456789abcdef") else None
+
+
+def gone(structures: Sequence[str], student: Sequence[Dice]) -> list[Gone]:
+    """The structures that the student lost; this needs nothing to compare with."""
+    found = []
+    for structure, column in zip(structures, zip(*student, strict=True), strict=True):
+        present = [dice for dice in column if not math.isnan(dice)]
+        missed = sum(dice == 0 for dice in present)
+        if 2 * missed > len(present):
+            found.append(Gone(structure, len(present), missed))
+    return found
+
+
+def compare(
+    reference: Reference, structures: Sequence[str], student: Sequence[Dice], other: Sequence[Dice]
+) -> list[Comparison]:
+    """The student beside a reference on the same cases: all structures together, then each; none without a case.
+
+    Where one of the two found a structure that nobody drew and the other rightly found none, the other counts as 1: a
+    student that sees a structure everywhere would otherwise not be compared there.
+    """
+    rows = []
+    for structure in (ALL, *structures):
+        one = None if structure == ALL else structures.index(structure)
+        pairs = [
+            pair
+            for ours, theirs in zip(student, other, strict=True)
+            if (pair := _pair(ours, theirs) if one is None else _pair(ours[one : one + 1], theirs[one : one + 1]))
+        ]
+        if not pairs:
+            continue
+        differences = [ours - theirs for ours, theirs in pairs]
+        rows.append(
+            Comparison(
+                reference=reference.name,
+                public=reference.public,
+                structure=structure,
+                cases=len(pairs),
+                student=statistics.fmean(ours for ours, _ in pairs),
+                other=statistics.fmean(theirs for _, theirs in pairs),
+                difference=statistics.fmean(differences),
+                half_width=_half_width(differences),
+                missed=sum(ours == 0 for ours, _ in pairs),
+                reference_missed=sum(theirs == 0 for _, theirs in pairs),
+            )
+        )
+    return rows
+
+
+def _pair(ours: Dice, theirs: Dice) -> tuple[float, float] | None:
+    """The two means over the structures that either has a figure of; None where neither has one."""
+    pairs = [
+        (1.0 if math.isnan(a) else a, 1.0 if math.isnan(b) else b)
+        for a, b in zip(ours, theirs, strict=True)
+        if not (math.isnan(a) and math.isnan(b))
+    ]
+    return (statistics.fmean(a for a, _ in pairs), statistics.fmean(b for _, b in pairs)) if pairs else None
+
+
+def _half_width(differences: Sequence[float]) -> float | None:
+    if len(differences) < 2:
+        return None
+    spread = statistics.stdev(differences) / math.sqrt(len(differences))
+    return float(student_t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1)) * spread

@@ -1,0 +1,350 @@
+"""The student on the site's own labelled cases: figures and pictures that stay at the site.
+
+Everything is written below the site's directory, readable by its owner only, and nothing is sent: this module opens no
+connection. Cases are read as training reads them, and scored on the study's grid like every other figure of a study, or
+on each file's own voxels like ``consilium predict``. What the student is compared with is scored on the same cases
+(:mod:`client.teachers.comparison`): one poisoned site can undo a study, and only here does it show. A case that cannot
+be used is reported and counted. Refuses a model of another study's grid or labels.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from client.data.layouts import open_for_training
+from client.policy import load_site
+from client.site.books import slots_file
+from client.teachers.comparison import Answer, Comparison, Gone, Missing, codec_of, compare, gone, references
+from client.teachers.student import STUDENT_DIR
+from client.training.patient_deal import load_slots
+from client.training.site import held_out_count, scans_by_patient
+from common.config import DataConfig, load_study
+from common.data.msd import Case, Dataset, Problem
+from common.data.volume import Volume, load_example
+from common.errors import InvalidInput
+from common.metrics import dice_per_class, hd95_mm, mean_present
+from common.models.bundle import Bundle, open_bundle
+from common.models.fit import predict
+from common.models.native import load_native, on_native
+from common.objects import write_atomically
+
+EVALUATION_SCHEMA = 2
+
+WORSE = 10
+"""Exit code of ``--strict``: the student is worse than public data alone gives, or a structure is gone."""
+
+PARTS = ("trained on", "held out", "not used")
+"""What a case was to this site's teachers: trained on, held out of training by its voter, or neither."""
+
+STUDENT = "the student"
+
+REMEDY = (
+    "Poisoned or broken sites can do this, and so can noise. Tell the consortium that this student is worse here; the "
+    "figures of your cases need not leave for that."
+)
+
+OnCase = Callable[[int, int], None]
+"""Called with cases done and cases in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseScore:
+    """One case: Dice and HD95 in mm per structure; nan where there is nothing to compare, inf for one missed whole."""
+
+    case: str
+    part: str
+    dice: tuple[float, ...]
+    hd95_mm: tuple[float, ...]
+
+    @property
+    def mean_dice(self) -> float:
+        return mean_present(self.dice)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A student's scores at this site; case ids and figures are for the site's own eyes.
+
+    ``native``: on each file's own voxels, not on the study's grid. ``missing`` names what could not be compared with.
+    """
+
+    weights: str
+    structures: tuple[str, ...]
+    scores: tuple[CaseScore, ...]
+    problems: tuple[Problem, ...]
+    native: bool = False
+    gone: tuple[Gone, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    missing: tuple[Missing, ...] = ()
+
+    @property
+    def voxels(self) -> str:
+        return "each file's own voxels" if self.native else "the study's grid"
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        """What speaks against using this student: lost structures first."""
+        worse = (comparison.sentence() for comparison in self.comparisons if comparison.alarming)
+        return (*(structure.sentence() for structure in self.gone), *worse)
+
+    def mean(self, part: str | None = None) -> dict[str, Any]:
+        """Means over the cases of one part, or of all: Dice per structure and over all, HD95 where it is finite."""
+        scores = [score for score in self.scores if part in (None, score.part)]
+        columns = list(zip(*(score.dice for score in scores), strict=True))
+        distances = list(zip(*(score.hd95_mm for score in scores), strict=True))
+        return {
+            "cases": len(scores),
+            "dice": {n: _number(mean_present(c)) for n, c in zip(self.structures, columns, strict=False)},
+            "mean_dice": _number(mean_present(score.mean_dice for score in scores)),
+            "hd95_mm": {
+                n: _number(mean_present(d for d in c if math.isfinite(d)))
+                for n, c in zip(self.structures, distances, strict=False)
+            },
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": EVALUATION_SCHEMA,
+            "weights": self.weights,
+            "scored_on": self.voxels,
+            "all": self.mean(),
+            "parts": {part: self.mean(part) for part in PARTS if any(s.part == part for s in self.scores)},
+            "cases": [
+                {
+                    "case": score.case,
+                    "part": score.part,
+                    "dice": [_number(value) for value in score.dice],
+                    "hd95_mm": [_number(value) for value in score.hd95_mm],
+                }
+                for score in self.scores
+            ],
+            "comparisons": [comparison.to_json() for comparison in self.comparisons],
+            "not_compared": [{"with": missing.name, "reason": missing.reason} for missing in self.missing],
+            "alarms": list(self.alarms),
+            "problems": [{"case": problem.case, "reason": problem.reason} for problem in self.problems],
+        }
+
+    def to_csv(self) -> str:
+        stream = io.StringIO()
+        table = csv.writer(stream, lineterminator="\n")
+        names = self.structures
+        table.writerow(["case", "part", *(f"dice {n}" for n in names), *(f"hd95_mm {n}" for n in names)])
+        for score in self.scores:
+            table.writerow([score.case, score.part, *map(_cell, score.dice), *map(_cell, score.hd95_mm)])
+        return stream.getvalue()
+
+
+def evaluate(
+    site_dir: Path,
+    *,
+    now: datetime,
+    data: Path | None = None,
+    model: Path | None = None,
+    native: bool = False,
+    on_case: OnCase = lambda done, total: None,
+) -> tuple[Evaluation, Path]:
+    """Score a bundle on labelled cases and write figures and pictures to a new folder below ``evaluation``.
+
+    ``data`` is the site's own dataset unless given; ``model`` the student that was pulled; ``native`` scores on each
+    file's own voxels, where what the study's grid cuts off counts as missed. Returns the scores and the folder. Raises
+    InvalidInput for a model or dataset that does not fit the study, or without one usable case.
+    """
+    config = load_site(site_dir)
+    study = load_study(config.path(config.study))
+    folder_of_model = model or site_dir / STUDENT_DIR / "bundle"
+    bundle = load_bundle(folder_of_model, study.data)
+    dataset = open_for_training(data or config.path(config.data), study.data, config.dataset)
+    parts = _parts(site_dir, dataset) if data is None else {}
+    cases = dataset.labelled
+    answers: dict[str, Answer] = {STUDENT: partial(predict, bundle.network, patch=bundle.patch)}
+    found, missing = references(site_dir, study, codec=codec_of(folder_of_model))
+    answers |= {reference.name: reference.answer for reference in found}
+    scores: dict[str, list[CaseScore]] = {name: [] for name in answers}
+    problems = list(dataset.problems)
+    for number, case in enumerate(cases, start=1):
+        try:
+            part = parts.get(case.id, PARTS[2])
+            for name, score in _score(case, answers, study.data, part=part, native=native).items():
+                scores[name].append(score)
+        except InvalidInput as error:
+            problems.append(Problem(case.id, str(error)))
+        on_case(number, len(cases))
+    student = scores[STUDENT]
+    if not student:
+        raise InvalidInput("no usable labelled case", value=len(problems), remedy="see `consilium site train` for why")
+    comparisons: list[Comparison] = []
+    for reference in found:
+        unseen = [reference.public or score.part != PARTS[0] for score in student]
+        ours, theirs = (
+            [score.dice for score, kept in zip(scores[name], unseen, strict=True) if kept]
+            for name in (STUDENT, reference.name)
+        )
+        comparisons += compare(reference, study.data.labels[1:], ours, theirs)
+        if not ours:
+            missing.append(Missing(reference.name, "they were trained on every case here; give others with --data"))
+    result = Evaluation(
+        bundle.weights,
+        study.data.labels[1:],
+        tuple(student),
+        tuple(problems),
+        native=native,
+        gone=tuple(gone(study.data.labels[1:], [score.dice for score in student])),
+        comparisons=tuple(comparisons),
+        missing=tuple(missing),
+    )
+    folder = site_dir / "evaluation" / now.strftime("%Y%m%dT%H%M%S.%fZ")
+    folder.mkdir(mode=0o700, parents=True)
+    facts = result.to_json()
+    write_atomically(
+        folder / "evaluation.json", f"{json.dumps(facts, indent=1, allow_nan=False)}\n".encode(), mode=0o600
+    )
+    write_atomically(folder / "cases.csv", result.to_csv().encode(), mode=0o600)
+    ranked = sorted((s for s in student if not math.isnan(s.mean_dice)), key=lambda score: score.mean_dice)
+    by_id = {case.id: case for case in cases}
+    pictures = dict(zip(("worst", "best"), ranked[:1] + ranked[-1:], strict=False))
+    for name, score in pictures.items():
+        picture = _picture(by_id[score.case], bundle, title=f"{score.case}: Dice {score.mean_dice:.3f}")
+        write_atomically(folder / f"{name}.png", picture, mode=0o600)
+    write_atomically(folder / "evaluation.html", _page(facts, list(pictures)).encode(), mode=0o600)
+    return result, folder
+
+
+def load_bundle(bundle: Path, data: DataConfig) -> Bundle:
+    """A bundle that is for this grid, spacing and labels; InvalidInput for any other."""
+    opened = open_bundle(bundle)
+    found = opened.data
+    if (found.grid, found.spacing_mm, found.labels, len(found.channels)) != (
+        data.grid,
+        data.spacing_mm,
+        data.labels,
+        len(data.channels),
+    ):
+        raise InvalidInput("bundle is of another grid, spacing or labels than the study's", value=found.labels)
+    return opened
+
+
+def _parts(site_dir: Path, dataset: Dataset) -> dict[str, str]:
+    """What each scan was to this site's teachers, from the slots; empty where nobody was dealt yet."""
+    path = slots_file(load_site(site_dir))
+    if not path.exists():
+        return {}
+    slots, scans = load_slots(path), scans_by_patient(dataset)
+    parts: dict[str, str] = {}
+    for voter in range(slots.voters):
+        patients = [name for name in slots.part(voter) if not slots.is_empty(name)]
+        first_held_out = len(patients) - held_out_count(len(patients))
+        for place, patient in enumerate(patients):
+            parts |= dict.fromkeys(scans.get(patient, ()), PARTS[place >= first_held_out])
+    return parts
+
+
+def _score(
+    case: Case, answers: Mapping[str, Answer], data: DataConfig, *, part: str, native: bool
+) -> dict[str, CaseScore]:
+    """One case read once and scored for everybody's answer."""
+    if native:
+        volume, drawn = load_native(case, data)
+        done = {name: on_native(answer(volume.image), volume, drawn, data) for name, answer in answers.items()}
+        return {name: CaseScore(case.id, part, one.dice, one.hd95_mm) for name, one in done.items()}
+    example = load_example(case, data)
+    truth, classes = example.label, len(data.labels)
+    scores = {}
+    for name, answer in answers.items():
+        found = answer(example.volume.image).argmax(axis=0).astype(np.uint8)
+        distances = hd95_mm(found, truth, classes, spacing_mm=data.spacing_mm)
+        scores[name] = CaseScore(case.id, part, dice_per_class(found, truth, classes), distances)
+    return scores
+
+
+def _label_map(bundle: Bundle, volume: Volume) -> np.ndarray:
+    result: np.ndarray = predict(bundle.network, volume.image, patch=bundle.patch).argmax(axis=0).astype(np.uint8)
+    return result
+
+
+def _page(facts: dict[str, Any], pictures: list[str]) -> str:
+    """The evaluation as a page for a person, its pictures beside it."""
+    page = Environment(loader=PackageLoader("client"), autoescape=select_autoescape(), undefined=StrictUndefined)
+    return page.get_template("evaluation.html").render(evaluation=facts, pictures=pictures, remedy=REMEDY)
+
+
+def _picture(case: Case, bundle: Bundle, *, title: str) -> bytes:
+    """Three planes on the study's grid through the truth's middle: the truth solid, the student dashed; PNG."""
+    data = bundle.data
+    example = load_example(case, data)
+    volume, truth = example.volume, example.label
+    found = _label_map(bundle, volume)
+    marked = np.argwhere(truth > 0)
+    centre = marked.mean(axis=0).round().astype(int) if len(marked) else np.array(truth.shape) // 2
+    figure = Figure(figsize=(9, 3.4), facecolor="#0b0e11", layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    for axis, name in enumerate(("sagittal", "coronal", "axial")):
+        axes = figure.add_subplot(1, 3, axis + 1)
+        across, up = (i for i in range(3) if i != axis)
+        shown, *maps = (np.take(array, centre[axis], axis=axis).T[:, ::-1] for array in (volume.image[0], truth, found))
+        axes.imshow(shown, cmap="gray", origin="lower", aspect=data.spacing_mm[up] / data.spacing_mm[across])
+        for label_map, colour, style in zip(maps, ("#f0e442", "#ff7a2f"), ("solid", "dashed"), strict=True):
+            for value in np.unique(label_map[label_map > 0]):
+                axes.contour(label_map == value, levels=[0.5], colors=[colour], linestyles=[style], linewidths=1.4)
+        axes.set_title(name, color="#e6e9ec", fontsize=9)
+        axes.set_axis_off()
+    figure.suptitle(f"{title} (truth solid yellow, student dashed orange)", color="#e6e9ec", fontsize=10)
+    stream = io.BytesIO()
+    canvas.print_png(stream)
+    return stream.getvalue()
+
+
+def _number(value: float) -> float | None:
+    return round(value, 5) if math.isfinite(value) else None
+
+
+def _cell(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.5g}"
+
+
+def comparison_lines(result: Evaluation) -> list[str]:
+    """What the student is worth beside each reference, what could not be compared, and what speaks against using it."""
+    lines = [structure.sentence() for structure in result.gone]
+    lines += [comparison.sentence() for comparison in result.comparisons]
+    if not any(comparison.public for comparison in result.comparisons):
+        lines.append("the student cannot be compared with what public data alone gives:")
+    lines += [f"not compared with {missing.name}: {missing.reason}" for missing in result.missing]
+    if result.alarms:
+        lines.append(f"{len(result.alarms)} finding(s) above speak against using this student. {REMEDY}")
+    return lines
+
+
+def table(result: Evaluation) -> str:
+    """The means as lines for a person, all cases first, then what each was to the teachers."""
+    names: Sequence[str] = result.structures
+    width = max(12, *(len(name) + 2 for name in names))
+    lines = ["".ljust(22) + "".join(name.rjust(width) for name in [*names, "mean", "cases"])]
+    present = [part for part in PARTS if any(score.part == part for score in result.scores)]
+    for part in [None, *present] if len(present) > 1 else [None]:
+        mean = result.mean(part)
+        cells = [*mean["dice"].values(), mean["mean_dice"]]
+        dice = "".join(("-" if cell is None else f"{cell:.3f}").rjust(width) for cell in cells)
+        lines.append(f"Dice, {part or 'all'}".ljust(22) + dice + str(mean["cases"]).rjust(width))
+    far = result.mean()["hd95_mm"].values()
+    lines.append("HD95 in mm, all".ljust(22) + "".join(("-" if d is None else f"{d:.2f}").rjust(width) for d in far))
+    lines.append(f"scored on {result.voxels}")
+    missed = sum(math.isinf(distance) for score in result.scores for distance in score.hd95_mm)
+    if missed:
+        lines.append(f"{missed} structure(s) in only one of the two maps: Dice 0, left out of HD95")
+    if result.problems:
+        lines.append(f"{len(result.problems)} case(s) left out:")
+        lines += [f"  {problem.case}: {problem.reason}" for problem in result.problems]
+    return "\n".join([*lines, *comparison_lines(result)])

@@ -1,0 +1,420 @@
+"""DP-SGD, DP-MAC and DP-BBB for the 3D teachers, as strategies of the engine: one patient, one example, one clip.
+
+A patient is all patches (or views) of its volume; its loss is their mean. Patients come in chunks through
+``torch.func``. The sum over chunks is an integer, so their order changes no bit of it; but a gradient may round
+otherwise (by some steps of the grid) in another place of a chunk or in a chunk of another size. So who has which place
+follows from the sampled slots alone: a slot without a usable scan keeps its place as zeros, whose vector is thrown
+away. One patient's files, present or not, then move that patient's own vector and no bit of another's. A chunk's
+volumes are read when its turn comes, and cut to patches at once, so memory does not grow with the number of patients.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from monai.networks.blocks import Convolution
+from torch.func import functional_call, grad, vmap
+
+from client.training.private.bbb import Posterior, PosteriorDescent, Prior
+from client.training.private.clipped_sums import Parts, integer_sum, one_part, zeros_like
+from client.training.private.descent import Rate, descend
+from client.training.private.gradients import (
+    METHODS,
+    PatientLoss,
+    Weights,
+    plain_weights,
+    refuse_coupling,
+    refuse_pooled,
+    segmentation_loss,
+)
+from common.data.volume_cache import StoredVolumes
+from common.errors import InvalidInput
+from common.models.fit import one_hot, soft_dice_ce
+
+Volumes: TypeAlias = torch.Tensor | np.ndarray | StoredVolumes
+
+VOXELS_AT_ONCE = 1 << 21
+"""Voxels whose gradients are taken together, however many patients a chunk may have: one patch of 128³."""
+
+Gradients = Callable[[Weights, torch.Tensor, torch.Tensor], tuple[dict[str, torch.Tensor], torch.Tensor]]
+"""(weights, patches [b, k, c, x, y, z], targets [b, k, …]) → per-patient gradients [b, *shape] and losses [b]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Patients whose gradients are taken together: ``images`` [b, k, c, …], ``targets`` [b, k, l, …].
+
+    ``filled`` [b] says which of the slots hold a patient; the others are zeros and must not be counted.
+    """
+
+    images: torch.Tensor
+    targets: torch.Tensor
+    filled: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Patients:
+    """A voter's scans: ``images`` [m, c, x, y, z] and ``targets``; scan i belongs to ``slots[i]``.
+
+    ``targets`` are one-hot [m, l, x, y, z], or label maps [m, x, y, z] of ``classes`` classes; both may be
+    :class:`~common.data.volume_cache.StoredVolumes`. ``scans`` of a patient (the next in turn, from the start again
+    where it has fewer) are averaged before its clip: however many scans a patient has, it is one example. With
+    ``patch`` each is a random patch, at a place drawn from ``key``, the turn, the slot and which of the patient's
+    views it is: nothing that another patient could move. The sensitivity holds at every key that was drawn without
+    these patients; a training's is its journal's, 32 bytes of the operating system's that nobody else is told. A
+    slot without a usable scan may be sampled and contributes zero, so n stays what was dealt.
+    """
+
+    images: Volumes
+    targets: Volumes
+    slots: tuple[int, ...]
+    scans: int = 1
+    classes: int | None = None
+    patch: tuple[int, ...] = ()
+    key: bytes = field(default=b"", repr=False)
+    _rows: dict[int, list[int]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not len(self.images) == len(self.targets) == len(self.slots) or self.scans < 1:
+            raise InvalidInput("patients", value=len(self.slots), limit="one slot for every scan")
+        grid = tuple(self.images.shape[2:])
+        if self.patch and any(n > size for n, size in zip(self.patch, grid, strict=True)):
+            raise InvalidInput("training patch", value=self.patch, limit=f"within the grid {grid}")
+        rows: dict[int, list[int]] = {}
+        for row, slot in enumerate(self.slots):
+            rows.setdefault(slot, []).append(row)
+        object.__setattr__(self, "_rows", rows)
+
+    def chunks(self, batch: Int64[np.ndarray, "b"], size: int, *, turn: int = 0) -> Iterator[Chunk]:
+        """The patients in these slots, at most ``size`` at a time and fewer where a patient is large.
+
+        Slots come in the order of ``batch``, filled or not. ``turn`` moves on through a patient's scans and to other
+        patches.
+        """
+        size = max(1, min(size, VOXELS_AT_ONCE // (self.scans * math.prod(self._box))))
+        for start in range(0, len(batch), size):
+            slots = batch[start : start + size].tolist()
+            views = [view for slot in slots for view in self._views(slot, turn)]
+            images, targets = (torch.stack(both).unflatten(0, (-1, self.scans)) for both in zip(*views, strict=True))
+            yield Chunk(images, targets, torch.tensor([slot in self._rows for slot in slots]))
+
+    @property
+    def _box(self) -> tuple[int, ...]:
+        """The size of what the network is shown."""
+        return self.patch or tuple(self.images.shape[2:])
+
+    def _views(self, slot: int, turn: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What a patient's gradient is taken at in this turn; zeros for an empty slot."""
+        rows = self._rows.get(slot)
+        if rows is None:
+            classes = self.targets.shape[1] if self.classes is None else self.classes
+            return [(torch.zeros(self.images.shape[1], *self._box), torch.zeros(classes, *self._box))] * self.scans
+        return [
+            self._view(rows[(turn * self.scans + scan) % len(rows)], self._draws(turn, slot, scan))
+            for scan in range(self.scans)
+        ]
+
+    def _draws(self, turn: int, slot: int, scan: int) -> np.random.Generator:
+        seed = hmac.digest(self.key, f"patch {turn} {slot} {scan}".encode(), "sha256")
+        return np.random.default_rng(int.from_bytes(seed, "big"))
+
+    def _view(self, row: int, draws: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """One scan, or a patch of it, as float32 image [c, …] and one-hot target [l, …]."""
+        image, target = self.images[row], self.targets[row]
+        if self.patch:
+            corner = [int(draws.integers(n - p + 1)) for n, p in zip(image.shape[1:], self.patch, strict=True)]
+            box = tuple(slice(at, at + p) for at, p in zip(corner, self.patch, strict=True))
+            image, target = image[(slice(None), *box)], target[(*[slice(None)] * (target.ndim - 3), *box)]
+        if self.classes is not None:
+            target = one_hot(np.asarray(target), self.classes)
+        return _as_float(image), _as_float(target)
+
+
+def _as_float(array: torch.Tensor | np.ndarray) -> torch.Tensor:
+    return array.float() if isinstance(array, torch.Tensor) else torch.tensor(array, dtype=torch.float32)
+
+
+class VolumeSgd:
+    """DP-SGD on a 3D network: one clip over all parameters, Adam on the private mean.
+
+    ``chunk`` patients are differentiated at once; ``method`` ``loop`` takes one at a time in the least memory. With
+    another ``gradients`` and ``parts`` the same class is DP-MAC (:func:`mac_gradients`).
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        patients: Patients,
+        *,
+        rate: Rate,
+        clip: float = 1.0,
+        chunk: int = 4,
+        method: str = "vmap",
+        gradients: Gradients | None = None,
+        parts: Parts | None = None,
+    ) -> None:
+        refuse_coupling(model)
+        refuse_pooled(soft_dice_ce)
+        start = plain_weights(model)
+        self.model, self.patients, self.rate, self.chunk = model, patients, rate, chunk
+        self.leaves = {name: w.requires_grad_() for name, w in start.items()}
+        self.parts = parts or one_part(tuple(start), clip)
+        self.gradients = gradients or per_patient(segmentation_loss(model, soft_dice_ce), method)
+        self.optimizer = torch.optim.Adam(self.leaves.values())
+        self.turn = -1
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: leaf.detach() for name, leaf in self.leaves.items()}
+
+    def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        self.turn += 1
+        return total_over(
+            self.weights, self.patients, batch, self.gradients, self.parts, chunk=self.chunk, turn=self.turn
+        )
+
+    def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        descend(
+            list(self.leaves.values()), [mean[name] for name in self.leaves], self.optimizer, self.rate(step, steps)
+        )
+
+    def state(self) -> dict[str, Any]:
+        weights = {name: w.clone() for name, w in self.weights.items()}
+        return {"weights": weights, "optimizer": self.optimizer.state_dict(), "turn": self.turn}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for name, leaf in self.leaves.items():
+                leaf.copy_(state["weights"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.turn = int(state["turn"])
+
+
+class VolumeBbb:
+    """DP-BBB on a 3D network: the clipped sum at one weight sample a step, and the corrected step of the posterior."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        patients: Patients,
+        *,
+        rate: Rate,
+        clip: float,
+        prior: Prior,
+        initial_std: float,
+        seed: int,
+        chunk: int = 4,
+        method: str = "vmap",
+    ) -> None:
+        refuse_coupling(model)
+        refuse_pooled(soft_dice_ce)
+        start = plain_weights(model)
+        self.model, self.patients, self.rate, self.chunk = model, patients, rate, chunk
+        self.parts = one_part(tuple(start), clip)
+        self.gradients = per_patient(segmentation_loss(model, soft_dice_ce), method)
+        self.descent = PosteriorDescent(Posterior.around(start, std=initial_std), prior, seed=seed)
+        self.turn = -1
+
+    @property
+    def posterior(self) -> Posterior:
+        return self.descent.posterior
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The mean network μ."""
+        return {name: w.detach().float() for name, w in self.posterior.mean.items()}
+
+    def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        sample = {name: w.float() for name, w in self.descent.sample().items()}
+        self.turn += 1
+        return total_over(sample, self.patients, batch, self.gradients, self.parts, chunk=self.chunk, turn=self.turn)
+
+    def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        self.descent.apply(mean, self.rate(step, steps))
+
+    def state(self) -> dict[str, Any]:
+        return {**self.descent.state(), "turn": self.turn}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.descent.restore(state)
+        self.turn = int(state["turn"])
+
+
+def total_over(
+    weights: Weights,
+    patients: Patients,
+    batch: Int64[np.ndarray, "b"],
+    gradients: Gradients,
+    parts: Parts,
+    *,
+    chunk: int,
+    turn: int = 0,
+) -> dict[str, torch.Tensor]:
+    """The integer sum over the patients in these slots; zeros for none. ``chunk`` is how many at a time.
+
+    Guarantee: exchanging one patient's scans, gaining or losing some, moves the sum by at most 2 ``RADIUS_INT`` in ℓ2,
+    emptying its slot by ``RADIUS_INT``: every other patient's vector stays the same to the bit (same machine, same
+    threads).
+    """
+    total = zeros_like(weights, parts)
+    for part in patients.chunks(batch, chunk, turn=turn):
+        vectors, _ = gradients(weights, part.images, part.targets)
+        for name, entry in integer_sum(vectors, parts, counted=part.filled).items():
+            total[name] += entry
+    return total
+
+
+def per_patient(loss: PatientLoss, method: str = "vmap") -> Gradients:
+    """Gradients of a patient's loss by one of :data:`METHODS`."""
+    if method not in METHODS:
+        raise InvalidInput("way to per-patient gradients", value=method, limit=", ".join(METHODS))
+    return lambda weights, images, targets: METHODS[method](loss, weights, images, targets)
+
+
+# ---- DP-MAC in 3D ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A network's blocks (conv-norm-act each) in the order of the forward pass; the last is the output."""
+
+    names: tuple[str, ...]
+    parameters: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> Blocks:
+        """MONAI's ``Convolution`` modules; InvalidInput if a parameter lies outside all of them."""
+        found = [name for name, module in model.named_modules() if isinstance(module, Convolution)]
+        members = tuple(tuple(n for n, _ in model.named_parameters() if n.startswith(f"{name}.")) for name in found)
+        claimed = [name for block in members for name in block]
+        if len(found) < 2 or sorted(claimed) != sorted(name for name, _ in model.named_parameters()):
+            raise InvalidInput("blocks of the network", value=len(found), limit="every parameter in exactly one block")
+        return cls(tuple(found), members)
+
+
+class _Probe(torch.autograd.Function):  # type: ignore[misc]
+    """The identity on a block's output; what it sends back to the scalar beside it is the norm of ∂L/∂output."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(output: torch.Tensor, probe: torch.Tensor) -> torch.Tensor:
+        return output.view_as(output)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return gradient, gradient.norm()
+
+
+class _Taps:
+    """Forward hooks on the blocks: records outputs, probes them, and can cut a block off from its input."""
+
+    def __init__(self, model: torch.nn.Module, names: tuple[str, ...]) -> None:
+        modules = dict(model.named_modules())
+        self.probes: Weights = {}
+        self.outputs: dict[str, torch.Tensor] = {}
+        self.local = False
+        for name in names:
+            modules[name].register_forward_pre_hook(self._before)
+            modules[name].register_forward_hook(self._after(name))
+
+    def _before(self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+        return tuple(entry.detach() for entry in inputs) if self.local else None
+
+    def _after(self, name: str) -> Callable[..., torch.Tensor]:
+        def hook(_module: torch.nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:
+            if name in self.probes:
+                output = _Probe.apply(output, self.probes[name])
+            self.outputs[name] = output
+            return output
+
+        return hook
+
+
+def block_parts(blocks: Blocks, clip: float) -> Parts:
+    """One part and one clip a block: r = √K, so the whole vector is bounded by √K clips (DP-MAC of order M = 1)."""
+    return Parts(blocks.parameters, (clip,) * len(blocks.names))
+
+
+def mac_gradients(model: torch.nn.Module, blocks: Blocks, *, eta: float, method: str = "vmap") -> Gradients:
+    """First-order DP-MAC with forward activations as block inputs and normalised targets, one coordinate a block.
+
+    Of each patient and hidden block k with output h and g = ∂L/∂h: target z = h − η·‖h‖·g/‖g‖, objective ‖z − f_k‖²
+    at the forward input. Its gradient at the current weights is 2(f − z)·∂f/∂W = (2η‖h‖/‖g‖)·(back-propagation of the
+    block), exactly, because f = h there; so it costs one backward pass. The output block takes the loss itself. The
+    input of a block is what the network computes, never a coordinate that was moved: with moved inputs the blocks'
+    gradients turn against back-propagation and nothing is learned. ``model`` is hooked and must be this trainer's own.
+    """
+    taps = _Taps(model, blocks.names)
+    hidden = blocks.names[:-1]
+
+    def loss(weights: Weights, probes: Weights, patches: torch.Tensor, targets: torch.Tensor) -> Any:
+        taps.probes = probes
+        value = soft_dice_ce(functional_call(model, dict(weights), (patches,)), targets).mean()
+        return value, ({name: taps.outputs[name].detach().norm() for name in hidden}, value)
+
+    both = grad(loss, argnums=(0, 1), has_aux=True)
+
+    def one(
+        weights: Weights, patches: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        probes = {name: patches.new_zeros(()) for name in hidden}
+        (found, at), (norms, value) = both(dict(weights), probes, patches, targets)
+        result = {}
+        for name, members in zip(blocks.names, blocks.parameters, strict=True):
+            factor = 2 * eta * norms[name] / at[name].clamp_min(1e-30) if name in norms else 1.0
+            for member in members:
+                result[member] = found[member] * factor
+        return result, value
+
+    def gradients(
+        weights: Weights, images: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        if method == "loop":
+            rows = [one(weights, x, y) for x, y in zip(images, targets, strict=True)]
+            return {n: torch.stack([row[n] for row, _ in rows]) for n in rows[0][0]}, torch.stack([v for _, v in rows])
+        found: tuple[dict[str, torch.Tensor], torch.Tensor] = vmap(one, in_dims=(None, 0, 0))(
+            dict(weights), images, targets
+        )
+        return found
+
+    return gradients
+
+
+def block_objective_gradients(
+    model: torch.nn.Module,
+    blocks: Blocks,
+    weights: Weights,
+    patches: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    eta: float,
+) -> dict[str, torch.Tensor]:
+    """One patient's gradients of the explicit objectives Σ_k‖z_k − f_k(h_{k−1}; W_k)‖² + output loss, block by block.
+
+    The slow form of :func:`mac_gradients`: targets first, then every block differentiated on its own, cut off from its
+    input. Kept for tests and for other targets; works on a fresh copy of hooks, so ``model`` must not be hooked yet.
+    """
+    taps = _Taps(model, blocks.names)
+    hidden = blocks.names[:-1]
+    leaves = {n: w.detach().clone().requires_grad_() for n, w in weights.items()}
+    value = soft_dice_ce(functional_call(model, dict(leaves), (patches,)), targets).mean()
+    outputs = {name: taps.outputs[name] for name in hidden}
+    sent = dict(zip(hidden, torch.autograd.grad(value, list(outputs.values())), strict=True))
+    aims = {n: (h - eta * h.norm() * sent[n] / sent[n].norm().clamp_min(1e-30)).detach() for n, h in outputs.items()}
+    taps.local = True
+    objective = soft_dice_ce(functional_call(model, dict(leaves), (patches,)), targets).mean()
+    for name in hidden:
+        objective = objective + (aims[name] - taps.outputs[name]).square().sum()
+    return dict(zip(leaves, torch.autograd.grad(objective, list(leaves.values())), strict=True))

@@ -1,0 +1,488 @@
+"""A site ledger's running totals, computed from its rows alone, and the rules every row must keep.
+
+The site charges itself when it accepts, from the query's own mechanism; the server's figures are kept beside, as
+evidence, and never enter a sum. Like the server's books, the same object decides and replays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.ledger.chain import Row
+from common.ledger.receipts import Known, Position, Receipt, check_arithmetic, check_continuity, never_receipted
+from common.ledger.records import (
+    NOTHING,
+    AlarmRecord,
+    CodeRecord,
+    DecisionRecord,
+    GenesisRecord,
+    IdentityRecord,
+    KeyRecord,
+    NoteRecord,
+    PatientRecord,
+    PoolRecord,
+    ReceiptRecord,
+    Record,
+    RecoveryRecord,
+    RefusalRecord,
+    ReservationRecord,
+    RestoredRecord,
+    SealingKeyRecord,
+    Spend,
+    StudyRecord,
+    StudyTerms,
+    SupersededRecord,
+    TeachersRecord,
+    TrainedRecord,
+    TrainingRecord,
+    charge_of,
+    parse_record,
+    parse_release,
+)
+from common.ledger.server_state import SigningKey
+from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
+from common.privacy.mechanism import Mechanism, QuerySpec
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """An accepted query: charged on ``day`` (UTC date) in row ``seq``, for the server of this ledger and sealing key.
+
+    ``ledger`` and ``sealing_key`` are empty where the row does not say.
+    """
+
+    query: QuerySpec
+    study_id: str
+    day: str
+    seq: int
+    ledger: str
+    sealing_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """Which of the site's limits a query would pass."""
+
+    reason: str
+    requested: Fraction
+    remaining: Fraction
+
+
+class SiteBooks:
+    """Totals and rules of a site's ledger. Rows go in through :meth:`enter`, in order, each once."""
+
+    role = "site"
+
+    def __init__(self) -> None:
+        self.key = SigningKey()
+        self.row_count = 0
+        self.caps: PoolRecord | None = None
+        self.studies: dict[str, StudyTerms] = {}
+        self.reservations: dict[str, Reservation] = {}
+        self.codes: dict[str, tuple[int, CodeRecord]] = {}
+        self.per_day: dict[str, int] = {}
+        self.paused: dict[str, str] = {}
+        self.known: dict[str, Known] = {}
+        self.lines: dict[str, str] = {}
+        self.receipted: dict[str, str] = {}
+        self.reopened: set[str] = set()
+        self.asked_again: dict[str, int] = {}
+        self.recovered_at: dict[str, int] = {}
+        self.alarm_heads: dict[tuple[str, int, str], str] = {}
+        self.heads: dict[tuple[str, int], str] = {}
+        self.alarms: dict[str, AlarmRecord] = {}
+        self.patients: dict[str, tuple[int, PatientRecord]] = {}
+        self.last_withdrawal = 0
+        self.trainings: dict[str, tuple[int, TrainingRecord]] = {}
+        self.trained: dict[tuple[str, str], int] = {}
+        self.teachers: dict[str, TeachersRecord] = {}
+        self.newest_teachers: TeachersRecord | None = None
+        self.computed_with: set[str] = set()
+        self.sealing_keys: dict[str, set[str]] = {}
+        self.identities: list[tuple[int, IdentityRecord]] = []
+        self.lost: dict[str, Spend] = {}
+        self.pending: set[str] = set()
+        self.restored_at: list[int] = []
+        self._paid: dict[str, int] = {}
+        self._released: dict[str, int] = {}
+        self.refusals: dict[tuple[str, str, str], int] = {}
+        self.refused = 0
+        self.evidence: dict[str, int] = {}
+        self._spent = NOTHING
+        self._study_spent: dict[str, Spend] = {}
+
+    def spent(self) -> Spend:
+        """Everything accepted over all studies, under the pool's own protection; every further release of a query
+        that receipts show after its first (an answer lost with an old backup was drawn twice); and what this ledger
+        itself forgot when it was restored from an older copy."""
+        return self._spent
+
+    def spent_in(self, study_id: str) -> Spend:
+        """Everything accepted in one study, under the study's protection."""
+        return self._study_spent.get(study_id, NOTHING)
+
+    @property
+    def released_again(self) -> int:
+        """Releases that receipts show beyond the first of each query."""
+        return sum(count - 1 for count in self._released.values())
+
+    def is_settled(self, query_id: str) -> bool:
+        """Whether every acceptance of a query has its receipted release, and none may follow without a recovery."""
+        released = self._released.get(query_id, 0)
+        return 0 < released >= self._paid[query_id] and query_id not in self.reopened
+
+    def awaits_release(self, query_id: str) -> bool:
+        """Whether an acceptance of a query was paid for whose release no receipt has shown yet."""
+        return self._released.get(query_id, 0) < self._paid.get(query_id, 0)
+
+    def is_for(self, reservation: Reservation, *, study_id: str, ledger: str, sealing_key: str) -> bool:
+        """Whether an acceptance was for this study and this server: its ledger, and its sealing key or one that it
+        announced in the place of that one. What a row does not say, or the caller (empty), is not compared; in the
+        place of a row's ledger stands the one that the study's receipts came from."""
+        offered_by = reservation.ledger or self.lines.get(reservation.study_id, "")
+        keys, following = {reservation.sealing_key}, {reservation.sealing_key}
+        while following:
+            following = {new for old in following for new in self.sealing_keys.get(old, ())} - keys
+            keys |= following
+        return (
+            reservation.study_id == study_id
+            and (not offered_by or not ledger or offered_by == ledger)
+            and (not reservation.sealing_key or not sealing_key or sealing_key in keys)
+        )
+
+    def code_stands(self, query_id: str) -> bool:
+        """Whether a query has a code that was fixed after the last withdrawal of a patient."""
+        return query_id in self.codes and self.codes[query_id][0] > self.last_withdrawal
+
+    def training_of(self, voter: int, served: str) -> str:
+        """The training on record that made a voter's teacher, one without a guarantee first; empty if none did."""
+        made_it = [
+            training
+            for training, hash_ in self.trained
+            if hash_ == served and self.trainings[training][1].voter == voter
+        ]
+        return min(made_it, key=lambda training: self.trainings[training][1].event is not None, default="")
+
+    @property
+    def served_trainings(self) -> frozenset[str]:
+        """The trainings on record whose teachers computed a code; empty text among them for a teacher of none of them,
+        for a code that does not say, and for rows that were lost with an older copy."""
+        known = (self.teachers[digest].voters for digest in self.computed_with if digest)
+        served = {training for voters in known for made, training in voters if made}
+        return frozenset(served | ({""} if self.restored_at or "" in self.computed_with else set()))
+
+    @property
+    def limit(self) -> Fraction:
+        """The pool's lifetime Σμ² by the site's own cap."""
+        declaration = self.declared.declaration
+        return max_mu_squared(declaration.accountant, declaration.budget)
+
+    @property
+    def declared(self) -> PoolRecord:
+        if self.caps is None:
+            raise InvalidInput("caps of the site's pool", limit="declared before anything is accepted")
+        return self.caps
+
+    def shortfall(self, mechanisms: list[Mechanism], *, study_id: str) -> Shortfall | None:
+        """The first limit that accepting all of these would pass, or None."""
+        study = self.studies[study_id]
+        spent, inside = self._spent.mu_squared, self.spent_in(study_id).mu_squared
+        allowed = max_mu_squared(study.accountant, study.budget)
+        coordinates = self._spent.coordinates
+        for mechanism in mechanisms:
+            cost, own = self._costs(mechanism, study)
+            if not admits(spent, cost, self.limit):
+                return Shortfall("pool-budget", cost, self.limit - spent)
+            if not admits(inside, own, allowed):
+                return Shortfall("study-budget", own, allowed - inside)
+            coordinates += mechanism.dimension
+            if coordinates > MAX_COORDINATES:
+                return Shortfall("coordinates", cost, self.limit - spent)
+            spent, inside = spent + cost, inside + own
+        return None
+
+    def enter(self, row: Row, record: Record | None = None) -> Record:
+        """Take a row into the totals. LedgerCorrupt, naming the row, if it breaks a rule."""
+        try:
+            record = record or parse_record(self.role, row.kind, row.body)
+            self._enter(row, record)
+        except InvalidInput as error:
+            raise LedgerCorrupt(str(error), row=row.seq) from error
+        except KeyError as error:
+            raise LedgerCorrupt(f"it names {error.args[0]!r}, which no row before introduces", row=row.seq) from error
+        self.row_count = row.seq
+        return record
+
+    def _enter(self, row: Row, record: Record) -> None:
+        if (row.seq == 1) != isinstance(record, GenesisRecord):
+            raise InvalidInput("first row", value=row.kind, limit="genesis, once, as row 1")
+        match record:
+            case GenesisRecord():
+                self.key = SigningKey.first(record, role=self.role)
+            case StudyRecord(terms=terms):
+                _once(terms.id, self.studies, "study")
+                self.studies[terms.id] = terms
+            case PoolRecord():
+                self.check_caps(record)
+                self.caps = record
+            case ReservationRecord():
+                self._reserve(row, record)
+            case CodeRecord():
+                if self.code_stands(record.query_id):
+                    raise InvalidInput(f"code of query {record.query_id}", limit="one, until a patient is withdrawn")
+                if record.dimension != self.reservations[record.query_id].query.mechanism.dimension:
+                    raise InvalidInput("dimension of a code", value=record.dimension, limit="the query's")
+                if record.teachers:
+                    _ = self.teachers[record.teachers]
+                self.codes[record.query_id] = (row.seq, record)
+                self.computed_with.add(record.teachers)
+            case DecisionRecord():
+                self._decide(record)
+            case PatientRecord():
+                _once(record.subject, self.patients, "withdrawn patient")
+                self.patients[record.subject] = (row.seq, record)
+                self.last_withdrawal = row.seq
+            case TrainingRecord():
+                _once(record.training_id, self.trainings, "training")
+                self.trainings[record.training_id] = (row.seq, record)
+            case TrainedRecord():
+                if self.trainings[record.training_id][1].voter != record.voter:
+                    raise InvalidInput("voter of a finished training", value=record.voter, limit="the training's")
+                if (record.training_id, record.served) in self.trained:
+                    raise InvalidInput(f"teacher of training {record.training_id}", limit="one row in the whole ledger")
+                self.trained[record.training_id, record.served] = row.seq
+            case TeachersRecord(voters=voters):
+                for voter, (served, training) in enumerate(voters):
+                    if training:
+                        _ = self.trained[training, served]
+                    if training and self.trainings[training][1].voter != voter:
+                        raise InvalidInput("voter of a teacher", value=voter, limit="the one it was trained as")
+                self.teachers[record.digest] = self.newest_teachers = record
+            case SealingKeyRecord():
+                self.sealing_keys.setdefault(record.replaces, set()).add(record.sealing_key)
+            case IdentityRecord():
+                self.identities.append((row.seq, record))
+            case ReceiptRecord(receipt=text):
+                self._accept(row, Receipt.from_json(text))
+            case AlarmRecord(receipt=text, problem=problem):
+                receipt = Receipt.from_json(text)
+                self.alarms[receipt.ledger_id] = record
+                self.alarm_heads[receipt.ledger_id, receipt.head.seq, receipt.head.hash] = problem
+                self._keep_evidence(row)
+                self._owe(receipt)
+            case SupersededRecord(receipt=text):
+                receipt = Receipt.from_json(text)
+                self.heads[receipt.ledger_id, receipt.head.seq] = receipt.head.hash
+                self._keep_evidence(row)
+                self._owe(receipt)
+            case RecoveryRecord():
+                known = self.known.get(record.ledger_id, Known())
+                self.known[record.ledger_id] = replace(known, recovering=True)
+                self.alarms.pop(record.ledger_id, None)
+                self.asked_again.pop(record.ledger_id, None)
+                self.recovered_at[record.ledger_id] = row.seq
+                self.reopened |= {query for query, ledger in self.receipted.items() if ledger == record.ledger_id}
+            case RestoredRecord():
+                self._restore(row, record)
+            case RefusalRecord():
+                self.refused += 1
+                self.refusals[record.study_id, record.reason, row.time_utc[:10]] = row.seq
+                if record.reason == "released-before":
+                    self.asked_again |= {self.receipted[query]: row.seq for query in record.query_ids}
+            case KeyRecord():
+                self.key = self.key.changed(record, role=self.role, seq=row.seq, prev_hash=row.prev_hash)
+            case NoteRecord():
+                pass
+            case _:
+                raise InvalidInput("kind of row", value=row.kind)
+
+    def check_caps(self, new: PoolRecord) -> None:
+        """InvalidInput if caps name another pool or protection than before. The site may lower or raise its own ε."""
+        if self.caps is None:
+            return
+        for what, before, after in (
+            ("pool", self.caps.declaration.pool, new.declaration.pool),
+            ("protection", self.caps.declaration.protection, new.declaration.protection),
+        ):
+            if before != after:
+                raise InvalidInput(
+                    f"{what} of this site's ledger",
+                    value=str(after),
+                    limit=f"{before}, as first declared",
+                    remedy="a pool keeps its ledger for life; another pool needs another ledger",
+                )
+
+    def check_receipt(self, receipt: Receipt) -> None:
+        """That a genuine receipt agrees with what this site consented to, accepted and was told before.
+
+        LedgerCorrupt for a contradiction; Refused (``receipt-gap``) if earlier receipts are missing. After a recovery a
+        receipt that falls short is Refused (``receipt-superseded``) if its queries were accepted before: it was signed
+        between the rollback and the recovery. One for what was accepted since must hold every charge.
+        """
+        study = self.studies.get(receipt.study_id)
+        if study is None:
+            raise LedgerCorrupt("the receipt is for a study this site never consented to")
+        if receipt.declaration.pool != self.declared.declaration.pool:
+            raise LedgerCorrupt(f"the receipt charges pool {receipt.declaration.pool!r}, which is not this site's")
+        if receipt.declaration.protection != self.declared.declaration.protection:
+            raise LedgerCorrupt("the receipt accounts this site's pool under another unit or relation than the site")
+        if self.lines.get(receipt.study_id, receipt.ledger_id) != receipt.ledger_id:
+            raise LedgerCorrupt("the study's receipts came from another ledger before")
+        lost = self.lost.get(study.id, NOTHING).mu_squared
+        for record in check_arithmetic(receipt, study):
+            reservation = self.reservations.get(record.query_id)
+            if reservation is None:  # never accepted, unless that row was lost: what was lost is charged already
+                lost -= self._costs(record.query.mechanism, study)[1]
+                if lost < 0:
+                    raise LedgerCorrupt(
+                        f"the receipt charges query {record.query_id[:12]}, which this site never accepted"
+                    )
+            elif reservation.study_id != receipt.study_id:
+                raise LedgerCorrupt(f"query {record.query_id[:12]} was accepted for another study")
+        try:
+            check_continuity(receipt, self.known.get(receipt.ledger_id, Known()))
+        except LedgerCorrupt:
+            rows = [self.reservations[query_id].seq for query_id in receipt.query_ids if query_id in self.reservations]
+            if max(rows or self.restored_at, default=0) < self.recovered_at.get(receipt.ledger_id, 0):
+                raise Refused("receipt-superseded", "it was signed before the ledger was recovered") from None
+            raise
+        if self._lost_draws(receipt).mu_squared > receipt.losses * self._open_to_loss():
+            raise LedgerCorrupt("the receipt charges as lost more than this site has accepted without a receipt")
+
+    def _lost_draws(self, receipt: Receipt) -> Spend:
+        return never_receipted(receipt, self.known.get(receipt.ledger_id, Known()))
+
+    def _open_to_loss(self) -> Fraction:
+        """Σμ² that one restored copy of a server can have drawn of this pool without a receipt: what was accepted and
+        never receipted, here or in rows that this ledger lost itself."""
+        open_queries = (found for query, found in self.reservations.items() if query not in self.receipted)
+        costs = (self._costs(found.query.mechanism, self.studies[found.study_id])[0] for found in open_queries)
+        return sum(costs, sum((spend.mu_squared for spend in self.lost.values()), Fraction(0)))
+
+    def _accept(self, row: Row, receipt: Receipt) -> None:
+        """Enter a receipt after all its checks.
+
+        An acceptance pays for one release. A receipt that shows one more release of a query than was paid for is
+        charged here, past a limit too, since it has happened.
+        """
+        self.check_receipt(receipt)
+        lost = self._lost_draws(receipt)
+        if lost != NOTHING:
+            self._spent += lost
+            self._study_spent[receipt.study_id] = self.spent_in(receipt.study_id) + lost
+        for release in receipt.releases:
+            if release.body["query_id"] not in self.reservations:
+                query = parse_release(release.body).query
+                self._regain(row, query, self.studies[receipt.study_id], ledger=receipt.ledger_id)
+        position = Position(receipt.head.seq, receipt.head.hash)
+        self.known[receipt.ledger_id] = Known(position, receipt.after)
+        self.lines[receipt.study_id] = receipt.ledger_id
+        self.heads[receipt.ledger_id, receipt.head.seq] = receipt.head.hash
+        for query_id in receipt.query_ids:
+            self.receipted[query_id] = receipt.ledger_id
+            self.reopened.discard(query_id)
+            self._released[query_id] = self._released.get(query_id, 0) + 1
+            if self._released[query_id] > self._paid[query_id]:
+                reservation = self.reservations[query_id]
+                self._charge(query_id, reservation.query.mechanism, self.studies[reservation.study_id])
+
+    def _reserve(self, row: Row, record: ReservationRecord) -> None:
+        if record.query_id not in self.reopened:
+            _once(record.query_id, self.reservations, "reservation of query")
+        self.reopened.discard(record.query_id)
+        if record.pool != self.declared.declaration.pool:
+            raise InvalidInput("pool of a reservation", value=record.pool, limit=self.declared.declaration.pool)
+        study, mechanism = self.studies[record.study_id], record.query.mechanism
+        if self.is_prepaid(record.query_id, mechanism, study_id=study.id):
+            self._regain(row, record.query, study, ledger=record.ledger, sealing_key=record.sealing_key)
+            return
+        if (short := self.shortfall([mechanism], study_id=study.id)) is not None:
+            raise InvalidInput(f"the reservation passes a limit ({short.reason})")
+        if mechanism.voters_per_site != study.voters_per_site:
+            raise InvalidInput("voters of a reservation", value=mechanism.voters_per_site, limit="the study's")
+        day = row.time_utc[:10]
+        if self.per_day.get(day, 0) >= (self.declared.queries_per_day or 0):
+            raise InvalidInput("the reservation passes the daily cap", value=self.declared.queries_per_day)
+        self._charge(record.query_id, mechanism, study)
+        self.per_day[day] = self.per_day.get(day, 0) + 1
+        self.reservations[record.query_id] = Reservation(
+            record.query, study.id, day, row.seq, record.ledger, record.sealing_key
+        )
+
+    def _restore(self, row: Row, record: RestoredRecord) -> None:
+        """What an older copy forgot is spent. Studies wait for a person, since a veto may be among what is lost."""
+        self._spent += record.pool
+        for study_id, spend in record.studies.items():
+            _ = self.studies[study_id]
+            self._study_spent[study_id] = self.spent_in(study_id) + spend
+            self.lost[study_id] = self.lost.get(study_id, NOTHING) + spend
+        for study_id in self.studies:
+            self.paused.setdefault(study_id, "pause")
+        day = row.time_utc[:10]
+        self.per_day[day] = self.per_day.get(day, 0) + record.queries
+        self.alarms.clear()
+        self.alarm_heads.clear()
+        self.known = {ledger_id: replace(known, owed=NOTHING) for ledger_id, known in self.known.items()}
+        self.pending |= set(record.pending) - self.reservations.keys()
+        self.restored_at.append(row.seq)
+
+    def is_prepaid(self, query_id: str, mechanism: Mechanism, *, study_id: str) -> bool:
+        """Whether this acceptance was made before, lost with its row, and is part of what was charged for the loss."""
+        own = self._costs(mechanism, self.studies[study_id])[1]
+        return query_id in self.pending and own <= self.lost.get(study_id, NOTHING).mu_squared
+
+    def _regain(self, row: Row, query: QuerySpec, study: StudyTerms, *, ledger: str, sealing_key: str = "") -> None:
+        """An acceptance whose row was lost, known by a receipt or offered again: it has been charged with the loss."""
+        mechanism = query.mechanism
+        self.pending.discard(query.id)
+        one, left = Spend(self._costs(mechanism, study)[1], 1, mechanism.dimension), self.lost[study.id]
+        self.lost[study.id] = left.beyond(one)
+        uncounted = replace(one.beyond(left), mu_squared=Fraction(0))  # where only the sum of the loss was known
+        self._spent += uncounted
+        self._study_spent[study.id] = self.spent_in(study.id) + uncounted
+        self._paid[query.id] = 1
+        self.reservations[query.id] = Reservation(query, study.id, row.time_utc[:10], row.seq, ledger, sealing_key)
+
+    def _keep_evidence(self, row: Row) -> None:
+        day = row.time_utc[:10]
+        self.evidence[day] = self.evidence.get(day, 0) + len(row.body)
+
+    def _owe(self, receipt: Receipt) -> None:
+        """Add what a receipt off the line charged for this site's queries to what a recovered ledger must hold."""
+        known = self.known.get(receipt.ledger_id, Known())
+        owed = known.owed
+        for query_id in receipt.query_ids:
+            if query_id in self.reservations:
+                reservation = self.reservations[query_id]
+                cost, _ = self._costs(reservation.query.mechanism, self.studies[reservation.study_id])
+                owed = owed.plus(cost, reservation.query.mechanism.dimension)
+        self.known[receipt.ledger_id] = replace(known, owed=owed)
+
+    def _charge(self, query_id: str, mechanism: Mechanism, study: StudyTerms) -> None:
+        self._paid[query_id] = self._paid.get(query_id, 0) + 1
+        cost, own = self._costs(mechanism, study)
+        self._spent = self._spent.plus(cost, mechanism.dimension)
+        self._study_spent[study.id] = self.spent_in(study.id).plus(own, mechanism.dimension)
+
+    def _costs(self, mechanism: Mechanism, study: StudyTerms) -> tuple[Fraction, Fraction]:
+        protection = self.declared.declaration.protection
+        own = charge_of(mechanism, study.protection, study.protection)
+        return charge_of(mechanism, protection, study.protection), own
+
+    def _decide(self, record: DecisionRecord) -> None:
+        if record.study_id not in self.studies:
+            raise InvalidInput("study", value=record.study_id, limit="a study consented to")
+        if self.paused.get(record.study_id) == "withdraw":
+            raise InvalidInput("decision", value=record.decision, limit="none: the site withdrew for good")
+        if record.decision == "resume":
+            self.paused.pop(record.study_id, None)
+        else:
+            self.paused[record.study_id] = record.decision
+
+
+def _once(key: str, mapping: Mapping[str, object], what: str) -> None:
+    if key in mapping:
+        raise InvalidInput(f"{what} {key}", limit="one row in the whole ledger")

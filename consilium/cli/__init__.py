@@ -1,0 +1,1 @@
+"""Every command, one file a group."""

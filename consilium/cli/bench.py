@@ -1,0 +1,179 @@
+"""``consilium bench``: what a recipe is worth, measured with its controls."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from common.config import JOINT_ROUNDS, MAX_JOINT_ROUNDS
+from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from consilium.research.papers import papers
+
+app = typer.Typer(help="Measure what a recipe is worth.")
+app.command("papers")(papers)
+
+
+class Recipe(StrEnum):
+    """How answers are asked for: one release about all volumes, or one a volume."""
+
+    JOINT = "joint"
+    PCA = "pca"
+
+
+@app.callback()
+def _bench() -> None:
+    """A group also while it has one command."""
+
+
+@app.command("utility")
+def utility(
+    data: Annotated[Path, typer.Option("--data", help="An MSD dataset: private, public and validation cases.")],
+    test: Annotated[
+        Path | None, typer.Option("--test", help="A second MSD dataset, read once at the end, to score on.")
+    ] = None,
+    recipe: Annotated[Recipe, typer.Option(help="How the teachers are asked.")] = Recipe.JOINT,
+    hospitals: Annotated[int, typer.Option(help="Sites.", min=2)] = 8,
+    voters: Annotated[
+        int | None, typer.Option(help="Teachers a site, on disjoint patients; without it the planner's.", min=1)
+    ] = None,
+    epsilon: Annotated[float, typer.Option(help="Budget ε of the whole study.")] = 8.0,
+    delta: Annotated[float, typer.Option(help="Budget δ.")] = 1e-3,
+    unit: Annotated[Unit, typer.Option(help="Whose presence is hidden.")] = Unit.HOSPITAL,
+    queries: Annotated[int, typer.Option(help="Volumes asked about, one release each (recipe pca).", min=1)] = 16,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds of a release about all volumes (recipe joint).", min=1, max=MAX_JOINT_ROUNDS)
+    ] = JOINT_ROUNDS,
+    teacher_steps: Annotated[int, typer.Option(help="Training steps of a teacher.", min=1)] = 150,
+    student_steps: Annotated[int, typer.Option(help="Training steps of the student.", min=8)] = 600,
+    seeds: Annotated[int, typer.Option(help="Repetitions; without --test each rotates the validation fifth.")] = 5,
+    central: Annotated[bool, typer.Option("--central", help="Also DP-SGD on all patients in one place.")] = False,
+    offsets: Annotated[
+        bool, typer.Option("--offsets", help="Also the release with every volume's offset dealt to another.")
+    ] = False,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Instead: the student without each idea of the recipe.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes side by side, one thread each; without it one a core.", min=1)
+    ] = None,
+    cache: Annotated[Path, typer.Option(help="Trained networks and finished cells; keep it to resume.")] = Path(
+        "bench-cache"
+    ),
+    out: Annotated[Path | None, typer.Option("--out", help="Write the table's JSON here as well.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+) -> None:
+    """Train teachers and students at one setting and compare the student with its controls, paired over seeds.
+
+    Example: consilium bench utility --data Task04_Hippocampus --hospitals 8 --epsilon 8 --delta 1e-3 --seeds 5
+    """
+    from client.training.side_by_side import default_jobs
+    from common.config import TrainingConfig
+    from common.data.msd import read_dataset
+    from consilium.research.jobs import ABLATION, Job, run_jobs
+    from consilium.research.roles import patients_a_site
+    from consilium.research.table import ablation_summary, render, render_ablation, summary
+    from consilium.research.utility import OFFSETS, PARTS, Setting
+    from server.planning.recommend import recommend
+
+    if voters is None:
+        patients = patients_a_site(len(read_dataset(data).labelled), hospitals=hospitals, held_out=test is None)
+        voters = recommend(
+            budget=Budget(epsilon, delta),
+            accountant=AccountantName.EXACT,
+            protection=Protection(unit, Relation.REPLACE_ONE),
+            hospitals=hospitals,
+            patients=patients,
+        ).voters
+    setting = Setting(
+        recipe=str(recipe),
+        hospitals=hospitals,
+        voters=voters,
+        epsilon=epsilon,
+        delta=delta,
+        unit=unit,
+        queries=queries,
+        teacher=TrainingConfig(steps=teacher_steps, learning_rate=5e-3 if recipe is Recipe.JOINT else 1e-2),
+        student=TrainingConfig(steps=student_steps, learning_rate=2e-3),
+        central=central,
+        rounds=rounds,
+    )
+    cache.mkdir(parents=True, exist_ok=True)
+    parts = (ABLATION,) if ablate else (*PARTS, OFFSETS) if offsets and recipe is Recipe.JOINT else PARTS
+    work = [
+        [Job(setting=setting, data=data, test=test, cache=cache, seed=seed, part=part) for part in parts]
+        for seed in range(seeds)
+    ]
+    rows = run_jobs(work, jobs=jobs or default_jobs(seeds * len(parts)))
+    document = ablation_summary(setting, rows) if ablate else summary(setting, rows)
+    text = json.dumps(document, indent=1)
+    if out is not None:
+        out.write_text(text + "\n", encoding="utf-8")
+    if as_json:
+        typer.echo(text)
+    else:
+        console = Console(file=sys.stdout, highlight=False)
+        (render_ablation if ablate else render)(document, console)
+
+
+@app.command("poison")
+def poison(
+    data: Annotated[Path, typer.Option("--data", help="An MSD dataset: private, public and validation cases.")],
+    hospitals: Annotated[int, typer.Option(help="Sites.", min=3)] = 8,
+    voters: Annotated[int, typer.Option(help="Teachers a site, on disjoint patients; a site poisons all.", min=1)] = 1,
+    epsilon: Annotated[float, typer.Option(help="Budget ε of the whole study.")] = 8.0,
+    delta: Annotated[float, typer.Option(help="Budget δ.")] = 1e-3,
+    unit: Annotated[Unit, typer.Option(help="Whose presence is hidden.")] = Unit.HOSPITAL,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds of a release about all volumes.", min=1, max=MAX_JOINT_ROUNDS)
+    ] = JOINT_ROUNDS,
+    teacher_steps: Annotated[int, typer.Option(help="Training steps of a teacher.", min=1)] = 150,
+    student_steps: Annotated[int, typer.Option(help="Training steps of the student.", min=8)] = 600,
+    seeds: Annotated[int, typer.Option(help="Repetitions; each rotates the validation fifth.", min=1)] = 3,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes side by side, one thread each; without it one a core.", min=1)
+    ] = None,
+    cache: Annotated[Path, typer.Option(help="Trained networks and finished cells; keep it to resume.")] = Path(
+        "bench-cache"
+    ),
+    out: Annotated[Path | None, typer.Option("--out", help="Write the table's JSON here as well.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+) -> None:
+    """What one and two poisoned sites do to the labels and the student of a joint study, paired over seeds.
+
+    With a cache of `consilium bench utility` at the same setting nothing but the poisoned students is trained.
+    Example: consilium bench poison --data Task04_Hippocampus --hospitals 8 --epsilon 8 --delta 1e-3 --seeds 3
+    """
+    from client.training.side_by_side import default_jobs
+    from common.config import TrainingConfig
+    from consilium.research.jobs import POISON, Job, run_jobs
+    from consilium.research.poison import poison_summary, render_poison
+    from consilium.research.utility import Setting
+
+    setting = Setting(
+        recipe="joint",
+        hospitals=hospitals,
+        voters=voters,
+        epsilon=epsilon,
+        delta=delta,
+        unit=unit,
+        queries=16,
+        teacher=TrainingConfig(steps=teacher_steps, learning_rate=5e-3),
+        student=TrainingConfig(steps=student_steps, learning_rate=2e-3),
+        rounds=rounds,
+    )
+    cache.mkdir(parents=True, exist_ok=True)
+    work = [[Job(setting=setting, data=data, test=None, cache=cache, seed=seed, part=POISON)] for seed in range(seeds)]
+    document = poison_summary(setting, run_jobs(work, jobs=jobs or default_jobs(seeds)))
+    text = json.dumps(document, indent=1)
+    if out is not None:
+        out.write_text(text + "\n", encoding="utf-8")
+    if as_json:
+        typer.echo(text)
+    else:
+        render_poison(document, Console(file=sys.stdout, highlight=False))

@@ -1,0 +1,197 @@
+"""``consilium dashboard``: serve the operator's dashboard, and say who may sign in to it."""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common.errors import InvalidInput
+from server.dashboard.auth import Role, UserFile
+
+app = typer.Typer(add_completion=False, help="A study's dashboard: budget, sites, ledger, labels, student.")
+user_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Who may sign in to the dashboard.")
+app.add_typer(user_app, name="user")
+
+State = Annotated[
+    Path, typer.Option(envvar="CONSILIUM_DASHBOARD_STATE", help="The dashboard's own directory: users, decisions.")
+]
+FromStdin = Annotated[bool, typer.Option("--password-stdin", help="Read the password from standard input, one line.")]
+Name = Annotated[str, typer.Argument(help="The user's name.")]
+
+
+@app.callback(invoke_without_command=True)
+def dashboard(
+    context: typer.Context,
+    study: Annotated[
+        Path | None,
+        typer.Option(envvar="CONSILIUM_DASHBOARD_STUDY", help="The study's directory; a read-only mount will do."),
+    ] = None,
+    state: State = Path("dashboard"),
+    bind: Annotated[str, typer.Option(envvar="CONSILIUM_DASHBOARD_BIND", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar="CONSILIUM_DASHBOARD_PORT", help="Port to listen on.")] = 8050,
+    certificate: Annotated[
+        Path | None, typer.Option(envvar="CONSILIUM_DASHBOARD_CERTIFICATE", help="TLS certificate (PEM).")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(envvar="CONSILIUM_DASHBOARD_KEY", help="Private key of the certificate (PEM).")
+    ] = None,
+    behind_proxy: Annotated[
+        str | None,
+        typer.Option(
+            envvar="CONSILIUM_DASHBOARD_BEHIND_PROXY",
+            help="Address of the TLS proxy in front, whose X-Forwarded-For and -Proto are believed.",
+        ),
+    ] = None,
+    hosts: Annotated[
+        str,
+        typer.Option(
+            envvar="CONSILIUM_DASHBOARD_HOSTS",
+            help="Names browsers call it by, separated by commas, beside those in the certificate.",
+        ),
+    ] = "",
+    metrics_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="CONSILIUM_DASHBOARD_METRICS_TOKEN_FILE",
+            help="File with the bearer token that opens /metrics to a scraper.",
+        ),
+    ] = None,
+    session_hours: Annotated[float, typer.Option(min=0.001, max=168, help="How long a sign-in lasts.")] = 12.0,
+) -> None:
+    """Serve the dashboard of one study. It reads the study's directory and can neither charge nor change it.
+
+    Example: consilium dashboard --study trial --state trial-dashboard
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if study is None:
+        raise InvalidInput("--study is missing", remedy="name the study's directory")
+    if (certificate is None) != (key is None):
+        raise InvalidInput("--certificate and --key", limit="both, or neither")
+    secure = certificate is not None or behind_proxy is not None
+    if not secure and not is_loopback(bind):
+        raise InvalidInput(
+            "--bind",
+            value=bind,
+            limit="a loopback address without TLS: passwords would cross the network in the clear",
+            remedy="give --certificate and --key, or --behind-proxy with the address of a TLS proxy",
+        )
+    token = None
+    if metrics_token_file is not None:
+        token = read_token(metrics_token_file)
+    from server.dashboard.app import Options
+    from server.dashboard.serve import Listen, serve
+    from server.operations.exact import CertificateHosts
+
+    given = frozenset(name.strip().lower() for name in (*hosts.split(","), bind) if name.strip())
+    if behind_proxy is not None and not hosts and certificate is None:
+        raise InvalidInput(
+            "--hosts is missing", remedy="name the host by which browsers reach the proxy, as in their address bar"
+        )
+    named = CertificateHosts(certificate) if certificate is not None else frozenset
+    options = Options(
+        study=study,
+        state=state,
+        secure=secure,
+        session_hours=session_hours,
+        metrics_token=token,
+        certifier=certificate_command,
+        hosts=lambda: given | named(),
+    )
+    if not UserFile(state / "users.json").users():
+        typer.echo(
+            f"nobody can sign in yet: consilium dashboard user add NAME --role operator --state {state}", err=True
+        )
+    scheme = "https" if certificate is not None else "http"
+    typer.echo(f"dashboard: {scheme}://{'localhost' if is_loopback(bind) else bind}:{port}/")
+    sys.stdout.flush()
+    serve(options, Listen(host=bind, port=port, certificate=certificate, key=key, proxy=behind_proxy))
+
+
+@user_app.command("add")
+def add(
+    name: Name,
+    role: Annotated[Role, typer.Option(help="What the user may do.")],
+    state: State = Path("dashboard"),
+    password_stdin: FromStdin = False,
+) -> None:
+    """Let somebody sign in; the password is asked for, and only a salted scrypt hash of it is kept.
+
+    Example: consilium dashboard user add ada --role operator --state trial-dashboard
+    """
+    _users(state).add(name, role, _password(password_stdin))
+    typer.echo(f"{name} may sign in as {role}")
+
+
+@user_app.command("password")
+def password(name: Name, state: State = Path("dashboard"), password_stdin: FromStdin = False) -> None:
+    """Give a user a new password; sessions opened with the old one end.
+
+    Example: consilium dashboard user password ada --state trial-dashboard
+    """
+    users = _users(state)
+    known = users.users().get(name)
+    if known is None:
+        raise InvalidInput("user", value=name, limit="a known one", remedy="see `consilium dashboard user list`")
+    users.add(name, known.role, _password(password_stdin), replace=True)
+    typer.echo(f"{name} has a new password")
+
+
+@user_app.command("remove")
+def remove(name: Name, state: State = Path("dashboard")) -> None:
+    """Strike a user out; their sessions end.
+
+    Example: consilium dashboard user remove ada --state trial-dashboard
+    """
+    _users(state).remove(name)
+    typer.echo(f"{name} can no longer sign in")
+
+
+@user_app.command("list")
+def list_users(state: State = Path("dashboard")) -> None:
+    """Who may sign in, and as what.
+
+    Example: consilium dashboard user list --state trial-dashboard
+    """
+    for user in _users(state).users().values():
+        typer.echo(f"{user.name:<24} {user.role}")
+
+
+def certificate_command(study: Path, out: Path) -> Sequence[str]:
+    """The command that writes a study's certificate into ``out``, at low priority."""
+    program = "import os; os.nice(15); from consilium.cli.main import main; main()"
+    return [sys.executable, "-P", "-c", program, "certificate", str(study), "--out", str(out)]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach ``address``."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def read_token(path: Path) -> str:
+    """A metrics token from its file: at least 16 characters, white space around it does not count."""
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise InvalidInput("--metrics-token-file", value=str(path), limit="a readable file") from error
+    if len(token) < 16:
+        raise InvalidInput("metrics token", value=f"{len(token)} characters", limit="at least 16")
+    return token
+
+
+def _users(state: Path) -> UserFile:
+    return UserFile(state / "users.json")
+
+
+def _password(from_stdin: bool) -> str:
+    if from_stdin:
+        return sys.stdin.readline().rstrip("\r\n")
+    return str(typer.prompt("Password", hide_input=True, confirmation_prompt=True))

@@ -1,0 +1,329 @@
+"""``consilium verify`` and ``consilium ledger …``: check, read, back up and recover a privacy ledger, offline.
+
+Exit codes: 0 everything holds, 2 there is no such file or a wrong argument, 5 the ledger is damaged or contradicts a
+head or receipt somebody kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from client.ledger.site_ledger import SiteLedger
+from common.canonical import check_hash
+from common.config import load_study
+from common.errors import InvalidInput, LedgerCorrupt
+from common.ledger.chain import SignedHead, connect
+from common.ledger.keys import (
+    create_sealing_key,
+    create_signing_key,
+    load_signing_key,
+    public_hex,
+    read_public_key,
+    sync_directory,
+)
+from common.ledger.receipts import Receipt, first_fork, read_receipts
+from common.ledger.records import NOTHING
+from common.ledger.rollback_guard import ServerStanding
+from common.objects import write_atomically
+from common.sealing_rotation import rotate_sealing_key, sealing_notice
+from server.ledger.backup import backup
+from server.ledger.server_ledger import Ledger
+from server.ledger.verify import VerifyReport, verify
+from server.study.workspace import Workspace
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Verify, read, back up and recover a privacy ledger."
+)
+verify_app = typer.Typer(add_completion=False, help="Check a ledger offline: chain, signatures, sums, budget.")
+
+LedgerPath = Annotated[Path, typer.Argument(help="The ledger file: ledger.sqlite or a site's site-ledger.sqlite.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+@verify_app.command("verify")
+@app.command("verify")
+def verify_command(
+    ledger: LedgerPath,
+    public_key: Annotated[
+        str | None, typer.Option(help="The ledger's public key as you know it: 64 hex digits or a PEM file.")
+    ] = None,
+    server_key: Annotated[
+        list[str] | None,
+        typer.Option(help="For a site's ledger: the server's public key, to check its receipts. Repeatable."),
+    ] = None,
+    head: Annotated[
+        list[Path] | None,
+        typer.Option(help="A head or receipt (JSON) that somebody kept; the ledger must contain it. Repeatable."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a whole ledger offline and name the first bad row.
+
+    Exit code 0: everything holds. 2: no such file, wrong argument. 5: damaged, or contradicts a kept head.
+
+    Example: consilium verify study/ledger.sqlite --public-key 3f1c…e9 --head receipt.json
+    """
+    report = verify(
+        ledger,
+        public_key=None if public_key is None else read_public_key(public_key),
+        server_key=[read_public_key(key) for key in server_key or ()],
+        witnesses=[_read_head(path) for path in head or ()],
+    )
+    typer.echo(json.dumps(report.to_json(), indent=1) if as_json else _describe(report))
+    if not report.ok:
+        raise typer.Exit(5)
+
+
+@app.command("head")
+def head_command(ledger: LedgerPath) -> None:
+    """Print the newest signed head as JSON: keep it elsewhere, and a cut or rewritten ledger will be noticed.
+
+    Example: consilium ledger head study/ledger.sqlite > head.json
+    """
+    report = verify(ledger)
+    report.raise_for_problems()
+    assert report.head is not None
+    typer.echo(json.dumps(report.head.to_json(), indent=1))
+
+
+@app.command("log")
+def log_command(
+    ledger: LedgerPath,
+    last: Annotated[int, typer.Option(min=1, help="How many of the newest rows.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List the newest rows: number, time, kind and what they concern.
+
+    Example: consilium ledger log study/ledger.sqlite --last 50
+    """
+    connection = connect(ledger, read_only=True)
+    try:
+        sql = "SELECT seq, time_utc, kind, body, hash FROM rows ORDER BY seq DESC LIMIT ?"
+        rows = connection.execute(sql, (last,)).fetchall()[::-1]
+    finally:
+        connection.close()
+    for seq, time_utc, kind, body, row_hash in rows:
+        if as_json:
+            fact = {"seq": seq, "time_utc": time_utc, "kind": kind, "body": json.loads(body), "hash": row_hash}
+            typer.echo(json.dumps(fact))
+        else:
+            typer.echo(f"{seq:>7}  {time_utc[:19]}Z  {kind:<12} {_subject(kind, json.loads(body))}")
+
+
+@app.command("receipts")
+def receipts_command(ledger: LedgerPath) -> None:
+    """Print the receipts in a site's ledger, one a line: fit to be shown to others, unlike the ledger with its codes.
+
+    Example: consilium ledger receipts site-ledger.sqlite > receipts.jsonl
+    """
+    with SiteLedger.read(ledger) as site:
+        for receipt in site.receipts(evidence=True):
+            typer.echo(receipt.render())
+
+
+@app.command("compare")
+def compare_command(
+    ours: Annotated[Path, typer.Argument(help="One site's receipts, as `consilium ledger receipts` prints them.")],
+    theirs: Annotated[Path, typer.Argument(help="Another site's receipts.")],
+    server_key: Annotated[
+        list[str],
+        typer.Option(help="The server's public key: 64 hex digits or a PEM file. Repeat it after a rotation."),
+    ],
+) -> None:
+    """Find out whether the server showed two sites two different ledgers, and from which row on.
+
+    Exit code 0: their views agree wherever both have one. 5: a fork, or a receipt that is not genuine.
+
+    Example: consilium ledger compare ours.jsonl theirs.jsonl --server-key 3f1c…e9
+    """
+    keys = [read_public_key(key) for key in server_key]
+    first, second = read_receipts(ours), read_receipts(theirs)
+    for receipt in (*first, *second):
+        if not any(receipt.is_genuine(key) for key in keys):
+            raise LedgerCorrupt(f"a receipt of site {receipt.site} is not signed by the server's key")
+    fork = first_fork(first, second)
+    if fork is not None:
+        raise LedgerCorrupt(f"the two sites were shown different ledgers under the id {fork[0]}", row=fork[1])
+    typer.echo(f"OK: {len(first)} and {len(second)} receipts show the same ledger wherever both cover it")
+
+
+@app.command("backup")
+def backup_command(
+    ledger: LedgerPath,
+    out: Annotated[Path, typer.Argument(help="Where the copy goes; an existing file is refused.")],
+) -> None:
+    """Copy a ledger while it is in use, check the copy, and print its head. Private keys are not in it.
+
+    A site's ledger holds codes, which are sensitive: so is its copy. Keep the printed head elsewhere.
+
+    Example: consilium ledger backup study/ledger.sqlite backups/ledger-2025-03-01.sqlite
+    """
+    report = backup(ledger, out)
+    assert report.head is not None
+    typer.echo(f"{out}: {report.rows} rows, checked", err=True)
+    typer.echo(json.dumps(report.head.to_json(), indent=1))
+
+
+@app.command("recover")
+def recover_command(
+    ledger: LedgerPath,
+    key: Annotated[Path, typer.Option(help="The ledger's signing key (PEM).")],
+    receipts: Annotated[
+        list[Path] | None,
+        typer.Option(help="A site's receipts, as `consilium site heads --out` writes them. Repeat it: every site's."),
+    ] = None,
+    standing: Annotated[
+        Path | None, typer.Option(help="The lost ledger's ledger.standing, where it is not beside the copy.")
+    ] = None,
+    study: Annotated[
+        list[Path] | None, typer.Option(help="A study file that must be put on record again first. Repeatable.")
+    ] = None,
+) -> None:
+    """After an old copy was restored: enter as spent every charge the sites hold receipts for, or the standing shows.
+
+    Give every site's receipts; what the standing shows beyond them was drawn before a receipt arrived. Pools the copy
+    does not know are declared again. The answers are gone; asked again, such a query costs again.
+    Then each site ends its alarm with `consilium site recover`.
+
+    Example: consilium ledger recover study/ledger.sqlite --key study/keys/ledger.key --receipts north.jsonl
+    """
+    files = receipts or []
+    held = [receipt for path in files for receipt in read_receipts(path)]
+    with Ledger.open(ledger, signing_key=load_signing_key(key), restored=True) as opened:
+        if not files and standing is None and opened.forgotten() is None:
+            raise InvalidInput("receipts and standing", value="none", remedy="--receipts FILE for every site")
+        before = opened.lost()
+        for path in study or ():
+            opened.register_study(load_study(path))
+        entered = opened.recover(held, standing=None if standing is None else ServerStanding.load(standing))
+        if entered:
+            opened.note(f"{entered} charges recovered from {len(held)} receipts")
+        typer.echo(f"{entered} lost charges entered as spent, from {len(held)} receipts of {len(files)} files")
+        for name, spend in opened.lost().items():
+            if spend != before.get(name, NOTHING):
+                more = spend.beyond(before.get(name, NOTHING))
+                typer.echo(f"pool {name}: {more.releases} releases that no receipt tells of charged, by the standing")
+        for pool in opened.pools():
+            spent = opened.pool_guarantees(pool.pool)[pool.accountant]
+            typer.echo(f"pool {pool.pool}: {opened.spent(pool.pool).releases} releases, {spent}")
+    typer.echo("next: `consilium site recover` at every site under alarm, then resume the study")
+
+
+@app.command("new-key")
+def new_key_command(
+    path: Annotated[Path, typer.Argument(help="The new private key's file (PEM, mode 0600); never overwritten.")],
+) -> None:
+    """Make the next signing key and print its public half, which every site adds to site.toml before the change.
+
+    Example: consilium ledger new-key study/keys/next.key
+    """
+    typer.echo(public_hex(create_signing_key(path)))
+
+
+@app.command("rotate-key")
+def rotate_key_command(
+    ledger: LedgerPath,
+    key: Annotated[Path, typer.Option(help="The current signing key; afterwards the new one lies here.")],
+    new_key: Annotated[Path, typer.Option(help="The next key, from `consilium ledger new-key`.")],
+) -> None:
+    """Hand signing over to the next key, inside the ledger; the old one is kept aside under its public name.
+
+    Sites that do not list the new key under `more_signing_keys` refuse receipts until they do; none is lost.
+    Interrupted, it is finished by running it again. Stop the study first.
+
+    Example: consilium ledger rotate-key study/ledger.sqlite --key study/keys/ledger.key --new-key study/keys/next.key
+    """
+    old, new = load_signing_key(key), load_signing_key(new_key)
+    with Ledger.open(ledger) as opened:
+        current = opened.public_key
+    if current == public_hex(old) != public_hex(new):
+        with Ledger.open(ledger, signing_key=old) as opened:
+            opened.rotate_key(new)
+    elif current != public_hex(new):
+        raise InvalidInput("signing key", value=str(key), limit=f"the ledger's current key, {current}")
+    if public_hex(old) != public_hex(new):
+        with contextlib.suppress(FileExistsError):  # kept aside by a run that was interrupted
+            os.link(key, key.with_name(f"{key.name}.retired-{public_hex(old)[:12]}"))
+    new_key.replace(key)
+    sync_directory(key.parent)
+    typer.echo(f"the ledger is signed by {public_hex(new)} from now on; sites may drop {public_hex(old)[:16]}… later")
+
+
+@app.command("rotate-sealing-key")
+def rotate_sealing_key_command(
+    study_dir: Annotated[Path, typer.Argument(help="The study's directory at the server.")],
+    out: Annotated[Path, typer.Option(help="Where the signed notice for the sites goes.")],
+    again: Annotated[bool, typer.Option("--again", help="Change nothing; write the last change's notice.")] = False,
+    lost: Annotated[
+        str | None, typer.Option(help="The old key's file is lost: its public half, as a site.toml names it.")
+    ] = None,
+) -> None:
+    """Make a new key for codes to be sealed to; the old one goes on opening codes until its file is deleted.
+
+    Every site takes the notice with `consilium site take-sealing-key`. When all have, delete the old key,
+    keys/sealing.key.retired-…. The server reads its keys when a run starts: stop the study first.
+
+    Example: consilium ledger rotate-sealing-key study --out notice.json
+    """
+    path = study_dir / "keys" / "sealing.key"
+    if lost is not None:
+        create_sealing_key(path)
+    elif not again:
+        rotate_sealing_key(path)
+    signing_key = load_signing_key(Workspace(study_dir).signing_key_file)
+    notice = sealing_notice(path, signing_key=signing_key, lost=() if lost is None else (check_hash(lost),))
+    write_atomically(out, notice.render().encode())
+    typer.echo(f"codes are sealed to {notice.sealing_key} from now on; {out}: the notice for every site")
+
+
+def _describe(report: VerifyReport) -> str:
+    lines = [
+        f"{report.path}: {report.role or 'unknown'} ledger {report.ledger_id}",
+        f"  {report.rows} rows ({', '.join(f'{count} {kind}' for kind, count in report.kinds.items())})",
+        f"  {report.payloads} stored values match their charges, {report.signatures} signatures hold, "
+        f"{report.witnesses} kept heads found",
+    ]
+    for total in report.pools:
+        spent = "; ".join(str(item) for item in total.guarantees)
+        lines.append(
+            f"  pool {total.pool}: {total.releases} releases, {100 * total.share_spent:.2f} % of its budget: {spent}"
+        )
+    if not report.anchored:
+        lines.append("  not anchored: give --public-key to check that the signatures are by the key you expect")
+    if report.first_bad_row is not None:
+        lines.append(f"  first bad row: {report.first_bad_row}; the figures above are of the rows that hold")
+    if report.ok:
+        lines.append("OK: everything stored follows from what was stored before it")
+    else:
+        lines += [f"BAD: {problem}" for problem in report.problems]
+    return "\n".join(lines)
+
+
+def _subject(kind: str, body: dict[str, object]) -> str:
+    if kind in ("release", "reservation", "code"):
+        roster = body.get("roster")
+        sites = f" sites {len(roster)}" if isinstance(roster, list) else ""
+        return f"query {str(body['query_id'])[:12]}{sites}"
+    if kind == "refusal":
+        refused = body["query_ids"]
+        return f"{len(refused) if isinstance(refused, list) else 0} queries, {body['reason']}"
+    names = ("pool", "study_id", "study", "public_key", "text", "ledger_id", "problem")
+    return next((f"{name} {str(body[name])[:40]}" for name in names if isinstance(body.get(name), str)), "")
+
+
+def _read_head(path: Path) -> SignedHead:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidInput("kept head", value=str(path), limit="a JSON file with a head or a receipt") from error
+    if isinstance(data, dict) and "certificate" in data:
+        return SignedHead.from_json(data["ledger"]["head"])
+    if isinstance(data, dict) and "releases" in data:
+        return Receipt.from_json(data).head
+    return SignedHead.from_json(data)

@@ -1,0 +1,132 @@
+"""The ``consilium`` command: every party's verbs under one roof, one friendly line for every deliberate error, and for
+what the system refuses.
+
+Results go to stdout (``--json`` for machines), progress and errors to stderr. Exit codes are those of
+``common.errors``: 0 done, 1 unexpected, 2 bad input, 3 budget exhausted, 4 quorum not reached, 5 ledger damaged,
+6 refused by policy, 7 a daemon failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from common.errors import ConsiliumError
+
+_GROUPS: dict[str, tuple[str, str, str]] = {
+    "study": ("consilium.cli.study", "study_app", "Define, publish, run and follow a study."),
+    "provision": (
+        "consilium.cli.provision",
+        "provision_app",
+        "Certificates, startup kits, admitting and revoking sites.",
+    ),
+    "server": ("consilium.cli.provision", "server_app", "The consortium's daemons."),
+    "codec": ("consilium.cli.study", "codec_app", "Fit the study's codec on public label maps."),
+    "student": ("consilium.cli.study", "student_app", "Train the student and export it as a MONAI bundle."),
+    "site": ("consilium.cli.site", "site_app", "A hospital's side: train teachers, serve codes."),
+    "predict": ("consilium.cli.predict", "app", "Segment volumes with a student, on their own voxels."),
+    "data": ("consilium.cli.data", "app", "Make synthetic data, split a dataset."),
+    "demo": ("consilium.cli.demo", "app", "The whole road on this machine, with real daemons."),
+    "plan": ("consilium.cli.privacy", "plan_app", "What a privacy budget buys, before it is spent."),
+    "audit": ("consilium.cli.audit", "audit_app", "Attack a study as it runs, and compare with its claim."),
+    "ledger": ("consilium.cli.ledger", "app", "Verify and read a privacy ledger."),
+    "certificate": ("consilium.cli.certificate", "app", "A study's privacy certificate, as PDF and JSON."),
+    "bench": (
+        "consilium.cli.bench",
+        "app",
+        "Measure what a recipe is worth, with its controls; the private training papers' tables.",
+    ),
+    "dashboard": ("consilium.cli.dashboard", "app", "A study's dashboard in the browser, read only."),
+    "verify": ("consilium.cli.ledger", "verify_app", "Check a ledger offline: chain, signatures, sums, budget."),
+}
+
+
+class _LazyGroup(TyperGroup):
+    """Loads a group's module when it is asked for, so that ``consilium --version`` imports no torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_GROUPS})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _GROUPS:
+            return super().get_command(ctx, cmd_name)
+        module, attribute, _ = _GROUPS[cmd_name]
+        app: typer.Typer = getattr(importlib.import_module(module), attribute)
+        command = typer.main.get_command(app)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, text) for name, (_, _, text) in sorted(_GROUPS.items())]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,  # they would print local variables
+    help="Consilium: federated PATE for 3D MRI segmentation that proves what it released.",
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"consilium {version('consilium')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; deliberate errors end with their own exit code and one line."""
+    arguments = sys.argv[1:]
+    verbose = "--verbose" in arguments
+    try:
+        app(args=[a for a in arguments if a != "--verbose"], prog_name="consilium", standalone_mode=True)
+    except ConsiliumError as error:
+        _fail(error, code=error.exit_code, verbose=verbose)
+    except OSError as error:
+        if verbose or (error.filename is None and error.errno != errno.ENOSPC):
+            raise
+        typer.echo(f"error: {_refusal(error)}", err=True)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        raise SystemExit(130) from None
+
+
+def _refusal(error: OSError) -> str:
+    """What the system refused, where, and what to do about it."""
+    where = "" if error.filename is None else f"{os.fspath(error.filename)}: "
+    match error.errno:
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            remedy = f"user {os.getuid()} runs this: give it the folder, or run this as the user who has it"
+        case errno.ENOSPC:
+            remedy = "make room on this disk"
+        case _:
+            remedy = "--verbose shows what needed it"
+    return f"{where}{error.strerror}; to fix: {remedy}"
+
+
+def _fail(error: Any, *, code: int, verbose: bool) -> None:
+    if verbose:
+        raise error
+    typer.echo(f"error: {error}", err=True)
+    raise SystemExit(code)

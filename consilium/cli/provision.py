@@ -1,0 +1,177 @@
+"""``consilium provision …`` and ``consilium server …``: certificates, kits, admission, and the server's daemons."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common.admission import read_request
+from common.errors import DaemonFailed
+from common.pki import expires
+from server.operations import provision
+from server.study.workspace import Endpoint, Workspace
+
+provision_app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Certificates, startup kits, admitting and revoking sites."
+)
+server_app = typer.Typer(no_args_is_help=True, add_completion=False, help="The consortium's daemons.")
+
+StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
+
+
+@provision_app.command("server")
+def server(
+    directory: StudyDir,
+    host: Annotated[str, typer.Option(help="Name or address by which sites reach the server.")],
+    port: Annotated[int, typer.Option(help="The one port that sites reach.")] = 8443,
+    more_names: Annotated[str, typer.Option(help="More names in the certificate, separated by commas.")] = "",
+    internal_port: Annotated[int, typer.Option(help="SuperLink's port on loopback.")] = 8000,
+) -> None:
+    """Make the consortium's CA and certificates and set where the server is. What is valid is kept.
+
+    Example: consilium provision server trial --host pate.example.org --port 443
+    """
+    endpoint = Endpoint(host=host, port=port, internal_port=internal_port)
+    names = tuple(name for name in more_names.split(",") if name)
+    until = provision.set_up_server(Workspace(directory), endpoint, more_names=names)
+    typer.echo(f"{host}:{port}; certificate valid until {until:%Y-%m-%d}")
+    typer.echo(f"next: `consilium server up {directory}`, and a kit for each site: `consilium provision kit`")
+
+
+@provision_app.command("kit")
+def kit(
+    directory: StudyDir,
+    site: Annotated[str, typer.Argument(help="The site's name.")],
+    out: Annotated[Path, typer.Option(help="Where to write the kit.")],
+) -> None:
+    """Write one site's startup kit: its name, public keys, address, CA, study. Nothing in it is secret.
+
+    Example: consilium provision kit trial north --out kits/north
+    """
+    provision.make_kit(Workspace(directory), site, out)
+    typer.echo(f"{out}: kit for {site}; send it, and ask for the site's request.json and fingerprint")
+
+
+@provision_app.command("approve")
+def approve(
+    directory: StudyDir,
+    request: Annotated[Path, typer.Argument(help="The request.json the site sent.")],
+    site: Annotated[str, typer.Option(help="The site you mean to admit.")],
+    pool: Annotated[str, typer.Option(help="The patient pool it agreed to answer for.")],
+    fingerprint: Annotated[str, typer.Option(help="The request's fingerprint as the site read it out: SHA256:….")],
+    pool_epsilon: Annotated[
+        float | None,
+        typer.Option(help="The pool's ε for life, over all studies; this study's when first declared. Never looser."),
+    ] = None,
+) -> None:
+    """Admit a site: its node key, its patient pool, its name. SuperLink must be up.
+
+    Example: consilium provision approve trial request.json --site north --pool north --fingerprint SHA256:mVPwvez...
+    """
+    from server.operations.daemons import register_node
+    from server.operations.supervisor import flower_server
+
+    workspace = Workspace(directory)
+    admitted = provision.approve(
+        workspace,
+        read_request(request),
+        site=site,
+        pool=pool,
+        fingerprint=fingerprint,
+        register=lambda key, name: register_node(flower_server(workspace), key, name=name),
+        pool_epsilon=pool_epsilon,
+    )
+    typer.echo(f"admitted {admitted.name}, patient pool {admitted.pool}, as node {admitted.node_id}")
+
+
+@provision_app.command("list")
+def standing(
+    directory: StudyDir, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
+) -> None:
+    """Sites that were admitted, who of them is online or revoked, and until when the certificate is valid.
+
+    Example: consilium provision list trial
+    """
+    workspace = Workspace(directory)
+    until = expires(workspace.gateway_dir / "server.crt")
+    sites = provision.standings(workspace, nodes=_nodes(workspace))
+    if as_json:
+        records = [{**dataclasses.asdict(site), "node_id": str(site.node_id)} for site in sites]
+        typer.echo(json.dumps({"certificate_until": until.isoformat(), "sites": records}, indent=1))
+        return
+    typer.echo(f"certificate valid until {until:%Y-%m-%d}")
+    for site in sites:
+        state = "admitted" if site.admitted else "revoked"
+        typer.echo(
+            f"{site.site}: {state}, {site.node}, patient pool {site.pool}, node {site.node_id}, {site.fingerprint}"
+        )
+
+
+def _nodes(workspace: Workspace) -> dict[int, str]:
+    """What SuperLink says of each node; nothing while it is not up."""
+    from server.operations.daemons import list_nodes
+    from server.operations.supervisor import flower_server
+
+    try:
+        return {node.node_id: node.status for node in list_nodes(flower_server(workspace))}
+    except DaemonFailed:
+        return {}
+
+
+@provision_app.command("renew")
+def renew(
+    directory: StudyDir,
+    days: Annotated[int, typer.Option(help="How long the new certificate is valid.")] = 365,
+) -> None:
+    """Renew the server's certificate with the same CA. Nothing is restarted and no site changes anything.
+
+    Example: consilium provision renew trial
+    """
+    until = provision.renew(Workspace(directory), valid_days=days)
+    typer.echo(f"certificate valid until {until:%Y-%m-%d}; a running gateway uses it within a second")
+
+
+@provision_app.command("revoke")
+def revoke(directory: StudyDir, site: Annotated[str, typer.Argument(help="The site's name.")]) -> None:
+    """Take a site's admission back, at once. What it contributed stays released and charged.
+
+    Example: consilium provision revoke trial north
+    """
+    from server.operations.daemons import unregister_node
+    from server.operations.supervisor import flower_server
+
+    workspace = Workspace(directory)
+    whole = provision.revoke(workspace, site, unregister=lambda node: unregister_node(flower_server(workspace), node))
+    typer.echo(f"revoked {site}: the gateway turns its key away from now on")
+    if not whole:
+        typer.echo("SuperLink is not up, so its node stays listed there; it cannot be reached by it", err=True)
+
+
+@server_app.callback()
+def _server() -> None:
+    """The consortium's daemons."""
+
+
+@server_app.command("up")
+def up(
+    directory: StudyDir,
+    bind: Annotated[str, typer.Option(help="Address the gateway listens on: the one port sites reach.")] = "0.0.0.0",
+    gateway: Annotated[bool, typer.Option(help="Run the gateway here, too.")] = True,
+) -> None:
+    """Run the server's daemons in the foreground: SuperLink, SuperExec and the gateway. What dies is started again.
+
+    SuperLink listens on loopback and takes orders only from who can read the study's flower/operator.secret.
+    Example: consilium server up trial
+    """
+    from server.operations import supervisor
+
+    supervisor.serve(
+        Workspace(directory),
+        bind=bind,
+        gateway=gateway,
+        on_ready=lambda: typer.echo("server is up", err=True),
+    )

@@ -1,0 +1,373 @@
+"""``consilium study …``, ``consilium codec …`` and ``consilium student …``: the consortium's side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from common.codecs.paper import codec_terms
+from common.config import DataConfig, PrivacyConfig, Study, load_study
+from common.data.split import private_label_hashes
+from common.errors import InvalidInput
+from common.events import EVENTS, read_events
+from common.privacy.figures import delta_text, epsilon_text
+from common.privacy.mechanism import AccountantName, Relation, Unit
+from server.aggregation.pipeline import locked_events
+from server.aggregation.progress import StudyProgress, bar_a_stage, stage_bars
+from server.ledger.server_ledger import Ledger
+from server.study import consent_text as describe
+from server.study import create_study as setup
+from server.study import templates as studies
+from server.study.workspace import Workspace
+
+study_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Define, publish, run and follow a study.")
+codec_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fit the study's codec on public label maps.")
+student_app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Train the student and export it as a MONAI bundle."
+)
+
+StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
+SharedLedger = Annotated[
+    Path | None,
+    typer.Option(help="Another study's directory or its ledger.sqlite: share its ledger, so that pools have one sum."),
+]
+StandingFile = Annotated[
+    Path | None, typer.Option(help="Keep the new ledger's standing in this file, best on another disk.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+@study_app.command("init")
+def init(
+    directory: StudyDir,
+    name: Annotated[str, typer.Option(help="The study's name.")],
+    labels: Annotated[str, typer.Option(help="Label names by value, separated by commas, background first.")],
+    grid: Annotated[str, typer.Option(help="Grid in voxels, e.g. 32,48,32 (multiples of 8).")],
+    queries: Annotated[int, typer.Option(help="Planned queries N: public volumes to be labelled, or rounds.")],
+    quorum: Annotated[int, typer.Option(help="Fewest sites in a release.")],
+    spacing: Annotated[str, typer.Option(help="Voxel spacing in mm.")] = "1,1,1",
+    epsilon: Annotated[float, typer.Option(help="Privacy budget ε.")] = 8.0,
+    delta: Annotated[float, typer.Option(help="Privacy budget δ.")] = 1e-5,
+    accountant: Annotated[AccountantName, typer.Option(help="Accountant that gates.")] = AccountantName.EXACT,
+    unit: Annotated[Unit, typer.Option(help="Unit of privacy.")] = Unit.HOSPITAL,
+    relation: Annotated[Relation, typer.Option(help="Neighbouring relation.")] = Relation.REPLACE_ONE,
+    voters: Annotated[int, typer.Option(help="Voters m a site, on disjoint patients.")] = 1,
+    codec: Annotated[str, typer.Option(help="Codec: pca, ball-ae or paper-pca.")] = "pca",
+    joint: Annotated[
+        bool,
+        typer.Option(
+            "--joint", help="Ask about all public volumes together, in --queries rounds (4 do well); codec pca."
+        ),
+    ] = False,
+    ledger: SharedLedger = None,
+    standing: StandingFile = None,
+) -> None:
+    """Create a study's directory: study.toml, keys, and a ledger of its own or one shared with other studies.
+
+    Example: consilium study init trial --name trial --labels background,lesion --grid 64,64,64 --queries 40 --quorum 5
+    """
+    study = Study(
+        name=name,
+        data=DataConfig(
+            labels=tuple(labels.split(",")),
+            spacing_mm=_triple(spacing, float, what="--spacing"),
+            grid=_triple(grid, int, what="--grid"),
+        ),
+        privacy=PrivacyConfig(
+            epsilon=epsilon,
+            delta=delta,
+            planned_queries=queries,
+            quorum=quorum,
+            accountant=accountant,
+            relation=relation,
+            unit=unit,
+            voters_per_site=voters,
+        ),
+        codec=codec_terms(codec, labels=len(labels.split(",")), grid=_triple(grid, int, what="--grid"), joint=joint),
+    )
+    _create(directory, study, ledger=ledger, standing=standing)
+
+
+@study_app.command("template")
+def template(
+    name: Annotated[str, typer.Argument(help="paper-ae or paper-pca: the PATE paper's experiment.")],
+) -> None:
+    """Print a study file to start from; edit it, then `consilium study create`.
+
+    Example: consilium study template paper-ae > study.toml
+    """
+    typer.echo(studies.template(name), nl=False)
+
+
+@study_app.command("create")
+def create(
+    directory: StudyDir,
+    study: Annotated[Path, typer.Option(help="The study file: a template you edited, or one of your own.")],
+    ledger: SharedLedger = None,
+    standing: StandingFile = None,
+) -> None:
+    """Create a study's directory from a study file: study.toml, keys, and a ledger of its own or a shared one.
+
+    Example: consilium study create trial --study study.toml
+    """
+    _create(directory, load_study(study), ledger=ledger, standing=standing)
+
+
+@study_app.command("show")
+def show(
+    path: Annotated[Path, typer.Argument(help="A study file or a study's directory.")],
+    for_site: Annotated[bool, typer.Option("--for-site", help="What a hospital reads before it consents.")] = False,
+    patients: Annotated[
+        int | None, typer.Option(help="With --for-site: your patients, to see whether δ is small enough for them.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a study's terms and plan; every ε with its accountant, δ, unit and relation.
+
+    Example: consilium study show study.toml --for-site --patients 120
+    """
+    study = load_study(path / "study.toml" if path.is_dir() else path)
+    if as_json:
+        typer.echo(json.dumps(describe.facts(study), indent=1))
+    elif for_site:
+        typer.echo(describe.for_site(study, patients=patients))
+    else:
+        registered = len(Workspace(path).registered()) if path.is_dir() else 0
+        typer.echo(describe.for_consortium(study, sites=max(registered, study.privacy.quorum)))
+
+
+@study_app.command("publish")
+def publish(
+    directory: StudyDir,
+    images: Annotated[Path, typer.Option(help="Folder of public volumes (.nii, .nii.gz), queried in order of name.")],
+) -> None:
+    """Publish the public volumes: they get content hashes, and the queries their order.
+
+    Example: consilium study publish trial --images public/images
+    """
+    files = sorted(path for path in images.iterdir() if path.name.endswith((".nii", ".nii.gz")))
+    volumes = setup.publish_volumes(Workspace(directory), files)
+    typer.echo(f"published {len(volumes)} volumes")
+
+
+@study_app.command("run")
+def run(directory: StudyDir, as_json: AsJson = False) -> None:
+    """Run the study over Flower until it is finished; an interrupted run is resumed by running again.
+
+    Example: consilium study run trial
+    """
+    from server.operations.supervisor import supervise
+
+    workspace = Workspace(directory)
+    with stage_bars(Console(stderr=True)) as bars:
+        supervise(workspace, on_event=StudyProgress(bars).on_event)
+    _print_status(workspace, as_json=as_json)
+
+
+@study_app.command("resume")
+def resume(directory: StudyDir, as_json: AsJson = False) -> None:
+    """Go on where a run stopped or died; stored answers are read, never drawn or charged again.
+
+    Example: consilium study resume trial
+    """
+    run(directory, as_json)
+
+
+@study_app.command("stop")
+def stop(
+    directory: StudyDir,
+    now: Annotated[bool, typer.Option("--now", help="End it at once instead of after the running batch.")] = False,
+) -> None:
+    """Ask a run to stop after its batch; what was answered stays answered.
+
+    Example: consilium study stop trial
+    """
+    from server.operations.supervisor import request_stop
+
+    request_stop(Workspace(directory), now=now)
+    typer.echo("stop requested; `consilium study resume` goes on")
+
+
+@study_app.command("status")
+def status(directory: StudyDir, as_json: AsJson = False) -> None:
+    """Where a study stands: stage, answers, what was spent, which site answered last.
+
+    Example: consilium study status trial --json
+    """
+    _print_status(Workspace(directory), as_json=as_json)
+
+
+@codec_app.callback()
+def _codec() -> None:
+    """Fit the study's codec on public label maps."""
+
+
+@codec_app.command("fit")
+def fit(
+    directory: StudyDir,
+    label_maps: Annotated[Path, typer.Option(help="Folder of public label maps of other cases (.nii, .nii.gz).")],
+    sites: Annotated[int, typer.Option(help="Sites expected in a release: sets the planned noise on the mean.")],
+    split: Annotated[
+        Path | None, typer.Option(help="split.json of `consilium data split`: its private cases are refused.")
+    ] = None,
+) -> None:
+    """Fit the study's codec on public label maps only, and publish it.
+
+    Example: consilium codec fit trial --label-maps public/label-maps --sites 8
+    """
+    files = sorted(path for path in label_maps.iterdir() if path.name.endswith((".nii", ".nii.gz")))
+    private = private_label_hashes(split) if split else frozenset()
+    typer.echo(f"fitting on {len(files)} label maps and their deformed copies; ball-ae takes a minute", err=True)
+    with bar_a_stage(Console(stderr=True)) as on_stage:
+        record = setup.fit_study_codec(
+            Workspace(directory), files, sites=sites, private_hashes=private, on_stage=on_stage
+        )
+    typer.echo(
+        f"codec {record.sha256[:16]}… with {record.dimension} dimensions, fitted on {len(files)} public label maps"
+    )
+
+
+@student_app.command("train")
+def student_train(
+    directory: StudyDir,
+    decisions: Annotated[
+        Path | None,
+        typer.Option(help="decisions.jsonl of the dashboard: labels rejected there are left out, from now on."),
+    ] = None,
+) -> None:
+    """Decode the stored answers, train the student and its controls on them; free of privacy cost, repeatable.
+
+    Example: consilium student train trial --decisions trial-dashboard/decisions.jsonl
+    """
+    from server.postprocess.controls import fit_controls
+    from server.postprocess.decisions import take_over
+    from server.postprocess.finish import decode_labels, fit_student
+
+    with locked_events(Workspace(directory)) as (workspace, events):
+        if decisions is not None:
+            take_over(decisions, workspace.decisions_file)
+        decode_labels(workspace, events=events)
+        fit_student(workspace, events=events)
+        fit_controls(workspace, events=events)
+    typer.echo(f"student: {Workspace(directory).student_dir}")
+
+
+@student_app.command("export")
+def student_export(directory: StudyDir) -> None:
+    """Export the student as a MONAI bundle with its privacy facts.
+
+    Example: consilium student export trial
+    """
+    from server.postprocess.finish import export_student
+
+    with locked_events(Workspace(directory)) as (workspace, events):
+        export_student(workspace, events=events)
+    typer.echo(f"bundle: {Workspace(directory).bundle_dir}")
+
+
+def status_facts(workspace: Workspace) -> dict[str, Any]:
+    """A study's standing as plain values, from the ledger and the event log."""
+    study = workspace.study()
+    with Ledger.open(workspace.ledger_file) as ledger:
+        answers = ledger.answers(study.id)
+        batches = describe.rosters(answers)
+        declared = {pool.pool for pool in ledger.pools()}
+        spent = {
+            site.name: describe.is_spent(ledger, study, pool=site.pool)
+            for site in workspace.registered()
+            if site.pool in declared
+        }
+        guarantees = {str(k): v.epsilon for k, v in ledger.study_guarantees(study.id).items()}
+        head = ledger.head()
+    last: dict[str, Any] = {}
+    weighed: dict[str, Any] | None = None
+    sites: dict[str, dict[str, Any]] = {
+        name: {
+            "state": "spent" if spent.get(name) else "open",
+            "batches": sum(name in batch.roster for batch in batches),
+            "answers": sum(batch.queries for batch in batches if name in batch.roster),
+        }
+        for name in sorted(spent.keys() | {name for batch in batches for name in batch.roster})
+    }
+    for event in read_events(workspace.events_file):
+        if event["event"] in ("stage-started", "run-started", "run-finished", "run-failed", "quorum-missed"):
+            last = event
+        if event["event"] == "answers-weighed":
+            weighed = {name: event[name] for name in EVENTS["answers-weighed"]}
+        if event["event"] in ("offer-answered", "reply-received", "reply-missing"):
+            newest = {"event": event["event"], "time": event["time"], "reason": event.get("reason", "")}
+            sites.setdefault(event["site"], {"state": "open", "batches": 0, "answers": 0}).update(newest)
+    running = workspace.busy()
+    done = len(answers) >= study.privacy.planned_queries
+    out_of_budget = bool(spent) and sum(not gone for gone in spent.values()) < study.privacy.quorum
+    state = "running" if running else "complete" if done else "budget spent" if out_of_budget else "not running"
+    return {
+        "study": study.name,
+        "id": study.id,
+        "state": state,
+        "running": running,
+        "last_event": last,
+        "answers": len(answers),
+        "planned_queries": study.privacy.planned_queries,
+        "epsilon": guarantees,
+        "accountant": str(study.privacy.accountant),
+        "budget_epsilon": study.privacy.epsilon,
+        "delta": study.privacy.delta,
+        "unit": str(study.privacy.unit),
+        "relation": str(study.privacy.relation),
+        "sites": sites,
+        "batches": [
+            {"batch": batch.batch, "queries": batch.queries, "roster": list(batch.roster)} for batch in batches
+        ],
+        "answers_weighed": weighed,
+        "ledger_head": head.hash,
+    }
+
+
+def _print_status(workspace: Workspace, *, as_json: bool) -> None:
+    facts = status_facts(workspace)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+        return
+    stated = f"δ = {delta_text(facts['delta'])}, unit {facts['unit']}, relation {facts['relation']}"
+    typer.echo(f"study {facts['study']}: {facts['state']}")
+    typer.echo(f"answers {facts['answers']} of {facts['planned_queries']} planned")
+    spent = ", ".join(f"ε = {epsilon_text(value)} ({name})" for name, value in facts["epsilon"].items())
+    typer.echo(f"guaranteed ε = {epsilon_text(facts['budget_epsilon'])} ({facts['accountant']}), {stated}")
+    typer.echo(f"spent of it {spent or 'ε = 0'}, {stated}")
+    for name, site in sorted(facts["sites"].items()):
+        last = f"; {site['event']} at {site['time']}" if "event" in site else ""
+        typer.echo(
+            f"site {name}: {site['state']}; in {site['batches']} of {len(facts['batches'])} releases with "
+            f"{site['answers']} of {facts['answers']} answers{last}"
+            + (f", {site['reason']}" if site.get("reason") else "")
+        )
+    for warning in (facts["answers_weighed"] or {"warnings": ()})["warnings"]:
+        typer.echo(f"warning: {warning}")
+    for number, batch in enumerate(facts["batches"], start=1):
+        absent = sorted(facts["sites"].keys() - set(batch["roster"]))
+        if absent:
+            typer.echo(f"release {number} ({batch['queries']} answers) was without {', '.join(absent)}")
+
+
+def _create(directory: Path, study: Study, *, ledger: Path | None, standing: Path | None) -> None:
+    setup.create_study(Workspace(directory), study, ledger=ledger, standing=standing)
+    typer.echo(describe.for_consortium(study, sites=study.privacy.quorum))
+    neighbour = None if ledger else setup.neighbour_study(directory)
+    if neighbour is not None:
+        typer.echo(f"it has a ledger of its own; to count hospitals' patients over both studies: --ledger {neighbour}")
+    typer.echo(f"created {directory}; next: `consilium study publish {directory} --images DIR`")
+
+
+def _triple(text: str, kind: type, *, what: str) -> Any:
+    try:
+        values = tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        raise InvalidInput(what, value=text, limit="three numbers separated by commas") from error
+    if len(values) != 3:
+        raise InvalidInput(what, value=text, limit="three numbers separated by commas")
+    return values

@@ -1,0 +1,129 @@
+"""A plan for people: a table for the terminal and a chart for the minutes. Computes no privacy fact of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from common.errors import InvalidInput
+from common.privacy.accounting import max_mu_squared
+from common.privacy.consent import warn_about
+from common.privacy.mechanism import Unit
+from server.planning.planner import INFORMATIVE_FROM, PRIOR_BELOW, Plan, capacity_bits, explained_at_most
+
+CHART_ENDINGS = (".png", ".svg", ".pdf")
+_INK, _GRID, _MARK, _NOISE = "#1f2933", "#d9dee4", "#2563a8", "#b4552d"
+
+
+def delta_warning(plan: Plan, *, patients: int | None) -> str | None:
+    """A sentence if δ is not small against the units the plan protects; None if it is, or if nobody said how many.
+
+    ``patients``: of one hospital, where they are known.
+    """
+    unit = plan.protection.unit
+    units = plan.hospitals if unit is Unit.HOSPITAL else None if patients is None else plan.hospitals * patients
+    return None if units is None else warn_about(plan.budget.delta, unit=unit, units=units)
+
+
+def plan_table(plan: Plan, *, recommended: str, patients: int | None = None) -> Table:
+    """The plan as a two-column table; every ε in it carries accountant, δ, unit and relation.
+
+    ``patients`` of one hospital, if known, tell whether δ is small enough.
+    """
+    table = Table(title="Privacy plan", show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column()
+    rows: list[tuple[str, str]] = [("guarantee", str(plan.guarantees[0]))]
+    rows += [("", str(other)) for other in plan.guarantees[1:]]
+    if plan.known_twice is not None:
+        rows += [("known at 2 hospitals", f"{plan.known_twice} (the lines above: at one hospital only)")]
+    rows += [("in plain words", plan.in_words)]
+    rows += [("", warning)] if (warning := delta_warning(plan, patients=patients)) else []
+    voters = f"{plan.hospitals} hospitals × {plan.mechanism.voters_per_site} voters = K′ {plan.voters}"
+    rows += [
+        ("queries N", f"{plan.queries} planned, {plan.queries_left} left in the budget"),
+        ("voters", voters),
+        ("noise σ on the sum", f"{float(plan.noise_std):.6g} grid steps (exactly {plan.noise_std})"),
+        ("noise multiplier z", f"{plan.noise_multiplier:.6g}"),
+        ("noise on the mean", f"{plan.noise_per_coordinate:.6g} a coordinate, about {plan.noise_norm:.4g} in norm"),
+        ("code norm C", f"{plan.code_norm:.6g} at most, over {plan.mechanism.dimension} coordinates"),
+        ("information ceiling", f"{plan.ceiling_bits:.1f} bits in all, {plan.bits_per_query:.3g} bits an answer"),
+    ]
+    if plan.errors is not None:
+        total = plan.errors.total
+        rows += [
+            ("expected error", "of the mean code, as a share of answering with the public mean"),
+            ("  eq (7)", f"{plan.errors.hard_threshold / total:.3f}, keeping {plan.errors.kept} coordinates"),
+            ("  Wiener", f"{plan.errors.wiener / total:.3f}"),
+            ("  water-filled", f"{plan.errors.water_filled / total:.3f}"),
+        ]
+    rows += [("verdict", plan.summary)]
+    rows += [("would help" if i == 0 else "", line) for i, line in enumerate(plan.advice)]
+    rows += [("recommended", recommended)]
+    rows += [("accountants", plan.accountant_note)]
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def plan_figure(plan: Plan) -> Any:
+    """A matplotlib figure: the most an answer can explain against the number of hospitals and of queries.
+
+    The plan is marked in both panels; the dashed lines are the verdict's thresholds.
+    """
+    from matplotlib.figure import Figure  # here, so that a table needs no plotting library
+    from matplotlib.ticker import NullLocator
+
+    shape = plan.spectrum
+    limit = float(max_mu_squared(plan.accountant, plan.budget))
+    power = plan.queries * plan.power_ratio  # (K·m·R/Δ)²·Σμ²: does not depend on N
+
+    def ceiling(hospitals: float, queries: float) -> float:
+        ratio = power * (hospitals / plan.hospitals) ** 2 / queries
+        return explained_at_most(capacity_bits(ratio, len(shape)), shape)
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    hospitals = sorted({*(round(2 ** (i / 4)) for i in range(4, 33)), plan.hospitals})
+    queries = sorted({*(round(10 ** (i / 8)) for i in range(33)), plan.queries})
+    left.plot(hospitals, [ceiling(k, plan.queries) for k in hospitals], color=_MARK)
+    left.plot([plan.hospitals], [ceiling(plan.hospitals, plan.queries)], "o", color=_NOISE)
+    left.set_xlabel(f"hospitals (plan: {plan.hospitals})")
+    right.plot(queries, [ceiling(plan.hospitals, n) for n in queries], color=_MARK)
+    right.plot([plan.queries], [ceiling(plan.hospitals, plan.queries)], "o", color=_NOISE)
+    right.set_xlabel(f"queries (plan: {plan.queries})")
+    left.set_ylabel("variance an answer can explain, at most")
+    steps = {left: ([2**i for i in range(14)], hospitals), right: ([10**i for i in range(7)], queries)}
+    for axes, (ticks, values) in steps.items():
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlim(values[0] / 1.15, values[-1] * 1.15)
+        axes.set_ylim(-0.02, 1)
+        axes.grid(color=_GRID, linewidth=0.6)
+        axes.tick_params(colors=_INK)
+        for height in (PRIOR_BELOW, INFORMATIVE_FROM):
+            axes.axhline(height, color=_INK, linewidth=0.8, linestyle="--")
+    for height, name in ((0.04, "the prior does the work"), (PRIOR_BELOW, "weak"), (INFORMATIVE_FROM, "informative")):
+        left.text(left.get_xlim()[0], height + 0.02, f"  {name}", color=_INK, fontsize=8)
+    figure.suptitle(f"{plan.guarantees[0]}   (Σμ² ≤ {limit:.4g})", fontsize=10, color=_INK)
+    return figure
+
+
+def check_chart(path: Path) -> None:
+    """Refuse a chart file that could not be written, before anything is computed: its ending, and its folder."""
+    if path.suffix.lower() not in CHART_ENDINGS:
+        raise InvalidInput("chart file", value=str(path), limit=f"a name ending in {', '.join(CHART_ENDINGS)}")
+    if not path.parent.is_dir() or path.is_dir():
+        raise InvalidInput("chart file", value=str(path), limit="a file in a folder that exists")
+
+
+def write_chart(plan: Plan, path: Path) -> None:
+    """Draw :func:`plan_figure` into ``path``, PNG, SVG or PDF by its ending; another ending is refused."""
+    check_chart(path)
+    try:
+        plan_figure(plan).savefig(path, dpi=150)
+    except OSError as error:
+        raise InvalidInput("chart file", value=str(path), limit="a file that can be written") from error

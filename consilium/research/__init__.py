@@ -1,0 +1,1 @@
+"""The papers' networks and tables, benchmarks of utility; nothing a server or a site needs."""

@@ -1,0 +1,138 @@
+"""What each idea of the joint recipe gives: the student again with one idea taken out, paired over seeds.
+
+Each variant is the whole way to a student, production functions with one argument changed, against the same roles,
+public images, budget and steps. Cells are kept, so a run that was stopped goes on. Refuses the recipe with one query a
+volume, which has none of these ideas.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+
+from common.canonical import sha256_bytes
+from common.codecs.frame import plan_frame
+from common.config import TrainingConfig
+from common.errors import InvalidInput
+from common.objects import write_atomically
+from consilium.research.utility import RECIPE, Bench
+from server.protocols.joint.kernel import coordinates
+from server.protocols.joint.student import RESIDUAL, SPREAD, TEMPERATURE, Start, codes_of, refine
+
+FROM_SCRATCH = TrainingConfig(steps=200, learning_rate=1e-2)
+"""What a teacher needs that does not begin from the public start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The recipe with something changed; the defaults are the recipe."""
+
+    what: str
+    kernel: str = "tangent"
+    leading: int | None = None
+    temperature: float = TEMPERATURE
+    spread: float = SPREAD
+    centred: bool = True
+    shrunk: bool = True
+    begun: bool = True
+    joint: bool = True
+    rounds: int | None = None
+
+
+VARIANTS = {
+    "recipe": Variant("the recipe"),
+    "one-query-a-volume": Variant("one release a volume, a student from nothing", joint=False, begun=False),
+    "one-round": Variant("all in one round", rounds=1),
+    "teachers-from-nothing": Variant("teachers do not begin from the public start", begun=False),
+    "image-rows": Variant("volumes rotated by their images' likeness, no tangent kernel", kernel="images"),
+    "independent": Variant("every volume and coordinate for itself, no kernel", kernel="none"),
+    "leading-24": Variant("the kernel over 24 coordinates of a volume's 128", leading=24),
+    "not-sharpened": Variant("predictions encoded as they are", temperature=1.0),
+    "timid-start": Variant("the public start's spread not restored", spread=0.0),
+    "mean-shape-centre": Variant("codes relative to the public mean shape", centred=False),
+    "noisy-labels": Variant("observations taken as they are, not shrunk", shrunk=False),
+}
+
+
+def student(bench: Bench, name: str) -> float:
+    """Dice of the student of one variant on the held-out cases."""
+    variant, setting = VARIANTS[name], bench.setting
+    if variant.rounds is not None:
+        bench = bench.at(setting := replace(setting, rounds=variant.rounds))
+    if setting.recipe != "joint":
+        raise InvalidInput("recipe of an ablation", value=setting.recipe, limit="joint")
+    path = bench.file(f"variant-{name}", [repr(setting), repr(variant), bench.seed, RECIPE], ".json")
+    if not path.exists():
+        dice = _single(bench) if not variant.joint else _joint(bench, variant)
+        write_atomically(path, json.dumps(dice).encode())
+    return float(json.loads(path.read_text()))
+
+
+def ablate(bench: Bench, report: Callable[[str], None]) -> dict[str, float]:
+    """Dice of every variant's student at one setting and seed."""
+    result = {}
+    for name in VARIANTS:
+        report(name)
+        result[name] = student(bench, name)
+    return result
+
+
+def _single(bench: Bench) -> float:
+    other = bench.at(replace(bench.setting, recipe="pca", teacher=FROM_SCRATCH))
+    return other.single("student", other.codes(other.teachers(None)))["student"]
+
+
+def _joint(bench: Bench, variant: Variant) -> float:
+    codec = bench.codec
+    start = bench.start(spread=variant.spread)
+    if variant.begun:
+        teachers = bench.teachers(start)
+    else:
+        teachers = bench.at(replace(bench.setting, teacher=FROM_SCRATCH)).teachers(None)
+    codes = bench.codes(teachers, temperature=variant.temperature)
+    centre = codes_of(start.model, bench.images, codec, temperature=variant.temperature)
+    noise_std = bench.mechanism(1)[1]
+    frame = plan_frame(
+        kernel=_kernel(bench, variant, start, codec.powers),
+        centre=centre if variant.centred else np.zeros_like(centre),
+        variances=codec.powers,
+        residual=RESIDUAL if variant.centred else 1.0,
+        temperature=variant.temperature,
+        noise_std=noise_std,
+        radius=bench.study.codec.radius,
+        codec=sha256_bytes(codec.to_bytes()),
+    )
+    final = bench.believed(frame, codes, kind=f"joint-{variant.what}", shrunk=variant.shrunk)
+    model = refine(start.model, bench.images, codec, final, bench.setting.student, seed=bench.seed + 100)
+    return bench.dice(model, bench.roles.held_out)
+
+
+def _kernel(bench: Bench, variant: Variant, start: Start, powers: Float[np.ndarray, "l"]) -> Float[np.ndarray, "k k"]:
+    volumes = len(bench.images)
+    size = coordinates(len(powers), volumes=volumes)
+    match variant.kernel:
+        case "images":
+            return np.kron(likeness(bench.images), np.diag(powers[:size]))
+        case "none":
+            return np.kron(np.eye(volumes), np.diag(powers[:size]))
+    kernel = bench.kernel(start, temperature=variant.temperature)
+    if variant.leading is None:
+        return kernel
+    kept = (np.arange(volumes)[:, None] * size + np.arange(min(variant.leading, size))).ravel()
+    part: np.ndarray = kernel[np.ix_(kept, kept)]
+    return part
+
+
+def likeness(images: Float[np.ndarray, "n c x y z"]) -> Float[np.ndarray, "n n"]:
+    """A covariance of the volumes whose leading directions are those of their images: singular values to the third
+    power, a tenth spread evenly."""
+    flat = images.reshape(len(images), -1).astype(np.float64)
+    values, vectors = np.linalg.eigh((flat - flat.mean(axis=0)) @ (flat - flat.mean(axis=0)).T)
+    spread = np.maximum(values, 0) ** 1.5
+    shares = 0.9 * spread / spread.sum() + 0.1 / len(images)
+    result: np.ndarray = (vectors * shares) @ vectors.T
+    return result

@@ -1,0 +1,116 @@
+"""The parts of a benchmark's seeds, run side by side in processes of one thread.
+
+How sums are split over threads changes their last bits, and with them what is found in the cache: so it is always
+processes of one thread, however many. A part that fails ends the run; what the others finished is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from client.training.side_by_side import THREAD_SETTINGS
+from common.config import DataConfig
+from common.data.msd import read_dataset
+from common.errors import InvalidInput
+from consilium.research.ablation import ablate
+from consilium.research.poison import measure
+from consilium.research.roles import ROTATIONS, deal_roles, load_cases
+from consilium.research.utility import Bench, Setting
+
+ABLATION = "ablation"
+POISON = "poison"
+REFRESH_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One of :data:`~consilium.research.utility.PARTS` of one seed, its offsets, or all of its :data:`ABLATION` or its
+    :data:`POISON`."""
+
+    setting: Setting
+    data: Path
+    test: Path | None
+    cache: Path
+    seed: int
+    part: str
+
+
+def run_jobs(work: list[list[Job]], *, jobs: int) -> list[dict[str, float]]:
+    """Each row's results, its parts' together. A row's first part trains what its others read, so they wait for it."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    results: list[dict[str, float]] = [{} for _ in work]
+    os.environ.update(dict.fromkeys(THREAD_SETTINGS, "1"))
+    context = get_context("spawn")
+    stages: SimpleQueue[tuple[int, str]] = context.SimpleQueue()
+    with (
+        Progress(*columns, console=Console(stderr=True)) as progress,
+        ProcessPoolExecutor(max_workers=jobs, mp_context=context, initializer=_tell, initargs=(stages,)) as pool,
+    ):
+        bar = progress.add_task("", total=sum(map(len, work)))
+        pending = {pool.submit(run_job, parts[0]): (row, parts[1:]) for row, parts in enumerate(work)}
+        while pending:
+            finished = wait(pending, timeout=REFRESH_S, return_when=FIRST_COMPLETED).done
+            while not stages.empty():
+                seed, stage = stages.get()
+                progress.update(bar, description=f"seed {seed}: {stage}")
+            for future in finished:
+                row, rest = pending.pop(future)
+                results[row] |= future.result()
+                progress.advance(bar)
+                pending |= {pool.submit(run_job, job): (row, []) for job in rest}
+    return results
+
+
+_stages: SimpleQueue[tuple[int, str]] | None = None
+
+
+def _tell(stages: SimpleQueue[tuple[int, str]]) -> None:
+    """In a new process: where :func:`run_job` says what it is at."""
+    global _stages
+    _stages = stages
+
+
+def run_job(job: Job) -> dict[str, float]:
+    """Run one part in this process, on one thread."""
+    torch.set_num_threads(1)
+    bench = _bench(job.setting, job.data, job.test, job.cache, job.seed)
+
+    def report(stage: str) -> None:
+        if _stages is not None:
+            _stages.put((job.seed, stage))
+
+    match job.part:
+        case "ablation":
+            return ablate(bench, report)
+        case "poison":
+            return measure(bench, report)
+        case part:
+            return bench.run_part(part, report)
+
+
+@lru_cache(maxsize=ROTATIONS)
+def _bench(setting: Setting, data: Path, test: Path | None, cache: Path, seed: int) -> Bench:
+    """Kept for the seed's other parts: reading the cases and fitting the codec take seconds."""
+    config = DataConfig(labels=read_dataset(data).labels, spacing_mm=(1.0, 1.0, 1.0), grid=(32, 48, 32))
+    scored = None if test is None else load_cases(test, config)
+    roles = deal_roles(load_cases(data, config), hospitals=setting.hospitals, seed=seed, test=scored)
+    smallest = min(len(site) for site in roles.private)
+    if smallest < setting.voters:
+        raise InvalidInput("voters a site", value=setting.voters, limit=f"at most the {smallest} cases of a site")
+    return Bench(setting, roles, config, seed=seed, cache=cache)

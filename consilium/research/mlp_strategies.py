@@ -1,0 +1,337 @@
+"""DP-SGD, DP-MAC and DP-BBB on the papers' fully connected networks, as strategies of the engine.
+
+Data are tensors of all examples, row = slot. What a strategy computes from a batch before the sum is sensitive; what
+:meth:`apply` receives is private, and all that follows is post-processing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+
+from client.training.private.bbb import Posterior, PosteriorDescent, Prior
+from client.training.private.clipped_sums import SUMMED_NORM, Parts, grid_sum, one_part
+from client.training.private.descent import Rate, descend, optimizer_of
+from common.errors import InvalidInput
+from consilium.research.mlp import (
+    Layers,
+    Shape,
+    act,
+    backprop,
+    clipped_layer_sum,
+    forward,
+    initial_weights,
+    output_bend,
+    output_factor,
+    output_loss,
+    residual_bend,
+    residual_factor,
+    with_bias,
+)
+from consilium.research.sensitivity import hidden_bounds, output_bounds
+
+
+class MlpSgd:
+    """DP-SGD: one clip for the whole network, Adam on the private mean."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        x: Float[torch.Tensor, "n d"],
+        y: Float[torch.Tensor, "n k"],
+        *,
+        clip: float,
+        rate: Rate,
+        seed: int,
+        momentum: float | None = None,
+    ) -> None:
+        self.shape, self.x, self.y, self.rate = shape, x, y, rate
+        self.parts = one_part(shape.names, clip)
+        self.weights = [w.requires_grad_() for w in initial_weights(shape, seed=seed, dtype=x.dtype)]
+        self.optimizer = optimizer_of(self.weights, momentum)
+
+    def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        rows = torch.from_numpy(batch)
+        with torch.no_grad():
+            inputs, factors = backprop(self.weights, self.x[rows], self.y[rows], self.shape)
+        return clipped_layer_sum(inputs, factors, self.parts, self.shape.names)
+
+    def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        descend(self.weights, [mean[name] for name in self.shape.names], self.optimizer, self.rate(step, steps))
+
+    def state(self) -> dict[str, Any]:
+        return {"weights": [w.detach().clone() for w in self.weights], "optimizer": self.optimizer.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for weight, saved in zip(self.weights, state["weights"], strict=True):
+                weight.copy_(saved)
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTerms:
+    """Of each example: ∂T = ``inputs`` ⊗ ``factors``, ∂²T_h = ``bends``_h·iiᵀ, ``constants`` T − ŵ·∂T + ½ŵᵀ∂²Tŵ."""
+
+    inputs: torch.Tensor
+    factors: torch.Tensor
+    bends: torch.Tensor
+    constants: torch.Tensor
+
+
+class MlpMac:
+    """DP-MAC. ``order`` 1 releases g = Σ∂T; 2 adds C = ½Σ∂²T and takes ``w_steps`` on the noisy quadratic.
+
+    ``value_bound`` Θ_a, if given, adds the third partition a (M = 3), which no optimiser needs. ``clip`` is Θ for ∂T,
+    ``curvature_clip`` for ½∂²T. With ``t`` every z and layer input is projected to norm T and the corrected analytic
+    sensitivities hold too; the smaller of the two bounds is used.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        x: Float[torch.Tensor, "n d"],
+        y: Float[torch.Tensor, "n k"],
+        *,
+        clip: float,
+        rate: Rate,
+        seed: int,
+        z_rate: float,
+        z_steps: int = 30,
+        order: int = 1,
+        w_steps: int = 1,
+        curvature_clip: float | None = None,
+        value_bound: float | None = None,
+        t: float | None = None,
+        momentum: float | None = None,
+    ) -> None:
+        if order not in (1, 2) or (order == 2) != (curvature_clip is not None):
+            raise InvalidInput("order of DP-MAC", value=order, limit="1, or 2 with a clip for the curvature")
+        if value_bound is not None and order == 1:
+            raise InvalidInput("partitions of DP-MAC", limit="1 (g), 2 (g, C) or 3 (a, g, C)")
+        if t is not None and shape.activation != "softplus":
+            raise InvalidInput("analytic sensitivities", value=shape.activation, limit="softplus layers")
+        self.shape, self.x, self.y, self.rate, self.seed = shape, x, y, rate, seed
+        self.clip, self.curvature_clip, self.value_bound, self.t = clip, curvature_clip, value_bound, t
+        self.z_rate, self.z_steps, self.w_steps = z_rate, z_steps, w_steps
+        self.weights = [w.requires_grad_() for w in initial_weights(shape, seed=seed, dtype=x.dtype)]
+        self.optimizer = optimizer_of(self.weights, momentum)
+
+    @property
+    def partitions(self) -> int:
+        """M: coefficients released a layer."""
+        return 1 + (self.curvature_clip is not None) + (self.value_bound is not None)
+
+    @property
+    def parts(self) -> Parts:
+        """One part a layer and coefficient, all with r = √(MK); analytic bounds follow the current (public) weights."""
+        names: list[tuple[str, ...]] = []
+        clips: list[float] = []
+        for k, name in enumerate(self.shape.names):
+            bounds = None if self.t is None else self._bounds(k)
+            names.append((name,))
+            clips.append(self.clip if bounds is None else min(self.clip, bounds[0]))
+            if self.curvature_clip is not None:
+                names.append((f"{name}.c",))
+                clips.append(self.curvature_clip if bounds is None else min(self.curvature_clip, bounds[1]))
+            if self.value_bound is not None:
+                names.append((f"{name}.a",))
+                clips.append(self.value_bound if bounds is None else min(self.value_bound, bounds[2]))
+        return Parts(tuple(names), tuple(clips))
+
+    def _bounds(self, k: int) -> tuple[float, float, float]:
+        assert self.t is not None
+        weights = self.weights[k].detach().double().numpy()
+        if k < self.shape.layers - 1:
+            hidden = hidden_bounds(weights, t=self.t)
+            return hidden.g, hidden.c, hidden.a
+        if self.shape.output != "bce":
+            raise InvalidInput("analytic sensitivities of the output", value=self.shape.output, limit="bce")
+        output = output_bounds(weights, t=self.t)
+        return output.g, output.c, output.a
+
+    def coordinates(self, x: torch.Tensor, y: torch.Tensor) -> Layers:
+        """z_1 … z_K of these examples after the Z-step; never released. Starts at the forward pass.
+
+        ``z_steps`` of Adam on Σ_k‖z_k − f_k(z_{k−1})‖² + output loss. The objective is a sum over examples and Adam
+        works entry by entry, so no example sees another.
+        """
+        weights = [w.detach() for w in self.weights]
+        _, preacts = forward(weights, x, self.shape.activation)
+        z = [act(u, self.shape.activation).clone() for u in preacts[:-1]]
+        first_layer = preacts[0]  # its input is data, not a coordinate: it never changes
+        moments = [(torch.zeros_like(entry), torch.zeros_like(entry)) for entry in z]
+        for step in range(1, self.z_steps + 1):
+            for entry, gradient, (first, second) in zip(
+                z, coordinate_gradients(weights, first_layer, y, z, self.shape), moments, strict=True
+            ):
+                first.lerp_(gradient, 0.1)
+                second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+                size = first / (1 - 0.9**step)
+                entry.addcdiv_(size, (second / (1 - 0.999**step)).sqrt_().add_(1e-8), value=-self.z_rate)
+        return z
+
+    def layer_terms(self, x: torch.Tensor, y: torch.Tensor, z: Layers) -> list[LayerTerms]:
+        """The per-example Taylor terms of every layer's objective at the current weights."""
+        feeds, result = [x, *z], []
+        for k, w in enumerate(self.weights):
+            i = self._projected(with_bias(feeds[k]))
+            u = i @ w.detach()
+            if k < self.shape.layers - 1:
+                target, f = self._projected(z[k]), self.shape.activation
+                factor, bends = residual_factor(target, u, f), residual_bend(target, u, f)
+                value = (target - act(u, f)).square().sum(dim=1)
+            else:
+                factor, value = output_factor(u, y, self.shape.output), output_loss(u, y, self.shape.output)
+                bends = output_bend(u, self.shape.output) if self.curvature_clip is not None else torch.zeros_like(u)
+            constant = value - (u * factor).sum(dim=1) + (u.square() * bends).sum(dim=1) / 2
+            result.append(LayerTerms(i, factor, bends, constant))
+        return result
+
+    def _projected(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows if self.t is None else onto_ball(rows, self.t)
+
+    def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        rows = torch.from_numpy(batch)
+        x, y = self.x[rows], self.y[rows]
+        parts, names = self.parts, self.shape.names
+        bound = {name: (parts.clips[k], parts.shares[k]) for k, (name,) in enumerate(parts.names)}
+        with torch.no_grad():
+            terms = self.layer_terms(x, y, self.coordinates(x, y))
+            first = Parts(
+                tuple((name,) for name in names),
+                tuple(bound[name][0] for name in names),
+                tuple(bound[name][1] for name in names),
+            )
+            result = clipped_layer_sum([t.inputs for t in terms], [t.factors for t in terms], first, names)
+            for name, term in zip(names, terms, strict=True):
+                if self.curvature_clip is not None:
+                    result[f"{name}.c"] = _curvature_sum(term.inputs, term.bends, *bound[f"{name}.c"])
+                if self.value_bound is not None:
+                    result[f"{name}.a"] = _value_sum(term.constants, *bound[f"{name}.a"])
+        return {name: result[name] for name in parts.order}
+
+    def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        rate = self.rate(step, steps)
+        start = [w.detach().clone() for w in self.weights]
+        for _ in range(self.w_steps):
+            gradients = []
+            for k, name in enumerate(self.shape.names):
+                gradient = mean[name]
+                if self.curvature_clip is not None:
+                    moved = (self.weights[k].detach() - start[k]).double()
+                    gradient = gradient + 2 * torch.einsum("hde,eh->dh", _symmetric(mean[f"{name}.c"]), moved)
+                gradients.append(gradient)
+            descend(self.weights, gradients, self.optimizer, rate)
+
+    def state(self) -> dict[str, Any]:
+        return {"weights": [w.detach().clone() for w in self.weights], "optimizer": self.optimizer.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for weight, saved in zip(self.weights, state["weights"], strict=True):
+                weight.copy_(saved)
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def gradient_ratios(self, x: torch.Tensor, y: torch.Tensor) -> tuple[float, ...]:
+        """‖Σ∂T_k‖_F of each layer over the last one's: the diagnostic of vanishing layer gradients.
+
+        Of the un-noised sums: for public data only.
+        """
+        with torch.no_grad():
+            terms = self.layer_terms(x, y, self.coordinates(x, y))
+            norms = [float((t.inputs.double().T @ t.factors.double()).norm()) for t in terms]
+        return tuple(norm / norms[-1] for norm in norms)
+
+
+class MlpBbb:
+    """DP-BBB: one weight sample a step, DP-SGD's clipped sum at that sample, and the data-free KL (corrected step)."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        x: Float[torch.Tensor, "n d"],
+        y: Float[torch.Tensor, "n k"],
+        *,
+        clip: float,
+        rate: Rate,
+        seed: int,
+        prior: Prior,
+        initial_std: float,
+    ) -> None:
+        self.shape, self.x, self.y, self.rate = shape, x, y, rate
+        self.parts = one_part(shape.names, clip)
+        start = dict(zip(shape.names, initial_weights(shape, seed=seed, dtype=torch.float64), strict=True))
+        self.descent = PosteriorDescent(Posterior.around(start, std=initial_std), prior, seed=seed + 1)
+
+    @property
+    def posterior(self) -> Posterior:
+        return self.descent.posterior
+
+    def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        sample, rows = self.descent.sample(), torch.from_numpy(batch)
+        with torch.no_grad():
+            weights = [sample[name].to(self.x.dtype) for name in self.shape.names]
+            inputs, factors = backprop(weights, self.x[rows], self.y[rows], self.shape)
+        return clipped_layer_sum(inputs, factors, self.parts, self.shape.names)
+
+    def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        self.descent.apply(mean, self.rate(step, steps))
+
+    def state(self) -> dict[str, Any]:
+        return self.descent.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.descent.restore(state)
+
+
+def coordinate_gradients(
+    weights: Sequence[torch.Tensor], first_layer: torch.Tensor, y: torch.Tensor, z: Layers, shape: Shape
+) -> Layers:
+    """∂/∂z_k of Σ_k‖z_k − f_k(z_{k−1})‖² + output loss: 2(z_k − f_k), plus what layer k + 1 sends back.
+
+    ``first_layer`` is the first layer's pre-activation of the examples.
+    """
+    preacts = [first_layer, *(torch.addmm(w[-1], feed, w[:-1]) for feed, w in zip(z, weights[1:], strict=True))]
+    gradients = []
+    for k in range(len(z)):
+        if k + 1 < len(z):
+            back = residual_factor(z[k + 1], preacts[k + 1], shape.activation)
+        else:
+            back = output_factor(preacts[k + 1], y, shape.output)
+        own = 2 * (z[k] - act(preacts[k], shape.activation))
+        gradients.append(own + back @ weights[k + 1][:-1].T)
+    return gradients
+
+
+def onto_ball(rows: torch.Tensor, radius: float) -> torch.Tensor:
+    """Each row projected to norm ``radius``."""
+    norms = rows.norm(dim=1, keepdim=True)
+    return rows * torch.clamp(radius / norms.clamp_min(1e-30), max=1.0)
+
+
+def _curvature_sum(i: torch.Tensor, s: torch.Tensor, clip: float, share: float) -> torch.Tensor:
+    """Σ_n c_n·½ s_nh·iiᵀ as integers [h, D, D]; ‖½∂²T_n‖_F = ½‖i‖²‖s‖ clipped to Θ."""
+    i, s = i.double(), s.double()
+    norm = i.square().sum(dim=1) * s.norm(dim=1) / 2
+    factor = torch.clamp(clip / norm, max=1.0) * (SUMMED_NORM / (clip * share))
+    good = torch.isfinite(factor) & torch.isfinite(norm)
+    factor = torch.where(good, factor, torch.zeros_like(factor))
+    i, s = (torch.where(good[:, None], entry, torch.zeros_like(entry)) for entry in (i, s))
+    total = torch.einsum("nh,nd,ne->hde", s * (factor / 2)[:, None], i, i)
+    return torch.from_numpy(grid_sum(total.numpy().ravel(), coordinates=total.numel())).reshape(total.shape)
+
+
+def _value_sum(values: torch.Tensor, clip: float, share: float) -> torch.Tensor:
+    kept = torch.nan_to_num(values.double(), nan=0.0, posinf=0.0, neginf=0.0).clamp(-clip, clip)
+    total = (kept * (SUMMED_NORM / (clip * share))).sum()
+    return torch.from_numpy(grid_sum(total.reshape(1).numpy(), coordinates=1))
+
+
+def _symmetric(c: torch.Tensor) -> torch.Tensor:
+    return (c + c.transpose(1, 2)) / 2

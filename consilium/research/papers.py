@@ -1,0 +1,216 @@
+"""``consilium bench papers``: DP-MAC's Tables 1 and 2 and Figure 1, resumable cell by cell.
+
+A finished cell is a JSON file named for its data set, method, ε and seed; it is used again while its recipe stays the
+same. Tables and the figure are made from the files that are there, and say how many seeds each number rests on.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from common.errors import InvalidInput
+from common.objects import write_atomically
+from common.privacy.figures import epsilon_text
+
+if TYPE_CHECKING:
+    from consilium.research.cells import Cell
+    from consilium.research.volumes import VolumeCell
+
+
+def papers(
+    data: Annotated[Path, typer.Option("--data", help="Folder with mnist, usps and Task04_Hippocampus.")],
+    out: Annotated[Path, typer.Option("--out", help="Results go here, and are taken from here again.")],
+    seeds: Annotated[int, typer.Option(help="Seeds a cell.", min=1)] = 3,
+    only: Annotated[str, typer.Option(help="Only cells whose name contains this, e.g. mnist/dp-mac/8.")] = "",
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Train nothing; tables of what is there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the tables as JSON.")] = False,
+) -> None:
+    """Reproduce the DP-MAC paper's tables and figure with the product's private trainers, and compare them in 3D.
+
+    Stop it and run it again at will: finished cells are kept, and the tables are of all that are there.
+    Example: consilium bench papers --data data --out bench-out --seeds 3 --only mnist/dp-sgd
+    Example: consilium bench papers --data data --out bench-out --only hippocampus
+    """
+    import torch
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from consilium.research.cells import all_cells
+    from consilium.research.volumes import volume_cells, volume_markdown, volume_rows
+
+    torch.set_num_threads(threads)
+    known: list[Cell | VolumeCell] = [*all_cells(seeds), *volume_cells(seeds)]
+    cells = [cell for cell in known if only in cell.id]
+    if not cells:
+        raise InvalidInput("cells to run", value=only, limit="part of a name such as mnist/dp-mac/8/0")
+    if not report_only:
+        missing = [cell for cell in cells if _stored(out, cell.id, cell.to_json()) is None]
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("cells", total=len(cells), completed=len(cells) - len(missing))
+            for cell in missing:
+                bar.update(task, description=cell.id)
+                result = json.dumps(_run(cell, data, out), indent=1, allow_nan=False)
+                write_atomically(out / "cells" / f"{cell.id.replace('/', '_')}.json", (result + "\n").encode())
+                bar.advance(task)
+    results = [found for cell in known if (found := _stored(out, cell.id, cell.to_json())) is not None]
+    digits = [result for result in results if "curve" in result]
+    rows, volumes = table(digits), volume_rows(result for result in results if "cases" in result)
+    text = "\n".join([markdown(rows), *volume_markdown(volumes)])
+    write_atomically(out / "papers.json", (json.dumps([*rows, *volumes], indent=1) + "\n").encode())
+    write_atomically(out / "papers.md", text.encode())
+    figure(digits, out / "figure1.png")
+    typer.echo(json.dumps([*rows, *volumes]) if as_json else text, nl=as_json)
+
+
+def _run(cell: Cell | VolumeCell, data: Path, out: Path) -> dict[str, Any]:
+    from consilium.research.cells import Cell, run_cell
+    from consilium.research.volumes import run_volume_cell
+
+    return run_cell(cell, data) if isinstance(cell, Cell) else run_volume_cell(cell, data, out / "cache")
+
+
+def _stored(out: Path, name: str, cell: dict[str, Any]) -> dict[str, Any] | None:
+    """A finished cell of the same recipe, or None."""
+    path = out / "cells" / f"{name.replace('/', '_')}.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if found.get("cell") == json.loads(json.dumps(cell)) else None
+
+
+def table(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each data set, method and ε: mean, deviation, seeds, and what the paper prints."""
+    from consilium.research.cells import PUBLISHED
+
+    groups: dict[tuple[str, str, float | None], list[dict[str, Any]]] = {}
+    for result in results:
+        cell = result["cell"]
+        groups.setdefault((cell["data"], cell["name"], cell["epsilon"]), []).append(result)
+    rows: list[dict[str, Any]] = []
+    for (data, name, epsilon), members in groups.items():
+        scores = [member["score"] for member in members]
+        row: dict[str, Any] = {
+            "data": data,
+            "method": name,
+            "epsilon": epsilon,
+            "true_epsilon": members[0]["epsilon"],
+            "delta": members[0]["delta"],
+            "relation": members[0]["relation"],
+            "noise_multiplier": members[0]["noise_multiplier"],
+            "mean": statistics.fmean(scores),
+            "sd": statistics.stdev(scores) if len(scores) > 1 else None,
+            "seeds": len(scores),
+            "published": PUBLISHED.get((data, name.removesuffix("-paper")), {}).get(epsilon),
+            "recipe": members[0]["cell"]["recipe"],
+        }
+        for key in ("sampled_ece", "mean_ece", "sampled_nll", "mean_nll", "mean_accuracy"):
+            if key in members[0]:
+                row[key] = statistics.fmean(member[key] for member in members)
+        rows.append(row)
+    for (data, name), printed in PUBLISHED.items():
+        if name == "dp-cdbn":
+            rows += [
+                {"data": data, "method": name, "epsilon": epsilon, "mean": None, "seeds": 0, "published": value}
+                for epsilon, value in printed.items()
+            ]
+    return rows
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The tables for people: test scores with the paper's beside, calibration, and the settings."""
+    lines = ["unit example, relation add-remove, δ = 1e-5, Poisson sampling, PLD accountant, private PCA charged", ""]
+    for data, what in (("mnist", "test accuracy"), ("usps", "½Σ(error²) a test image")):
+        mine = [row for row in rows if row["data"] == data]
+        if not mine:
+            continue
+        lines += [f"### {data}: {what}", "", "| method | ε | ours | seeds | published |", "|---|---|---|---|---|"]
+        for row in sorted(mine, key=lambda r: (r["method"], r["epsilon"] is None, r["epsilon"] or 0)):
+            epsilon = epsilon_text(inf if row["epsilon"] is None else row["epsilon"])
+            true = row.get("true_epsilon")
+            if true is not None and row["epsilon"] is not None and true > row["epsilon"] * 1.01:
+                epsilon = f"{epsilon} claimed, {epsilon_text(true, 3)} true"
+            ours = "–" if row["mean"] is None else f"{row['mean']:.4f}" if data == "mnist" else f"{row['mean']:.2f}"
+            if row.get("sd") is not None:
+                ours += f" ± {row['sd']:.4f}" if data == "mnist" else f" ± {row['sd']:.2f}"
+            published = "–" if row["published"] is None else f"{row['published']:g}"
+            lines.append(f"| {row['method']} | {epsilon} | {ours} | {row['seeds']} | {published} |")
+        lines.append("")
+    calibrated = [row for row in rows if "sampled_ece" in row]
+    if calibrated:
+        lines += ["### DP-BBB: sampled predictions beside the mean network", ""]
+        lines += ["| ε | ECE sampled | ECE mean | NLL sampled | NLL mean |", "|---|---|---|---|---|"]
+        for row in sorted(calibrated, key=lambda r: r["epsilon"]):
+            numbers = (row["sampled_ece"], row["mean_ece"], row["sampled_nll"], row["mean_nll"])
+            lines.append(
+                f"| {epsilon_text(row['epsilon'])} | " + " | ".join(f"{number:.4f}" for number in numbers) + " |"
+            )
+        lines.append("")
+    settled = [row for row in rows if "recipe" in row]
+    if settled:
+        lines += [
+            "### settings",
+            "",
+            "| cell | batch | epochs | lr | clip | noise z | PCA z |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for row in settled:
+            recipe, epsilon = row["recipe"], epsilon_text(inf if row["epsilon"] is None else row["epsilon"])
+            settings = [recipe["batch"], recipe["epochs"], f"{recipe['rate']:g}", f"{recipe['clip']:g}"]
+            settings += [f"{row['noise_multiplier']:.4g}", recipe["pca_noise"] or "–"]
+            lines.append(f"| {row['data']} {row['method']} {epsilon} | " + " | ".join(map(str, settings)) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def figure(results: list[dict[str, Any]], path: Path) -> None:
+    """Figure 1: train and test error of the MNIST classifiers over epochs, ± one standard deviation of test."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    shown = [(name, eps) for name in ("dp-mac", "dp-sgd", "dp-bbb") for eps in (0.5, 2.0, 8.0)]
+    drawn = Figure(figsize=(11, 3.6), layout="constrained")
+    axes = drawn.subplots(1, 3, sharey=True)
+    colours = {0.5: "#b4552d", 2.0: "#2563a8", 8.0: "#3a7d44"}
+    for axis, method in zip(axes, ("dp-mac", "dp-sgd", "dp-bbb"), strict=True):
+        for name, eps in shown:
+            runs = [
+                r["curve"]
+                for r in results
+                if (r["cell"]["data"], r["cell"]["name"], r["cell"]["epsilon"]) == ("mnist", method, eps)
+            ]
+            if name != method or not runs:
+                continue
+            length = min(len(run) for run in runs)
+            epochs = [point["epoch"] for point in runs[0][:length]]
+            test = 1 - np.array([[point["test"] for point in run[:length]] for run in runs])
+            train = 1 - np.array([[point["train"] for point in run[:length]] for run in runs])
+            axis.plot(
+                epochs, test.mean(axis=0), color=colours[eps], label=f"ε {epsilon_text(eps)}, test ({len(runs)} seeds)"
+            )
+            axis.plot(
+                epochs, train.mean(axis=0), color=colours[eps], linestyle=":", label=f"ε {epsilon_text(eps)}, train"
+            )
+            if len(runs) > 1:
+                sd = test.std(axis=0, ddof=1)
+                axis.fill_between(
+                    epochs, test.mean(axis=0) - sd, test.mean(axis=0) + sd, color=colours[eps], alpha=0.2, linewidth=0
+                )
+        axis.set_title(method)
+        axis.set_xlabel("epoch")
+        axis.set_yscale("log")
+        axis.grid(color="#d9dee4", linewidth=0.6)
+        if axis.get_legend_handles_labels()[1]:
+            axis.legend(fontsize=7)
+    axes[0].set_ylabel("MNIST error")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn.savefig(path, dpi=120)

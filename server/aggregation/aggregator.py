@@ -1,0 +1,586 @@
+"""The server core: offers batches to sites, opens and checks their codes, releases through the ledger.
+
+Free of Flower, torch and files: messages go through a :class:`Transport`, charges and noisy answers through the ledger,
+facts into the event log. The roster of a release is decided before any site computes: sites that accepted the offer.
+Whatever goes wrong at one of them afterwards counts as the zero code, with the roster unchanged, so participation says
+nothing about data. Refuses a roster below quorum before anything is dispatched or charged.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, count
+from math import floor
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.canonical import digest
+from common.config import Study
+from common.envelope import asked, open_answered
+from common.errors import LedgerCorrupt, QuorumNotReached, Refused
+from common.events import EventLog
+from common.ledger.keys import signing_public_key
+from common.ledger.receipts import Position
+from common.messages import (
+    MAX_RECEIPTS,
+    MAX_RECEIPTS_BYTES,
+    AnyMessage,
+    CodesReply,
+    CodesRequest,
+    Offer,
+    OfferReply,
+    Part,
+    Receipts,
+    ReceiptsReply,
+    Several,
+    decode,
+    encode,
+)
+from common.privacy.calibration import study_mechanism
+from common.privacy.gaussian import Sampler, rounded_gaussian
+from common.privacy.mechanism import AccountantName, QuerySpec
+from common.privacy.quantise import within
+from common.privacy.release import noisy_sum
+from common.sealing import SealContext, SealingKeys, unseal
+from server.ledger.server_ledger import Candidate, Ledger, RosterEntry, StoredAnswer
+from server.study.workspace import CodecRecord, Site
+
+log = logging.getLogger(__name__)
+
+RECEIPTS_DEADLINE_S = 90.0
+"""What filing receipts may take at most; whatever is late is sent with the next message."""
+
+REPLY_MARGIN_S = 30.0
+"""What a reply may take beyond the site's own deadline: the queues on both ways."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One node's answer to one message: its body, or an allow-listed word for why there is none."""
+
+    node_id: int
+    body: bytes | None
+    problem: str = ""
+
+
+class Transport(Protocol):
+    """How bodies reach sites and come back; Flower's Grid in production, worker objects in tests."""
+
+    def online(self) -> frozenset[int]:
+        """Node ids that are connected now."""
+
+    def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
+        """Send one body to each node; yield exactly one reply a node, as they come, all within ``timeout_s``."""
+
+
+def plan_queries(
+    study: Study, *, codec: CodecRecord, volumes: Sequence[str], frame: CodecRecord | None = None, number: int = 1
+) -> tuple[QuerySpec, ...]:
+    """One query a public volume, in order, for the first ``planned_queries`` of them.
+
+    With ``frame`` one about all of them: round ``number`` of a joint query.
+    """
+    asked: list[tuple[str, ...]] = [(volume,) for volume in volumes[: study.privacy.planned_queries]]
+    mechanism = study_mechanism(study, dimension=(frame or codec).dimension)
+    return tuple(
+        QuerySpec(
+            edition=study.privacy.edition,
+            codec=codec.sha256,
+            volumes=group,
+            round=number,
+            centre=frame.sha256 if frame else "zero",
+            weights="codec",
+            mechanism=mechanism,
+        )
+        for group in ([tuple(volumes)] if frame else asked)
+    )
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch to be offered to the sites ``able`` to pay for it, and what sites have said to it so far, by name."""
+
+    offer: Offer
+    able: frozenset[str]
+    answers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return self.offer.batch
+
+    @property
+    def queries(self) -> tuple[QuerySpec, ...]:
+        return self.offer.queries
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """What a site said, None for nothing that could be read or that it signed, and then the word why."""
+
+    site: Site
+    message: AnyMessage | None
+    problem: str = ""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.message.parts if isinstance(self.message, Several) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """One reply's codes by query id, and the ids of those refused with the word why. # sensitive until noised"""
+
+    codes: dict[str, NDArray[np.int64]]
+    refused: dict[str, str]
+
+
+class Aggregator:
+    """The core of one study. Holds no state a crash could lose: what counts is in the ledger.
+
+    ``sites`` tells who is registered now; it is asked before every batch, so a site may join in the middle of a run.
+    ``before`` queries of the study's plan were answered before these, which a later query may depend on.
+    """
+
+    def __init__(
+        self,
+        *,
+        study: Study,
+        queries: Sequence[QuerySpec],
+        sites: Callable[[], Sequence[Site]],
+        ledger: Ledger,
+        sealing_key: SealingKeys,
+        events: EventLog,
+        sampler: Sampler = rounded_gaussian,
+        clock: Callable[[], float] = time.monotonic,
+        retry_pause_s: float = 5.0,
+        before: int = 0,
+    ) -> None:
+        if (registered := len(sites())) < study.privacy.quorum:
+            raise QuorumNotReached(
+                f"{registered} sites are registered and the study's quorum is {study.privacy.quorum}; "
+                "to fix: register more sites"
+            )
+        self._study, self._queries, self._sites = study, tuple(queries), sites
+        self._ledger, self._sealing_key, self._events = ledger, sealing_key, events
+        self._sampler, self._clock = sampler, clock
+        self._retry_pause_s, self._before = retry_pause_s, before
+        self._held: dict[str, int] = {}
+        self._contradicted: dict[str, int] = {}
+        self._away: frozenset[int] = frozenset()
+
+    def open_queries(self) -> tuple[QuerySpec, ...]:
+        """Planned queries that have no stored answer yet."""
+        return tuple(query for query in self._queries if self._ledger.answer(query.id) is None)
+
+    def answers(self) -> tuple[StoredAnswer, ...]:
+        """Stored answers of the planned queries, in plan order."""
+        found = (self._ledger.answer(query.id) for query in self._queries)
+        return tuple(answer for answer in found if answer is not None)
+
+    def run(self, transport: Transport, *, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Answer all open queries batch by batch, until done, stopped, out of budget or below quorum.
+
+        A batch is offered in the message that asks for the codes of the batch before, and its receipts travel in the
+        one that asks for the next, because every message takes a way through queues that are polled.
+        """
+        queries = self.open_queries()
+        self._progress(len(queries))
+        ahead: _Batch | None = None
+        while queries and not should_stop():
+            batch = ahead or self._plan(queries)
+            if batch is None:
+                self._events.emit("budget-refused", batch="", queries=[query.id for query in queries])
+                break
+            roster = self._settle(batch, transport)
+            ahead = self._plan(queries[len(batch.queries) :], before=batch, roster=roster)
+            codes = self._collect(batch, roster, ahead, transport)
+            answered = self._release(batch, roster, codes)
+            queries = queries[answered:]
+            self._progress(len(queries))
+            if answered < len(batch.queries):
+                break
+        self._send_receipts(self._sites(), transport)
+
+    def _progress(self, left: int) -> None:
+        done = self._before + len(self._queries) - left
+        self._events.emit("stage-progress", stage="collect", done=done, total=self._study.privacy.planned_queries)
+
+    def _plan(
+        self, queries: Sequence[QuerySpec], *, before: _Batch | None = None, roster: Sequence[Site] = ()
+    ) -> _Batch | None:
+        """The next batch: as many of ``queries`` as every site with any room has room for; None where too few have.
+
+        The batch ``before``, which is not charged yet, counts as if it were, for the sites of its ``roster``.
+        """
+        in_flight = {site.name: len(before.queries) for site in roster} if before else {}
+        room = self._room(queries[0], in_flight) if queries else {}
+        if len(room) < self._study.privacy.quorum:
+            return None
+        chosen = tuple(queries[: min(self._study.collection.batch_size, *room.values())])
+        batch = digest("batch", {"study": self._study.id, "queries": [query.id for query in chosen]})
+        offer = Offer(study=self._study.id, ledger=self._ledger.ledger_id, batch=batch, queries=chosen)
+        return _Batch(offer, able=frozenset(site.name for site in room))
+
+    def _room(self, query: QuerySpec, in_flight: Mapping[str, int] = MappingProxyType({})) -> dict[Site, int]:
+        """For how many more such queries each site's pool has room; sites without any are left out.
+
+        Public state: an exhausted pool is left out before anything is offered. The ledger decides at the release.
+        """
+        protections = {pool.pool: pool.protection for pool in self._ledger.pools()}
+        room: dict[Site, int] = {}
+        for site in self._sites():
+            if site.pool not in protections:  # it is being registered just now
+                continue
+            in_all = self._ledger.remaining(site.pool) / query.mechanism.mu_squared(protections[site.pool])
+            in_study = self._ledger.remaining(site.pool, self._study.id)
+            in_study /= query.mechanism.mu_squared(self._study.privacy.protection)
+            if (queries := min(floor(in_all), floor(in_study)) - in_flight.get(site.name, 0)) > 0:
+                room[site] = queries
+        return room
+
+    # --- offering
+
+    def _settle(self, batch: _Batch, transport: Transport) -> tuple[Site, ...]:
+        """The batch's roster: sites that accept it, have room for it and are there. Decided before any inference.
+
+        Sites that have not answered the offer yet are asked now. Raises when fewer than the quorum are left.
+        """
+        room = self._room(batch.queries[0])
+        able = [site for site, queries in room.items() if queries >= len(batch.queries)]
+        by_node = {site.node_id: site for site in able}
+        online = self._await_sites(able, transport)
+        undecided = [node for node in sorted(online) if by_node[node].name not in batch.answers]
+        if undecided:
+            offers = {node: (by_node[node], batch.offer) for node in undecided}
+            for heard in self._exchange(transport, offers, timeout_s=self._study.collection.offer_deadline_s):
+                self._hear(heard.site, heard.message, batch, problem=heard.problem or "malformed")
+        for site in self._sites():
+            if site.node_id not in online:
+                self._note_answer(site, batch, "offline" if site in able else "budget")
+        roster = [site for site in able if batch.answers.get(site.name) == "accepted"]
+        if len(roster) < self._study.privacy.quorum:
+            self._below_quorum(batch, len(roster), transport)
+            if self._contradicted:
+                raise LedgerCorrupt(_contradiction(self._contradicted))
+            raise QuorumNotReached(
+                f"{len(roster)} of {len(self._sites())} sites accepted the batch and the quorum is "
+                f"{self._study.privacy.quorum}; nothing was dispatched or charged; to fix: see the sites' reasons in "
+                "`consilium study status`, then resume"
+            )
+        return tuple(sorted(roster, key=lambda site: site.name))
+
+    def _await_sites(self, sites: Sequence[Site], transport: Transport) -> frozenset[int]:
+        """Nodes of these sites that are online, once all are or the time is up.
+
+        Where a quorum is there, a node that was waited for in vain is not waited for again until it has been back.
+        """
+        expected = frozenset(site.node_id for site in sites)
+        until = self._clock() + self._study.collection.offer_deadline_s
+        while True:
+            online = transport.online() & expected
+            self._away -= online
+            enough = len(online) >= self._study.privacy.quorum and online | self._away >= expected
+            if enough or online == expected:
+                return online
+            if self._clock() >= until:
+                self._away |= expected - online
+                return online
+            time.sleep(0.5)
+
+    def _hear(self, site: Site, message: AnyMessage | None, batch: _Batch, *, problem: str = "") -> None:
+        """Note what a site says to an offer; ``problem``, if given, stands for an answer that cannot be used."""
+        if isinstance(message, OfferReply) and message.batch == batch.id:
+            self._note_answer(site, batch, message.reason if self._note_held(site, message) else "ledger-contradicted")
+        elif problem:
+            self._note_answer(site, batch, problem)
+
+    def _note_answer(self, site: Site, batch: _Batch, reason: str) -> None:
+        batch.answers[site.name] = reason
+        accepted = reason == "accepted"
+        self._events.emit("offer-answered", batch=batch.id, site=site.name, accepted=accepted, reason=reason)
+
+    def _below_quorum(self, batch: _Batch, accepted: int, transport: Transport) -> None:
+        """Put it on record, and send the receipts that are owed for earlier batches: the run ends here."""
+        self._events.emit("quorum-missed", batch=batch.id, accepted=accepted, needed=self._study.privacy.quorum)
+        self._send_receipts(self._sites(), transport)
+
+    # --- asking
+
+    def _collect(
+        self, batch: _Batch, roster: Sequence[Site], ahead: _Batch | None, transport: Transport
+    ) -> dict[tuple[str, str], NDArray[np.int64]]:
+        """Opened and checked codes by (site, query id), asked for until all are in or patience is over.
+
+        A site that cannot be reached is asked again, so an outage costs time and nothing else. A code that came and was
+        refused is final: it counts as the zero code and is not asked for again. Below quorum at the end, nothing is
+        released or charged: a worker answers even a failure, so silence means an outage. # sensitive
+        """
+        codes: dict[tuple[str, str], NDArray[np.int64]] = {}
+        refused: set[tuple[str, str]] = set()
+        until = self._clock() + self._study.collection.patience_s
+        for attempt in count(1):
+            waiting = {
+                site.node_id: missing
+                for site in roster
+                if (missing := tuple(q.id for q in batch.queries if (site.name, q.id) not in codes.keys() | refused))
+            }
+            if not waiting or self._clock() >= until:
+                break
+            reachable = {node: waiting[node] for node in sorted(transport.online() & waiting.keys())}
+            if reachable:
+                received, spoilt = self._ask(batch, attempt, reachable, roster, ahead, transport, until=until)
+                codes |= received
+                refused |= spoilt
+            if len(codes) + len(refused) < len(roster) * len(batch.queries):
+                time.sleep(max(0.0, min(self._retry_pause_s, until - self._clock())))
+        answered, quorum = len({site for site, _ in codes}), self._study.privacy.quorum
+        if answered < quorum:
+            self._below_quorum(batch, answered, transport)
+            raise QuorumNotReached(
+                f"{answered} of the {len(roster)} sites that accepted the batch sent codes and the quorum is {quorum}; "
+                "nothing was released or charged; to fix: bring the sites back, then `consilium study resume`"
+            )
+        return codes
+
+    def _ask(
+        self,
+        batch: _Batch,
+        attempt: int,
+        missing: Mapping[int, tuple[str, ...]],
+        roster: Sequence[Site],
+        ahead: _Batch | None,
+        transport: Transport,
+        *,
+        until: float,
+    ) -> tuple[dict[tuple[str, str], NDArray[np.int64]], set[tuple[str, str]]]:
+        """One attempt: ask each node for its missing codes, and every site for its word on the batch ``ahead``.
+
+        The codes that were opened, and those that were refused. Nobody is waited for but the nodes that owe codes.
+        # sensitive until noised
+        """
+        deadline_s = self._study.collection.deadline_s
+        started = self._clock()
+        by_node = {site.node_id: site for site in (*self._sites(), *roster)}
+        parts_for: dict[int, list[Part]] = {
+            node: [
+                *self._owed_receipts(by_node[node]),
+                CodesRequest(
+                    study=self._study.id,
+                    ledger=self._ledger.ledger_id,
+                    batch=batch.id,
+                    attempt=attempt,
+                    deadline_s=max(1, int(deadline_s)),
+                    queries=wanted,
+                ),
+            ]
+            for node, wanted in missing.items()
+        }
+        if ahead is not None:
+            for node in sorted(transport.online() & by_node.keys()):
+                if by_node[node].name in ahead.able - ahead.answers.keys():
+                    parts_for.setdefault(node, self._owed_receipts(by_node[node])).append(ahead.offer)
+        questions = {node: (by_node[node], Several(tuple(parts))) for node, parts in parts_for.items()}
+        self._events.emit(
+            "batch-dispatched", batch=batch.id, attempt=attempt, sites=len(missing), queries=len(batch.queries)
+        )
+        codes: dict[tuple[str, str], NDArray[np.int64]] = {}
+        refused: set[tuple[str, str]] = set()
+        timeout_s, owing = max(1.0, min(deadline_s + REPLY_MARGIN_S, until - started)), set(missing)
+        for heard in self._exchange(transport, questions, timeout_s=timeout_s):
+            site, parts = heard.site, heard.parts
+            for part in parts:
+                if ahead is not None:
+                    self._hear(site, part, ahead)
+                if isinstance(part, ReceiptsReply) and self._note_held(site, part):
+                    self._events.emit("receipts-held", site=site.name, ledger_row=part.ledger_row)
+            if site.node_id not in missing:
+                continue
+            answer = next((part for part in parts if isinstance(part, CodesReply)), None)
+            opened = self._open_reply(answer, heard.problem or "malformed", batch=batch, attempt=attempt, site=site)
+            if opened is not None:
+                codes |= {(site.name, query): code for query, code in opened.codes.items()}
+                refused |= {(site.name, query) for query in opened.refused}
+                self._events.emit(
+                    "reply-received",
+                    batch=batch.id,
+                    attempt=attempt,
+                    site=site.name,
+                    codes=len(opened.codes),
+                    seconds=round(self._clock() - started, 3),
+                )
+            owing.discard(site.node_id)
+            if not owing:
+                break
+        return codes, refused
+
+    def _open_reply(
+        self, message: CodesReply | None, problem: str, *, batch: _Batch, attempt: int, site: Site
+    ) -> _Opened | None:
+        by_id = {query.id: query for query in batch.queries}
+        expected = message is not None and (message.batch, message.attempt) == (batch.id, attempt)
+        if message is None or not expected or any(query_id not in by_id for query_id, _ in message.codes):
+            self._events.emit("reply-missing", batch=batch.id, attempt=attempt, site=site.name, reason=problem)
+            return None
+        opened = _Opened({}, {})
+        for query_id, sealed in message.codes:
+            query = by_id[query_id]
+            context = SealContext(study=self._study.id, query=query_id, site=site.name, attempt=attempt)
+            dimension = query.mechanism.dimension
+            try:
+                code = unseal(sealed, private_key=self._sealing_key, context=context, dimension=dimension)
+                if not within(code, bound_int=query.mechanism.site_radius_int):
+                    raise Refused("code-norm")
+            except Refused as error:
+                opened.refused[query_id] = error.reason
+                continue
+            opened.codes[query_id] = code
+        if opened.refused:
+            query_id, reason = next(iter(opened.refused.items()))
+            count = len(opened.refused)
+            self._events.emit(
+                "code-refused", batch=batch.id, site=site.name, query=query_id, reason=reason, codes=count
+            )
+        return opened
+
+    # --- releasing
+
+    def _release(
+        self, batch: _Batch, roster: Sequence[Site], codes: Mapping[tuple[str, str], NDArray[np.int64]]
+    ) -> int:
+        candidates = []
+        for query in batch.queries:
+            zero = np.zeros(query.mechanism.dimension, dtype=np.int64)
+            summands = [codes.get((site.name, query.id), zero) for site in roster]
+            candidates.append(
+                Candidate(query=query, make_answer=partial(noisy_sum, summands, query.mechanism, sampler=self._sampler))
+            )
+        result = self._ledger.release_batch(
+            study_id=self._study.id,
+            batch_id=batch.id,
+            roster=tuple(RosterEntry(site=site.name, pool=site.pool) for site in roster),
+            candidates=candidates,
+        )
+        if result.answers:
+            guarantees = self._ledger.study_guarantees(self._study.id)
+            self._events.emit(
+                "released",
+                batch=batch.id,
+                queries=[answer.query.id for answer in result.answers],
+                roster=[site.name for site in roster],
+                voters=len(roster) * self._study.privacy.voters_per_site,
+                epsilon_exact=guarantees[AccountantName.EXACT].epsilon,
+                epsilon_rdp=guarantees[AccountantName.RDP].epsilon,
+                delta=self._study.privacy.delta,
+                unit=str(self._study.privacy.unit),
+                relation=str(self._study.privacy.relation),
+            )
+        if result.refused:
+            self._events.emit("budget-refused", batch=batch.id, queries=list(result.refused))
+        return len(result.answers)
+
+    # --- messages
+
+    def _exchange(
+        self, transport: Transport, questions: Mapping[int, tuple[Site, AnyMessage]], *, timeout_s: float
+    ) -> Iterator[_Heard]:
+        """Put each site its question, signed for it alone, and yield what each said, if it signed that as its reply.
+
+        Whatever is wrong with one site's bytes is that site's matter: it is heard to have said nothing, and why.
+        """
+        sent = {
+            node: asked(encode(question), sign=self._ledger.sign, site=site.name)
+            for node, (site, question) in questions.items()
+        }
+        for reply in transport.exchange(sent, timeout_s=timeout_s):
+            site = questions[reply.node_id][0]
+            if not reply.body:  # a site's network side has nothing else to say where the worker says nothing
+                yield _Heard(site, None, reply.problem)
+                continue
+            try:
+                if not site.answer_key:
+                    raise Refused("unsigned", "a site that was registered without a key for its replies")
+                key = signing_public_key(site.answer_key)
+                request = sent[reply.node_id]
+                body = open_answered(reply.body, key=key, site=site.name, request=request)
+                yield _Heard(site, decode(body))
+            except Refused as error:
+                yield _Heard(site, None, error.reason)
+            except Exception as error:  # noqa: BLE001
+                log.warning("event=unreadable-reply site=%s cause=%s", site.name, type(error).__name__)
+                yield _Heard(site, None, "malformed")
+
+    def _send_receipts(self, sites: Sequence[Site], transport: Transport) -> None:
+        """Bring sites the receipts they miss. A site of which it is not known what it holds is asked first."""
+        missing = {site.node_id: self._missing_receipts(site) for site in sites}
+        waiting = {site.node_id: site for site in sites if missing[site.node_id] != ()}
+        timeout_s = min(self._study.collection.offer_deadline_s, RECEIPTS_DEADLINE_S)
+        most = 0
+        for attempt in count():
+            most = max((most, *(len(receipts or ()) for receipts in missing.values())))
+            if not waiting or attempt > 1 + most // MAX_RECEIPTS:  # what does not fit into one message takes several
+                break
+            online = transport.online() & waiting.keys()
+            owed = {
+                node: (waiting[node], Receipts(self._ledger.ledger_id, _fitting(missing[node] or ())))
+                for node in sorted(online)
+            }
+            for heard in self._exchange(transport, owed, timeout_s=timeout_s) if owed else ():
+                site, message = heard.site, heard.message
+                if not isinstance(message, ReceiptsReply):
+                    continue
+                self._note_held(site, message)
+                missing[site.node_id] = self._missing_receipts(site)
+                if missing[site.node_id] == ():
+                    self._events.emit("receipts-held", site=site.name, ledger_row=message.ledger_row)
+                    del waiting[site.node_id]
+        for site in waiting.values():
+            self._events.emit("receipts-missing", site=site.name, reason="no-reply-or-refused")
+
+    def _owed_receipts(self, site: Site) -> list[Part]:
+        """What travels along with another message: the receipts a site is known to miss, unless it disputes them."""
+        receipts = None if site.name in self._contradicted else self._missing_receipts(site)
+        return [Receipts(self._ledger.ledger_id, _fitting(receipts))] if receipts else []
+
+    def _missing_receipts(self, site: Site) -> tuple[str, ...] | None:
+        """Receipts past what the site holds; None where that is not known and there are some."""
+        held = self._held.get(site.name)
+        receipts = self._ledger.site_receipts(site.name, after=held or 0)
+        return None if held is None and receipts else tuple(receipt.render() for receipt in receipts)
+
+    def _note_held(self, site: Site, message: OfferReply | ReceiptsReply) -> bool:
+        """Whether the head a site holds is in the ledger. If not, nothing is released with the site, and it is sent all
+        the receipts there are for it: what contradicts the one it holds is the site's to keep as evidence."""
+        position = Position(message.ledger_row, message.ledger_head)
+        if self._ledger.contains(position):
+            self._held[site.name] = position.seq
+            self._contradicted.pop(site.name, None)
+            return True
+        if self._contradicted.get(site.name) != position.seq:
+            self._events.emit("ledger-contradicted", site=site.name, ledger_row=position.seq)
+        self._held[site.name], self._contradicted[site.name] = 0, position.seq
+        return False
+
+
+def _fitting(receipts: tuple[str, ...]) -> tuple[str, ...]:
+    """The first of these receipts, as many as one message takes."""
+    sizes = accumulate(map(len, receipts))
+    return tuple(receipt for receipt, size in zip(receipts, sizes, strict=True) if size <= MAX_RECEIPTS_BYTES)[
+        :MAX_RECEIPTS
+    ]
+
+
+def _contradiction(rows: Mapping[str, int]) -> str:
+    held = ", ".join(f"{site} (row {row})" for site, row in sorted(rows.items()))
+    return (
+        f"this ledger does not contain signed heads that sites hold: {held}; it was rolled back or forked, and "
+        "nothing is released with these sites; to fix: have them write their receipts (`consilium site heads --out`), "
+        "enter the lost charges with `consilium ledger recover`, let each end its alarm (`consilium site recover`), "
+        "then resume"
+    )

@@ -1,0 +1,112 @@
+"""A study's run from open queries to the exported bundle, each stage resumable.
+
+Stages: ``collect`` (the core; what counts is in the ledger), ``decode``, ``student``, ``controls``, ``export``. After
+a crash or a stop the next run starts at the first thing that is not yet done; stored answers are read, never drawn
+again. Refuses to start while another run holds the study.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from common.errors import ConsiliumError
+from common.events import EventLog, read_events
+from common.ledger.keys import load_signing_key
+from common.privacy.mechanism import QuerySpec
+from common.sealing_rotation import load_sealing_keys
+from server.aggregation.aggregator import Aggregator, Transport, plan_queries
+from server.ledger.server_ledger import Ledger
+from server.protocols.joint.rounds import ask_rounds
+from server.study.workspace import Workspace
+
+
+def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
+    """Run or resume the study in ``workspace``; every outcome is an event, and errors are raised on."""
+    study = workspace.study()
+    with workspace.locked():
+        workspace.stop_file.unlink(missing_ok=True)
+        resumed = any(event["event"] == "run-started" for event in read_events(workspace.events_file))
+        events = EventLog(workspace.events_file, study=study.id)
+        events.emit("run-started", run=run, pid=os.getpid(), resumed=resumed)
+        started = time.monotonic()
+        try:
+            collect(workspace, transport, events=events)
+            if not workspace.stop_file.exists():
+                finish(workspace, events=events)
+        except Exception as error:
+            reason = str(error) if isinstance(error, ConsiliumError) else type(error).__name__
+            events.emit("run-failed", run=run, reason=reason)
+            raise
+        if workspace.stop_file.exists():
+            events.emit("stop-requested", run=run)
+        events.emit("run-finished", run=run, seconds=round(time.monotonic() - started, 3))
+
+
+def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> None:
+    """Answer the study's open queries through the core; a joint study's round by round, each after the one before."""
+    study = workspace.study()
+    signing_key = load_signing_key(workspace.signing_key_file)
+
+    def ask(queries: Sequence[QuerySpec], *, before: int = 0) -> None:
+        core = Aggregator(
+            study=study,
+            queries=queries,
+            sites=workspace.sites,
+            ledger=ledger,
+            sealing_key=load_sealing_keys(workspace.sealing_key_file),
+            events=events,
+            before=before,
+        )
+        core.run(transport, should_stop=workspace.stop_file.exists)
+
+    with (
+        Ledger.open(workspace.ledger_file, signing_key=signing_key) as ledger,
+        stage(events, "collect", total=study.privacy.planned_queries),
+    ):
+        if not study.codec.joint:
+            ask(plan_queries(study, codec=workspace.codec(), volumes=workspace.volumes()))
+            return
+        ask_rounds(
+            workspace,
+            ledger,
+            lambda query, before: ask((query,), before=before),
+            should_stop=workspace.stop_file.exists,
+        )
+
+
+def finish(workspace: Workspace, *, events: EventLog) -> None:
+    """Decode stored answers, train student and controls, export the bundle; post-processing, freely repeatable."""
+    from server.postprocess.controls import CONTROLS, fit_controls
+    from server.postprocess.finish import (  # torch only once the ledger is closed
+        decode_labels,
+        export_student,
+        fit_student,
+    )
+
+    with stage(events, "decode", total=len(workspace.volumes())):
+        decode_labels(workspace, events=events)
+    with stage(events, "student", total=workspace.study().student.steps):
+        fit_student(workspace, events=events)
+    with stage(events, "controls", total=len(CONTROLS) * workspace.study().student.steps):
+        fit_controls(workspace, events=events)
+    with stage(events, "export", total=1):
+        export_student(workspace, events=events)
+
+
+@contextmanager
+def locked_events(workspace: Workspace) -> Iterator[tuple[Workspace, EventLog]]:
+    """The study's lock and its event log, for post-processing outside a run."""
+    with workspace.locked():
+        yield workspace, EventLog(workspace.events_file, study=workspace.study().id)
+
+
+@contextmanager
+def stage(events: EventLog, name: str, *, total: int) -> Iterator[None]:
+    """Frame a stage with its start and finish events."""
+    events.emit("stage-started", stage=name, total=total)
+    started = time.monotonic()
+    yield
+    events.emit("stage-finished", stage=name, seconds=round(time.monotonic() - started, 3))

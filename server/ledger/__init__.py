@@ -1,0 +1,1 @@
+"""The consortium's ledger, its verification and its backup."""

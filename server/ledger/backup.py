@@ -1,0 +1,54 @@
+"""A whole copy of a ledger while others read and write it, checked before it gets its name.
+
+The copy is made by SQLite's online backup, so that it is one committed state and needs no file beside it. Refuses an
+existing path and a copy that does not verify. Private keys lie in files of their own and are in no copy; the codes in a
+site's ledger are, so the copy is readable by its owner only.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+from pathlib import Path
+
+from common.errors import InvalidInput
+from common.ledger.chain import connect
+from common.ledger.keys import sync_directory
+from server.ledger.verify import VerifyReport, verify
+
+
+def backup(ledger: Path, out: Path) -> VerifyReport:
+    """Copy ``ledger`` to ``out`` (mode 0600, durable, complete or absent) and return what verifying the copy found.
+
+    A copy of an older state is a rollback when it is restored: the sites notice, and their receipts repair it.
+    LedgerCorrupt, and no copy, if the ledger is damaged.
+    """
+    if out.exists() or not out.parent.is_dir():
+        raise InvalidInput("backup file", value=str(out), limit="a new file in an existing folder")
+    draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}.new")
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        source = connect(ledger, read_only=True)
+        try:
+            target = sqlite3.connect(draft, isolation_level=None)
+            try:
+                source.backup(target)
+                target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                target.close()
+        finally:
+            source.close()
+        with draft.open("rb") as stream:
+            os.fsync(stream.fileno())
+        report = verify(draft)
+        report.raise_for_problems()
+        try:
+            os.link(draft, out)
+        except FileExistsError as error:
+            raise InvalidInput("backup file", value=str(out), limit="a new file") from error
+    finally:
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{draft}{suffix}").unlink(missing_ok=True)
+    sync_directory(out.parent)
+    return report

@@ -1,0 +1,356 @@
+"""Check a ledger file offline, from nothing but the file and, better, the public key one expects.
+
+Everything stored is read and worked out again: file structure, schema and triggers, every row's hash and link, every
+signature, every rule and sum (no budget passed at any row), and every answer against its charge. The first bad row is
+named. What no file can show by itself is that its end was not cut off together with its signatures: give the heads or
+receipts that others kept as ``witnesses`` and that is checked too.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from common.canonical import sha256_bytes
+from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
+from common.ledger.chain import (
+    APPLICATION_ID,
+    ROLES,
+    SCHEMA_VERSION,
+    Row,
+    SignedHead,
+    check_link,
+    connect,
+    ledger_error,
+    schema_sql,
+)
+from common.ledger.keys import public_hex
+from common.ledger.receipts import Receipt
+from common.ledger.records import ReceiptRecord
+from common.ledger.server_state import Books
+from common.ledger.site_state import SiteBooks
+from common.privacy.accounting import Guarantee, guarantee
+from common.privacy.mechanism import AccountantName
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that does not hold; ``row`` is the first row it concerns, or None for the file as a whole."""
+
+    row: int | None
+    what: str
+
+    def __str__(self) -> str:
+        return self.what if self.row is None else f"row {self.row}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTotal:
+    """What a pool has spent by this ledger: the guarantee by every gate accountant, and the gate's share of the cap."""
+
+    pool: str
+    releases: int
+    share_spent: float
+    guarantees: tuple[Guarantee, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """The outcome. ``anchored`` says whether the signatures were checked against a key the caller knows; if not, they
+    only show that the file is consistent with the key it names itself."""
+
+    path: str
+    role: str
+    ledger_id: str
+    rows: int
+    kinds: dict[str, int]
+    payloads: int
+    signatures: int
+    head: SignedHead | None
+    anchored: bool
+    witnesses: int
+    pools: tuple[PoolTotal, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    @property
+    def first_bad_row(self) -> int | None:
+        """The lowest row number any problem names."""
+        return min((problem.row for problem in self.problems if problem.row is not None), default=None)
+
+    def raise_for_problems(self) -> None:
+        """LedgerCorrupt with the first problem, if there is one."""
+        if self.problems:
+            first = min(self.problems, key=lambda problem: (problem.row is None, problem.row or 0))
+            raise LedgerCorrupt(first.what, row=first.row)
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON; ε and shares as floats."""
+        return {
+            "anchored": self.anchored,
+            "first_bad_row": self.first_bad_row,
+            "head": None if self.head is None else self.head.to_json(),
+            "kinds": self.kinds,
+            "ledger_id": self.ledger_id,
+            "ok": self.ok,
+            "path": self.path,
+            "payloads": self.payloads,
+            "pools": [
+                {
+                    "pool": total.pool,
+                    "releases": total.releases,
+                    "share_spent": total.share_spent,
+                    "spent": [item.to_json() for item in total.guarantees],
+                }
+                for total in self.pools
+            ],
+            "problems": [{"row": problem.row, "what": problem.what} for problem in self.problems],
+            "role": self.role,
+            "rows": self.rows,
+            "signatures": self.signatures,
+            "witnesses": self.witnesses,
+        }
+
+
+def verify(
+    path: Path,
+    *,
+    public_key: Ed25519PublicKey | None = None,
+    server_key: Ed25519PublicKey | Sequence[Ed25519PublicKey] | None = None,
+    witnesses: Sequence[SignedHead] = (),
+) -> VerifyReport:
+    """Check the ledger at ``path``, a server's or a site's; nothing is written and no private key is needed.
+
+    ``public_key`` is the key the ledger's heads must be signed by (any key it was properly rotated from or to);
+    ``server_key`` (several after a rotation) is checked against the receipts in a site's ledger; every head in
+    ``witnesses`` that belongs to this ledger must be in it. Problems are reported, not raised; InvalidInput only if
+    there is no such file.
+    """
+    # with no WAL beside it nobody has the file open: read it as it lies, and leave nothing beside it either
+    connection = connect(path, read_only=True, as_it_lies=not Path(f"{path}-wal").exists())
+    connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+    try:
+        keys = (server_key,) if isinstance(server_key, Ed25519PublicKey) else tuple(server_key or ())
+        check = _Check(connection, public_key=public_key, server_keys=keys)
+        try:
+            connection.execute("BEGIN")
+            check.run(witnesses)
+        except LedgerCorrupt as error:
+            check.problem(error.row, _without_row(error))
+        except (sqlite3.Error, UnicodeError, OverflowError) as error:  # SQLite's own messages may quote damaged bytes
+            if isinstance(failed := ledger_error(error, ""), StorageFailed):
+                raise failed from error
+            check.problem(None, f"the file cannot be read ({type(error).__name__}: {error})")
+        return check.report(path)
+    finally:
+        connection.close()
+
+
+class _Check:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        *,
+        public_key: Ed25519PublicKey | None,
+        server_keys: tuple[Ed25519PublicKey, ...],
+    ) -> None:
+        self._db = connection
+        self._expected = None if public_key is None else public_hex(public_key)
+        self._server_keys = server_keys
+        self.problems: list[Problem] = []
+        self.role = ""
+        self.books: Books | SiteBooks = Books()
+        self.kinds: dict[str, int] = {}
+        self.payloads = self.signatures = self.witnesses = 0
+        self.head: SignedHead | None = None
+        self._hashes: dict[int, str] = {}
+
+    def problem(self, row: int | None, what: str) -> None:
+        self.problems.append(Problem(row, what))
+
+    def run(self, witnesses: Sequence[SignedHead]) -> None:
+        self._structure()
+        if not self.role:
+            return
+        self._schema()
+        self._rows()
+        self._payloads()
+        self._witnesses(witnesses)
+        known = [key for _, key in self.books.key.history]
+        if self._expected is not None and self._expected not in known:
+            # after another problem the key may stand in rows that could not be read
+            self.problem(None if self.problems else 1, f"no row read is signed by the expected key {self._expected}")
+
+    def report(self, path: Path) -> VerifyReport:
+        return VerifyReport(
+            path=str(path),
+            role=self.role,
+            ledger_id=self.books.key.ledger_id,
+            rows=self.books.row_count,
+            kinds=dict(sorted(self.kinds.items())),
+            payloads=self.payloads,
+            signatures=self.signatures,
+            head=self.head,
+            anchored=self._expected is not None,
+            witnesses=self.witnesses,
+            pools=tuple(self._totals()),
+            problems=tuple(self.problems),
+        )
+
+    def _structure(self) -> None:
+        for name, expected in (("application_id", APPLICATION_ID), ("user_version", SCHEMA_VERSION)):
+            found = self._db.execute(f"PRAGMA {name}").fetchone()[0]
+            if found != expected:
+                self.problem(None, f"{name} is {found}, not {expected}: another format, or a changed header")
+        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        roles = [role for role, payloads in ROLES.items() if {"rows", "heads", payloads} <= tables]
+        if len(roles) != 1:
+            self.problem(None, "the file does not hold the tables of a ledger")
+            return
+        self.role = roles[0]
+        self.books = Books() if self.role == "server" else SiteBooks()
+        for (message,) in self._db.execute("PRAGMA integrity_check(5)"):
+            if message != "ok":
+                self.problem(None, f"the file's structure is damaged: {message}")
+
+    def _schema(self) -> None:
+        expected = schema_sql(self.role)
+        found = dict(self._db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
+        for name in sorted(expected.keys() | found.keys(), key=str):
+            if name not in found:
+                self.problem(None, f"table or trigger {name} is missing")
+            elif name not in expected:
+                self.problem(None, f"{name} does not belong in a ledger")
+            elif found[name] != expected[name]:
+                self.problem(None, f"table or trigger {name} was altered")
+
+    def _rows(self) -> None:
+        """Every row and head, until the first that does not hold: what comes after it cannot be judged."""
+        heads = self._heads()
+        head = next(heads, None)
+        previous: Row | None = None
+        for values in self._db.execute("SELECT seq, time_utc, kind, body, prev_hash, hash FROM rows ORDER BY seq"):
+            row = Row(*values)
+            try:
+                check_link(self.role, row, previous)
+                record = self.books.enter(row)
+                if isinstance(record, ReceiptRecord) and self._server_keys:
+                    _check_receipt(record, self._server_keys, row.seq)
+                while head is not None and head[0] <= row.seq:
+                    self._check_head(head, row)
+                    head = next(heads, None)
+            except LedgerCorrupt as error:
+                self.problem(error.row or row.seq, _without_row(error))
+                return
+            self.kinds[row.kind] = self.kinds.get(row.kind, 0) + 1
+            self._hashes[row.seq] = row.hash
+            previous = row
+        if previous is None:
+            self.problem(1, "the ledger is empty")
+        elif head is not None:
+            self.problem(previous.seq + 1, f"rows up to {head[0]} were signed and are missing")
+        elif self.head is None or self.head.seq != previous.seq:
+            since = 1 if self.head is None else self.head.seq + 1
+            self.problem(since, "rows after the last signed head: they were not written by the ledger")
+
+    def _heads(self) -> Iterator[tuple[int, str, str, str]]:
+        yield from self._db.execute("SELECT seq, hash, public_key, signature FROM heads ORDER BY seq")
+
+    def _check_head(self, values: tuple[int, str, str, str], row: Row) -> None:
+        head = SignedHead(self.role, self.books.key.ledger_id, *values)
+        if head.seq != row.seq or head.hash != row.hash:
+            raise LedgerCorrupt("a signed head is not of this row", row=min(head.seq, row.seq))
+        if head.public_key != self.books.key.at(row.seq):
+            raise LedgerCorrupt("the head names a key that was not the ledger's at this row", row=row.seq)
+        if not head.is_genuine():
+            raise LedgerCorrupt("the head's signature is wrong", row=row.seq)
+        self.signatures += 1
+        self.head = head
+
+    def _payloads(self) -> None:
+        expected = {seq: (query_id, sha256, size) for query_id, seq, sha256, size in self._charged()}
+        dropped = self.books.last_withdrawal if isinstance(self.books, SiteBooks) else 0
+        until = self.books.row_count
+        table = ROLES[self.role]
+        bad: list[Problem] = []
+        for query_id, seq, data in self._db.execute(f"SELECT query_id, seq, data FROM {table} ORDER BY seq"):
+            if not isinstance(seq, int):
+                bad.append(Problem(None, f"a row number in {table} is not a number"))
+                continue
+            if seq > until and self.problems:
+                continue  # rows from there on could not be judged
+            if seq not in expected:
+                bad.append(Problem(seq, f"{table} holds a value for a row that charged none"))
+                continue
+            charged_id, sha256, size = expected.pop(seq)
+            if query_id != charged_id:
+                bad.append(Problem(seq, f"the value in {table} is filed under another query"))
+            elif not isinstance(data, bytes) or len(data) != size or sha256_bytes(data) != sha256:
+                bad.append(Problem(seq, f"the value in {table} is not the one that was charged"))
+            self.payloads += 1
+        # a withdrawal deletes the codes of before it
+        bad += [Problem(seq, f"the charge has no value in {table}") for seq in expected if seq > dropped]
+        self.problems += sorted(bad, key=lambda problem: problem.row or 0)[:20]
+
+    def _charged(self) -> Iterator[tuple[str, int, str, int]]:
+        if isinstance(self.books, Books):
+            for query_id, release in self.books.releases.items():
+                yield query_id, release.seq, release.answer_sha256, 8 * release.mechanism.dimension
+        else:
+            for query_id, (seq, record) in self.books.codes.items():
+                yield query_id, seq, record.code_sha256, 8 * record.dimension
+
+    def _witnesses(self, witnesses: Sequence[SignedHead]) -> None:
+        keys = {key for _, key in self.books.key.history}
+        for witness in witnesses:
+            if witness.ledger_id != self.books.key.ledger_id:
+                self.problem(None, f"a kept head is of another ledger, {witness.ledger_id}")
+            elif not witness.is_genuine():
+                self.problem(None, f"the signature of a kept head of row {witness.seq} is wrong")
+            elif witness.seq not in self._hashes:
+                self.problem(
+                    self.books.row_count + 1, f"a kept head is of row {witness.seq}: the ledger's tail was cut off"
+                )
+            elif self._hashes[witness.seq] != witness.hash:
+                self.problem(
+                    witness.seq, "a kept head has another hash for this row: the ledger was rewritten or forked"
+                )
+            elif witness.public_key not in keys:
+                self.problem(witness.seq, "a kept head of this row is signed by a key the ledger never had")
+            else:
+                self.witnesses += 1
+
+    def _totals(self) -> Iterator[PoolTotal]:
+        books = self.books
+        if isinstance(books, Books):
+            for name in sorted(books.pools):
+                declared, spend = books.pools[name], books.spent(name)
+                share = float(spend.mu_squared / books.limit(name))
+                stated = (guarantee(spend.mu_squared, declared.budget, declared.protection, a) for a in AccountantName)
+                yield PoolTotal(name, spend.releases, share, tuple(stated))
+        elif books.caps is not None:
+            declared, spend = books.caps.declaration, books.spent()
+            stated = (guarantee(spend.mu_squared, declared.budget, declared.protection, a) for a in AccountantName)
+            yield PoolTotal(declared.pool, spend.releases, float(spend.mu_squared / books.limit), tuple(stated))
+
+
+def _check_receipt(record: ReceiptRecord, server_keys: tuple[Ed25519PublicKey, ...], seq: int) -> None:
+    try:
+        receipt = Receipt.from_json(record.receipt)
+        genuine = any(receipt.is_genuine(key) for key in server_keys)
+    except InvalidInput as error:
+        raise LedgerCorrupt(str(error), row=seq) from error
+    if not genuine:
+        raise LedgerCorrupt("the receipt is not signed by the server's key", row=seq)
+
+
+def _without_row(error: LedgerCorrupt) -> str:
+    text = str(error)
+    return text.removeprefix(f"row {error.row}: ")

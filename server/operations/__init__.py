@@ -1,0 +1,1 @@
+"""The server's daemons and the one port that sites reach."""

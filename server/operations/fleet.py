@@ -1,0 +1,182 @@
+"""SuperLink's fleet routes on a Unix socket, and nothing else of it: all that the gateway reaches.
+
+SuperLink answers sites, operators and ServerApps on one port. So it listens on loopback, where neither the gateway's
+container nor a network reaches it, and this stands between: the ten routes that a SuperNode needs, in their one
+spelling (``server.operations.exact``), with bodies within their limit. The socket is its owner's alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from server.operations.exact import ExactPaths
+
+ROUTES = (
+    "activate-node",
+    "deactivate-node",
+    "send-node-heartbeat",
+    "pull-messages",
+    "push-messages",
+    "get-run",
+    "get-fab",
+    "push-object",
+    "pull-object",
+    "confirm-message-received",
+)
+"""What a SuperNode calls. ``register-node`` and ``unregister-node`` are the consortium's alone."""
+
+PATHS = tuple(f"/v1/fleet/{name}" for name in ROUTES)
+MAX_BODY_BYTES = {"/v1/fleet/push-object": 65 << 20}
+DEFAULT_MAX_BODY_BYTES = 1 << 20
+UPSTREAM_TIMEOUT_S = 60.0
+UPSTREAM_CONNECTIONS = 512
+_PASSED_ON = ("content-type", "accept")
+_PASSED_BACK = (b"content-type", b"content-length")
+
+log = logging.getLogger(__name__)
+
+
+class TooLarge(Exception):
+    """The body is longer than its route's limit."""
+
+
+def max_body(path: str) -> int:
+    """The most bytes a body of this route may have."""
+    return MAX_BODY_BYTES.get(path, DEFAULT_MAX_BODY_BYTES)
+
+
+async def ask(upstream: httpx.AsyncClient, request: Request, path: str, body: AsyncGenerator[bytes]) -> httpx.Response:
+    """Pass a request on as its body comes; the answer, its own body not read yet. TooLarge if it says it will be."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced[:20]) > max_body(path):
+        raise TooLarge
+    kept = {name: value for name, value in request.headers.items() if name in _PASSED_ON or name.startswith("flwr-")}
+    kept["accept-encoding"] = "identity"
+    if announced.isdigit():
+        kept["content-length"] = announced
+    async with contextlib.aclosing(body):
+        return await upstream.send(upstream.build_request("POST", path, content=body, headers=kept), stream=True)
+
+
+async def answer(found: httpx.Response, send: Send) -> None:
+    """Pass an answer back as its body comes."""
+    kept = [(name, value) for name, value in found.headers.raw if name.lower() in _PASSED_BACK]
+    await send({"type": "http.response.start", "status": found.status_code, "headers": kept})
+    async for part in found.aiter_bytes():
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def fleet_app(upstream: httpx.AsyncClient) -> Starlette:
+    """The ASGI application. ``upstream`` is a client whose base address is SuperLink's."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        async with upstream:
+            yield
+
+    routes = [Route(path, _Passage(upstream, path), methods=["POST"]) for path in PATHS]
+    return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(ExactPaths)])
+
+
+class _Passage:
+    """One of the routes."""
+
+    def __init__(self, upstream: httpx.AsyncClient, path: str) -> None:
+        self._upstream, self._path = upstream, path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            found = await ask(self._upstream, request, self._path, _bounded(request, max_body(self._path)))
+        except ClientDisconnect:
+            return
+        except TooLarge:
+            await PlainTextResponse("too-large\n", status_code=413)(scope, receive, send)
+            return
+        except httpx.TransportError as error:
+            log.warning("event=superlink-away cause=%s", type(error).__name__)
+            await PlainTextResponse("the server is busy or starting\n", status_code=503)(scope, receive, send)
+            return
+        try:
+            await answer(found, send)
+        finally:
+            await found.aclose()
+
+
+async def _bounded(request: Request, limit: int) -> AsyncGenerator[bytes]:
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise TooLarge
+        if part:
+            yield part
+
+
+def listen(path: Path) -> socket.socket:
+    """A Unix socket at ``path`` that only its owner can connect to; what lay there before is replaced."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen(2048)
+    return listener
+
+
+async def serve(path: Path, *, superlink: str, superlink_ca: Path) -> None:
+    """Serve on ``path`` until SIGTERM or SIGINT."""
+    upstream = httpx.AsyncClient(
+        base_url=f"https://{superlink}",
+        verify=ssl.create_default_context(cafile=str(superlink_ca)),
+        timeout=UPSTREAM_TIMEOUT_S,
+        trust_env=False,
+        limits=httpx.Limits(max_connections=UPSTREAM_CONNECTIONS, max_keepalive_connections=32),
+    )
+    config = uvicorn.Config(
+        fleet_app(upstream),
+        log_level="warning",
+        server_header=False,
+        http="h11",
+        ws="none",
+        timeout_graceful_shutdown=5,
+    )
+    with contextlib.closing(listen(path)) as listener:
+        await uvicorn.Server(config).serve(sockets=[listener])
+
+
+def main() -> None:
+    """``python -m server.operations.fleet``: serve until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(description="SuperLink's fleet routes on a Unix socket")
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--superlink", required=True, help="host:port")
+    parser.add_argument("--superlink-ca", type=Path, required=True)
+    given = parser.parse_args()
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    asyncio.run(serve(given.socket, superlink=given.superlink, superlink_ca=given.superlink_ca))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,315 @@
+"""The one port that sites reach: Flower's fleet traffic and the public objects, and nothing else.
+
+TLS ends here. Every request must name this server (``exact``) and be signed by a node key the consortium
+admitted; an unsigned, unknown, late or repeated one ends with 401 and one word, before any of its body reaches Flower.
+Of Flower's routes the ten that a SuperNode needs exist (``fleet``); control, runtime, documentation,
+registration and health do not, and cannot be reached from here; what a site pushes are its own node's replies
+(``sender``). Connections (``listener``) and a site's share of the server (``shares``) are bounded;
+objects and answers pass through without being held, in their time. The certificate and the list of admitted nodes are
+read again when their files change, so renewing and revoking need no restart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import ssl
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from common.errors import DaemonFailed, InvalidInput, Refused
+from common.node_auth import Gatekeeper
+from server.operations import fleet
+from server.operations.exact import CertificateHosts, ExactPaths, Hosts, KnownHosts, sent_path
+from server.operations.listener import GuardedProtocol, Listener
+from server.operations.objects_app import objects_app
+from server.operations.sender import NODE_OF, check_sender
+from server.operations.shares import Share, Shares
+
+ACTIVATION_FAILED = 2004
+"""Flower's code for a node that is not let in."""
+
+BODY_PAUSE_S = 15.0
+"""The longest silence within a body."""
+BODY_GRACE_S = 20.0
+BODY_BYTES_PER_S = 32 << 10
+"""A body has its grace and then the time that its length takes at this rate."""
+_SIGNED = ("flwr-", "consilium-")
+
+log = logging.getLogger(__name__)
+
+Clock = Callable[[], datetime]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayFiles:
+    """What the gateway reads: the public objects, the list of admitted nodes, certificate and key of the one port."""
+
+    objects: Path
+    nodes: Path
+    certificate: Path
+    key: Path
+
+
+def gateway_app(
+    files: GatewayFiles,
+    *,
+    upstream: httpx.AsyncClient,
+    hosts: Hosts | None = None,
+    clock: Clock = lambda: datetime.now(UTC),
+) -> Starlette:
+    """The ASGI application. ``upstream`` is a client of ``fleet``; ``hosts`` are the names in the
+    certificate unless others are given."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        async with upstream:
+            yield
+
+    routes = [Route(path, _Fleet(upstream, path), methods=["POST"]) for path in fleet.PATHS]
+    return Starlette(
+        routes=[*routes, Mount("/", objects_app(files.objects))],
+        lifespan=lifespan,
+        middleware=[
+            Middleware(KnownHosts, hosts=hosts or CertificateHosts(files.certificate)),
+            Middleware(_Signed, gatekeeper=Gatekeeper(files.nodes), clock=clock),
+            Middleware(ExactPaths),
+        ],
+    )
+
+
+class _Signed:
+    """Passes on what an admitted site signed, within its share; of an unsigned request only the headers are read."""
+
+    def __init__(self, app: ASGIApp, *, gatekeeper: Gatekeeper, clock: Clock) -> None:
+        self._app, self._gatekeeper, self._clock = app, gatekeeper, clock
+        self._shares, self._said = Shares(), _Said()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            site = self._gatekeeper.admit(
+                _once_each(scope), method=scope["method"], path=sent_path(scope), now=self._clock()
+            )
+        except Refused as error:
+            self._said.refused(scope, error.reason)
+            await _refusal(scope, error.reason)(scope, receive, send)
+            return
+        except (InvalidInput, OSError) as error:  # the list of nodes cannot be read now
+            await _later(type(error).__name__)(scope, receive, send)
+            return
+        if (connection := scope.get("state", {}).get("connection")) is not None:
+            connection.admitted(site)
+        share = self._shares.of(site)
+        scope["share"], scope["node_id"] = share, self._gatekeeper.node_id(site)
+        try:
+            async with share.turn():
+                await self._app(scope, receive, send)
+        except Refused as error:
+            self._said.refused(scope, error.reason)
+            await _refusal(scope, error.reason)(scope, receive, send)
+
+
+class _Fleet:
+    """One of Flower's routes: passes a body on once it is known for whom it speaks, an object's as it comes, and the
+    answer back as it comes."""
+
+    def __init__(self, upstream: httpx.AsyncClient, path: str) -> None:
+        self._upstream, self._path = upstream, path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            body = _body(request, scope["share"], limit=fleet.max_body(self._path))
+            if (route := self._path.rsplit("/", 1)[1]) in NODE_OF:
+                body = _spoken_for(body, route, node_id=scope["node_id"])
+            answer = await fleet.ask(self._upstream, request, self._path, body)
+        except ClientDisconnect:
+            return
+        except fleet.TooLarge:
+            await PlainTextResponse("too-large\n", status_code=413)(scope, receive, send)
+            return
+        except _TooSlow:
+            await PlainTextResponse("too-slow\n", status_code=408)(scope, receive, send)
+            return
+        except httpx.TransportError as error:
+            await _later(type(error).__name__)(scope, receive, send)
+            return
+        try:
+            if answer.status_code >= 500:
+                await _later(f"status {answer.status_code}")(scope, receive, send)
+                return
+            await fleet.answer(answer, send)
+        finally:
+            await answer.aclose()
+
+
+async def _spoken_for(body: AsyncGenerator[bytes], route: str, *, node_id: int) -> AsyncGenerator[bytes]:
+    """The whole body, held until it is known for whom it speaks; Refused if not for the node whose key signed."""
+    async with contextlib.aclosing(body):
+        whole = b"".join([part async for part in body])
+    check_sender(route, whole, node_id=node_id)
+    yield whole
+
+
+class _TooSlow(Exception):
+    """The body stalls."""
+
+
+async def _body(request: Request, share: Share, *, limit: int) -> AsyncGenerator[bytes]:
+    """The request's body part by part; fleet.TooLarge as soon as it is longer than ``limit`` bytes, _TooSlow when it
+    stalls, Refused as soon as it passes the site's share."""
+    started, size = time.monotonic(), 0
+    parts = request.stream()
+    try:
+        while True:
+            until = started + BODY_GRACE_S + size / BODY_BYTES_PER_S
+            try:
+                async with asyncio.timeout(min(BODY_PAUSE_S, max(0.0, until - time.monotonic()))):
+                    part = await anext(parts)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as error:
+                raise _TooSlow from error
+            if size + len(part) > limit:
+                raise fleet.TooLarge
+            share.take(len(part))
+            size += len(part)
+            if part:
+                yield part
+    finally:
+        share.give_back(size)
+
+
+class _Said:
+    """Says of each kind of refusal once a second at most, with a count: nobody fills the log's disk."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, tuple[float, int]] = {}
+
+    def refused(self, scope: Scope, reason: str) -> None:
+        at, count = self._kinds.get(reason, (0.0, 0))
+        now = time.monotonic()
+        if now - at < 1.0:
+            self._kinds[reason] = (at, count + 1)
+            return
+        self._kinds[reason] = (now, 0)
+        path = sent_path(scope)
+        level = logging.DEBUG if path == "/" else logging.WARNING  # the containers' health check asks for "/"
+        peer = scope["client"][0] if scope.get("client") else ""
+        log.log(level, "event=refused reason=%s path=%s peer=%s more=%d", reason, path[:80], peer, count)
+
+
+def _once_each(scope: Scope) -> Headers:
+    """The request's headers; Refused where one of those that prove who asks stands twice."""
+    names = [name.decode("latin-1") for name, _ in scope["headers"]]
+    signed = [name for name in names if name.startswith(_SIGNED)]
+    if len(set(signed)) != len(signed):
+        raise Refused("unsigned")
+    return Headers(scope=scope)
+
+
+def _later(cause: str) -> Response:
+    """Asks a SuperNode to try again. Any other 5xx ends its heartbeat for good, and it is offline without knowing."""
+    log.warning("event=superlink-away cause=%s", cause)
+    return PlainTextResponse("the server is busy or starting\n", status_code=503)
+
+
+def _refusal(scope: Scope, reason: str) -> Response:
+    """One word for the site. A SuperNode that asks to be let in is told in Flower's terms, which it logs."""
+    if reason == "busy":
+        return PlainTextResponse("busy\n", status_code=503)
+    if sent_path(scope) == "/v1/fleet/activate-node":
+        told = {"code": ACTIVATION_FAILED, "detail": f"refused: {reason}"}
+        return Response(json.dumps(told), 412, media_type="application/json")
+    return PlainTextResponse(f"{reason}\n", status_code=403 if reason in ("sender", "body") else 401)
+
+
+async def serve(files: GatewayFiles, *, bind: str, port: int, socket: Path) -> None:
+    """Serve until SIGTERM or SIGINT. A new certificate is taken up within a second, without closing a connection.
+
+    ``socket`` is where ``fleet`` listens: of SuperLink, this process reaches nothing else.
+    """
+    limits = httpx.Limits(max_connections=fleet.UPSTREAM_CONNECTIONS, max_keepalive_connections=32)
+    upstream = httpx.AsyncClient(
+        base_url="http://superlink",
+        transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=limits),
+        timeout=fleet.UPSTREAM_TIMEOUT_S,
+        trust_env=False,
+    )
+    config = uvicorn.Config(
+        gateway_app(files, upstream=upstream),
+        host=bind,
+        port=port,
+        ssl_certfile=str(files.certificate),
+        ssl_keyfile=str(files.key),
+        log_level="warning",
+        server_header=False,
+        http=GuardedProtocol,
+        ws="none",
+        timeout_graceful_shutdown=5,
+    )
+    config.load()
+    assert config.ssl is not None
+    config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
+    renewing = asyncio.create_task(_keep_certificate(config.ssl, files))
+    try:
+        await Listener(config).serve()
+    finally:
+        renewing.cancel()
+
+
+async def _keep_certificate(context: ssl.SSLContext, files: GatewayFiles) -> None:
+    """New handshakes use what is on disk; a broken pair of files is reported and the old one kept."""
+    known = files.certificate.stat().st_mtime_ns
+    while True:
+        await asyncio.sleep(1.0)
+        with contextlib.suppress(OSError):
+            if (version := files.certificate.stat().st_mtime_ns) != known:
+                known = version
+                try:
+                    context.load_cert_chain(files.certificate, files.key)
+                    log.info("event=certificate-renewed")
+                except ssl.SSLError:
+                    log.exception("event=certificate-unusable")
+
+
+def main() -> None:
+    """``python -m server.operations.gateway``: serve until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(description="The one port that sites reach")
+    for name in ("--objects", "--nodes", "--certificate", "--key", "--fleet"):
+        parser.add_argument(name, type=Path, required=True)
+    parser.add_argument("--bind", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    given = parser.parse_args()
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    files = GatewayFiles(objects=given.objects, nodes=given.nodes, certificate=given.certificate, key=given.key)
+    try:
+        asyncio.run(serve(files, bind=given.bind, port=given.port, socket=given.fleet))
+    except DaemonFailed as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Who belongs to a study and how it is reached: certificates, startup kits, admitting and revoking sites.
+
+Admitting binds a site's name to its node key and to the Flower node id the key was given; revoking takes effect at the
+gateway at once. Refuses a request of another study, with another fingerprint than was read out, for another site or
+pool than the operator says, or for a name, pool or key that is taken or ever was, and to revoke a site that is not
+admitted. Nothing is written before all of that holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from common.admission import JoinRequest
+from common.canonical import check_name
+from common.errors import ConsiliumError, DaemonFailed, InvalidInput
+from common.node_auth import AdmittedNode, read_admitted, write_admitted
+from common.objects import write_atomically
+from common.pki import (
+    Authority,
+    certificate_names,
+    create_authority,
+    expires,
+    issue_server_certificate,
+    node_fingerprint,
+    read_node_public_key,
+)
+from server.study import create_study as setup
+from server.study.workspace import Endpoint, Site, Workspace
+
+INTERNAL_DAYS = 3650
+"""The certificate between the consortium's own processes lives as long as its authority: it is on no public port."""
+
+Register = Callable[[Path, str], int]
+"""Registers the node key in a file under a site's name with SuperLink; the node id it was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteStanding:
+    """An entry of ``consilium provision list``; ``fingerprint`` is the node key's, as ``ssh-keygen -l`` prints it."""
+
+    site: str
+    pool: str
+    node_id: int
+    admitted: bool
+    fingerprint: str
+    node: str
+
+
+def set_up_server(
+    workspace: Workspace, endpoint: Endpoint, *, more_names: Sequence[str] = (), now: datetime | None = None
+) -> datetime:
+    """The consortium's CA, the certificates of the one port, of SuperLink and of the dashboard; when the first expires.
+
+    Idempotent: what is valid is kept.
+    """
+    authority = create_authority(workspace.authority_dir, name="Consilium consortium CA", now=now)
+    issue_server_certificate(authority, workspace.gateway_dir, names=[endpoint.host, *more_names], now=now)
+    internal = ["127.0.0.1", "localhost"]
+    for folder in (workspace.tls_dir, workspace.dashboard_tls_dir):
+        issue_server_certificate(authority, folder, names=internal, valid_days=INTERNAL_DAYS, now=now)
+    workspace.flower_dir.mkdir(mode=0o700, exist_ok=True)
+    write_admitted(workspace.nodes_file, _admitted(workspace))
+    workspace.save_endpoint(endpoint)
+    return expires(workspace.gateway_dir / "server.crt")
+
+
+def renew(workspace: Workspace, *, valid_days: int = 365, now: datetime | None = None) -> datetime:
+    """A new certificate for the one port, by the same CA and with the same names; the gateway takes it up by itself."""
+    folder = workspace.gateway_dir
+    authority = Authority(certificate=workspace.authority_dir / "ca.crt", key=workspace.authority_dir / "ca.key")
+    issue_server_certificate(
+        authority,
+        folder,
+        names=certificate_names(folder / "server.crt"),
+        valid_days=valid_days,
+        renew_before_days=36500,
+        now=now,
+    )
+    return expires(folder / "server.crt")
+
+
+def make_kit(workspace: Workspace, site: str, out: Path) -> None:
+    """Write the startup kit of one site; nothing in it is secret."""
+    check_name(site, what="name of the site")
+    endpoint = workspace.endpoint()
+    setup.write_kit(
+        workspace,
+        out,
+        site=site,
+        superlink=endpoint.superlink,
+        objects_url=endpoint.objects_url,
+        authority=workspace.gateway_dir / "ca.crt",
+    )
+
+
+def approve(
+    workspace: Workspace,
+    request: JoinRequest,
+    *,
+    site: str,
+    pool: str,
+    fingerprint: str,
+    register: Register,
+    pool_epsilon: float | None = None,
+) -> Site:
+    """Admit a site: its key with SuperLink, its pool with the ledger, its name with the gateway.
+
+    ``site`` and ``pool`` are whom the operator means to admit, ``fingerprint`` what that site read out.
+    ``pool_epsilon``: the pool's lifetime ε over all studies, see :func:`setup.pool_to_declare`. A site that an earlier
+    version admitted, without a key for its replies, is given the one of its new request.
+    """
+    for what, asked, meant in (("site", request.site, site), ("patient pool", request.pool, pool)):
+        if asked != meant:
+            raise InvalidInput(
+                f"{what} of the join request",
+                value=asked,
+                limit=meant[:80],
+                remedy="admit nobody before you know who sent this request",
+            )
+    if request.study != workspace.study().id:
+        raise InvalidInput("study of the join request", value=request.study[:16], limit=workspace.study().id[:16])
+    if not request.has_fingerprint(fingerprint):  # the right one is not for this side to say: it would only be copied
+        raise InvalidInput(
+            "fingerprint of the join request",
+            value=fingerprint[:80],
+            limit="the one that the site reads out",
+            remedy="have the site read it out again; if it still differs, the request was exchanged on the way",
+        )
+    if request.books is None:
+        raise InvalidInput(
+            "join request of an earlier version",
+            limit="one that names the site's books and the key of its replies",
+            remedy="upgrade Consilium at the site, and write it anew there with `consilium site request`",
+        )
+    known, admitted = workspace.registered(), _admitted(workspace)
+    unsigned = {(one.name, one.pool): one for one in known if not one.answer_key}
+    before = unsigned.get((request.site, request.pool))
+    if before is not None and (request.site, request.node_key) in {(node.site, node.key) for node in admitted}:
+        entry = replace(before, answer_key=request.books.answer_key)
+        workspace.save_sites(tuple(entry if one == before else one for one in known))
+        return entry
+    for what, value, taken in (
+        ("site", request.site, {site.name for site in known}),
+        ("patient pool", request.pool, {site.pool for site in known}),
+        ("node key", request.node_key, {node.key for node in admitted} | _other_keys(workspace, request.site)),
+    ):
+        if value in taken:
+            raise InvalidInput(f"{what} is registered already", value=value[:64], remedy="`consilium provision list`")
+    setup.pool_to_declare(workspace, request.site, request.pool, books=request.books, pool_epsilon=pool_epsilon)
+    key_file = workspace.node_keys_dir / f"{request.site}.pub"
+    write_atomically(key_file, f"{request.node_key} {request.site}\n".encode())
+    try:
+        node_id = register(key_file, request.site)
+    except (ConsiliumError, OSError):
+        key_file.unlink()  # it was not admitted, so its key is not taken
+        raise
+    entry = Site(name=request.site, pool=request.pool, node_id=node_id, answer_key=request.books.answer_key)
+    setup.add_site(workspace, entry, books=request.books, pool_epsilon=pool_epsilon)
+    node = AdmittedNode(site=request.site, key=request.node_key, node_id=node_id)
+    write_admitted(workspace.nodes_file, (*admitted, node))
+    return entry
+
+
+def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]) -> bool:
+    """Take a site's admission back: at the gateway at once, at SuperLink if it runs (returns whether it did).
+
+    What the site contributed stays released and charged. Its key is never admitted again.
+    """
+    admitted = _admitted(workspace)
+    if name not in {node.site for node in admitted}:
+        raise InvalidInput("no such site is admitted", value=name, remedy="`consilium provision list`")
+    write_admitted(workspace.nodes_file, tuple(node for node in admitted if node.site != name))
+    node_id = next(site.node_id for site in workspace.registered() if site.name == name)
+    try:
+        unregister(node_id)
+    except DaemonFailed:
+        return False
+    return True
+
+
+def standings(workspace: Workspace, *, nodes: Mapping[int, str]) -> tuple[SiteStanding, ...]:
+    """Every site that was ever admitted, by name; ``nodes`` is what SuperLink says of each node id, if it is up."""
+    admitted = {node.site for node in read_admitted(workspace.nodes_file)}
+    return tuple(
+        SiteStanding(
+            site=site.name,
+            pool=site.pool,
+            node_id=site.node_id,
+            admitted=site.name in admitted,
+            fingerprint=_fingerprint(workspace.node_keys_dir / f"{site.name}.pub"),
+            node=nodes.get(site.node_id, "unknown"),
+        )
+        for site in workspace.registered()
+    )
+
+
+def _admitted(workspace: Workspace) -> tuple[AdmittedNode, ...]:
+    """The list on disk, with the node ids that an earlier version left out."""
+    node_ids = {site.name: site.node_id for site in workspace.registered()}
+    return tuple(
+        replace(node, node_id=node.node_id or node_ids.get(node.site, 0))
+        for node in read_admitted(workspace.nodes_file)
+    )
+
+
+def _other_keys(workspace: Workspace, site: str) -> set[str]:
+    """Keys that another site than ``site`` has or had: a key that was revoked comes back under no name."""
+    return {read_node_public_key(path) for path in workspace.node_keys_dir.glob("*.pub") if path.stem != site}
+
+
+def _fingerprint(path: Path) -> str:
+    return node_fingerprint(path.read_text(encoding="ascii")) if path.exists() else ""

@@ -1,0 +1,224 @@
+"""Runs a study through Flower and sees it to its end: submits the ServerApp, follows its events, submits it again.
+
+A ServerApp that was killed is not restarted by Flower; its death is seen by the study's lock, which the kernel frees,
+and the next run goes on from the ledger. Gives up after a bounded number of restarts, and at once on a run that ended
+with a reason (budget, quorum, bad input), which another try would not cure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import ssl
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConsiliumError, DaemonFailed
+from common.events import read_events
+from common.pki import ServerIdentity
+from common.process import DaemonSpec, ProcessGroup, accepts, base_env, reachable
+from common.supervision import Kept, Supervisor, json_report
+from server.operations.daemons import (
+    HOST,
+    FlowerServer,
+    app_dir,
+    prepare,
+    run_status,
+    stop_run,
+    submit,
+    superexec,
+    superlink,
+)
+from server.operations.listener import cannot_listen
+from server.study.workspace import Workspace
+
+START_TIMEOUT_S = 120.0
+POLL_S = 0.3
+SOCKET = "fleet.sock"
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+class RunFailed(ConsiliumError):
+    """The run ended with a reason of its own; nothing was lost, `consilium study resume` goes on from the ledger."""
+
+
+def flower_server(workspace: Workspace) -> FlowerServer:
+    """The SuperLink of this study as the daemons module describes it."""
+    endpoint, tls = workspace.endpoint(), workspace.tls_dir
+    identity = ServerIdentity(authority=tls / "ca.crt", certificate=tls / "server.crt", key=tls / "server.key")
+    return FlowerServer(folder=workspace.flower_dir, port=endpoint.internal_port, identity=identity)
+
+
+def fleet_daemon(workspace: Workspace) -> DaemonSpec:
+    """How to start what stands between the gateway and SuperLink: its fleet routes on a Unix socket."""
+    server, folder = flower_server(workspace), workspace.fleet_dir.absolute()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / SOCKET).unlink(missing_ok=True)
+    return DaemonSpec(
+        role="fleet",
+        name="fleet",
+        argv=(
+            *(sys.executable, "-P", "-m", "server.operations.fleet"),
+            *("--socket", SOCKET),  # a Unix socket's path has at most 107 bytes, so it is named from its own folder
+            *("--superlink", server.address, "--superlink-ca", str(server.identity.authority.absolute())),
+        ),
+        env=base_env(),
+        cwd=folder,
+        log=workspace.root.absolute() / "logs" / "fleet.log",
+        ready=(folder / SOCKET).is_socket,
+    )
+
+
+def gateway_daemon(workspace: Workspace, *, bind: str) -> DaemonSpec:
+    """How to start the gateway: the one port that sites reach."""
+    endpoint, root, folder = workspace.endpoint(), workspace.root.absolute(), workspace.gateway_dir.absolute()
+    return DaemonSpec(
+        role="gateway",
+        name="gateway",
+        argv=(
+            *(sys.executable, "-P", "-m", "server.operations.gateway"),
+            *("--objects", str(root / "objects"), "--nodes", str(folder / "nodes.json")),
+            *("--certificate", str(folder / "server.crt"), "--key", str(folder / "server.key")),
+            *("--bind", bind, "--port", str(endpoint.port)),
+            *("--fleet", SOCKET),
+        ),
+        env=base_env(),
+        cwd=workspace.fleet_dir.absolute(),
+        log=root / "logs" / "gateway.log",
+        ready=lambda: gateway_answers(bind, endpoint.port, folder / "ca.crt"),
+    )
+
+
+def gateway_answers(bind: str, port: int, authority: Path) -> bool:
+    """Whether a gateway of this consortium listens there and turns an unsigned request away."""
+    context = ssl.create_default_context(cafile=str(authority))
+    context.check_hostname = False  # its certificate is this authority's, for names that may lead elsewhere from here
+    connection = http.client.HTTPSConnection(reachable(bind), port, timeout=2.0, context=context)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("GET", "/", headers={"host": "localhost"})
+        return connection.getresponse().status == 401
+    return False
+
+
+def port_taken(bind: str, port: int) -> str:
+    """Why nothing can listen at ``port`` now, with the remedy; nothing if it can."""
+    if not accepts(bind, port):
+        return ""
+    return cannot_listen(OSError(errno.EADDRINUSE, ""), bind, port)
+
+
+def serve(
+    workspace: Workspace,
+    *,
+    bind: str,
+    gateway: bool = True,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Run SuperLink, its fleet routes, SuperExec and the gateway until a signal; what dies is started again."""
+    server = flower_server(workspace)
+    prepare(server)
+    report = json_report(workspace.root / "logs" / "daemons.jsonl")
+    endpoint = workspace.endpoint()
+    inner = lambda: port_taken(HOST, endpoint.internal_port)  # noqa: E731
+    kept = [
+        Kept(spec=lambda: superlink(server), obstacle=inner, quote=True),
+        Kept(spec=lambda: fleet_daemon(workspace), quote=True),
+        Kept(spec=lambda: superexec(server), quote=True),
+    ]
+    if gateway:
+        outer = lambda: port_taken(bind, endpoint.port)  # noqa: E731
+        kept.append(Kept(spec=lambda: gateway_daemon(workspace, bind=bind), obstacle=outer, quote=True))
+    with ProcessGroup() as group:
+        try:
+            Supervisor(group, kept, report=report).run(on_ready=on_ready)
+        except KeyboardInterrupt:
+            report("stopping")
+    report("stopped")
+
+
+def start_run(workspace: Workspace) -> int:
+    """Submit the ServerApp for this study; returns Flower's run id, which is recorded."""
+    with tempfile.TemporaryDirectory(prefix="consilium-app-") as scratch:
+        app = app_dir(Path(scratch) / "app")
+        run_id = submit(flower_server(workspace), app, {"workspace": str(workspace.root.absolute())})
+    workspace.save_run_id(run_id)
+    return run_id
+
+
+def request_stop(workspace: Workspace, *, now: bool = False) -> None:
+    """Ask the run to stop at its next safe point; ``now`` also tells Flower to end it. Stored answers stay."""
+    workspace.stop_file.touch()
+    run_id = workspace.run_id()
+    if now and run_id is not None:
+        stop_run(flower_server(workspace), run_id)
+
+
+def supervise(
+    workspace: Workspace,
+    *,
+    on_event: OnEvent = lambda _event: None,
+    check: Callable[[], None] = lambda: None,
+    restarts: int = 3,
+) -> None:
+    """Run the study to its end, starting the ServerApp again when it dies; :class:`RunFailed` when it ends badly.
+
+    ``check`` is called often and may raise, for instance when a daemon died.
+    """
+    with workspace.locked():
+        pass  # refuses while another run goes on, before anything is submitted
+    for remaining in reversed(range(restarts + 1)):
+        seen = sum(1 for _ in read_events(workspace.events_file))
+        run_id = start_run(workspace)
+        ending = _follow(workspace, run_id, seen=seen, on_event=on_event, check=check)
+        if ending == "run-finished":
+            return
+        if remaining:
+            on_event({"event": "run-restarted", "run": str(run_id)})
+    raise RunFailed(f"the ServerApp died {restarts + 1} times; to fix: see `consilium study status` and the logs")
+
+
+def _follow(workspace: Workspace, run_id: int, *, seen: int, on_event: OnEvent, check: Callable[[], None]) -> str:
+    """Pass on events of this run until it ends; ``"died"`` when it holds no lock and told no ending."""
+    started = False
+    until = time.monotonic() + START_TIMEOUT_S
+    for event in _tail(workspace, seen=seen):
+        check()
+        if event is None:
+            if not started and time.monotonic() > until:
+                state = run_status(flower_server(workspace), run_id)
+                raise DaemonFailed(f"run {run_id} did not start within {START_TIMEOUT_S:g} s; it is {state.status}")
+            if started and not workspace.busy():
+                endings = [
+                    e["event"]
+                    for e in read_events(workspace.events_file)
+                    if e["event"] in ("run-finished", "run-failed") and e["run"] == str(run_id)
+                ]
+                if not endings:
+                    return "died"
+            continue
+        on_event(event)
+        if event.get("run") != str(run_id):
+            continue
+        if event["event"] == "run-started":
+            started = True
+        if event["event"] == "run-failed":
+            raise RunFailed(event["reason"])
+        if event["event"] == "run-finished":
+            return "run-finished"
+    return "died"
+
+
+def _tail(workspace: Workspace, *, seen: int) -> Iterator[dict[str, Any] | None]:
+    """Events after the first ``seen``, and None whenever there is nothing new."""
+    while True:
+        events = list(read_events(workspace.events_file))
+        yield from events[seen:]
+        seen = len(events)
+        yield None
+        time.sleep(POLL_S)

@@ -1,0 +1,1 @@
+"""How a study asks its queries and learns from the answers."""

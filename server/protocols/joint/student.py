@@ -1,0 +1,177 @@
+"""The student of a joint query: a public start, then trained on from labels around its releases.
+
+Everything here is post-processing: public images and label maps, the codec, and observations read from stored answers.
+The label of a volume is always the public mean shape plus a code, never the network's own prediction beyond the codec:
+that would retrain the student on its own errors.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from common.canonical import sha256_bytes
+from common.codecs.base import Codec
+from common.codecs.frame import Frame, plan_frame, sharpen
+from common.codecs.pca import PcaCodec
+from common.config import TrainingConfig
+from common.errors import InvalidInput
+from common.models.fit import OnStep, fit, predict
+from common.models.unet import build_unet
+from server.postprocess.dealing import DERANGEMENT_SEED, derangement
+
+PUBLIC_PASSES = 3
+"""Rounds of self-training that make the public start."""
+
+SPREAD = 0.5
+"""The spread of a student's shapes over volumes is raised to this share of the public maps' own."""
+
+SPREAD_COORDINATES = 16
+"""The spread is compared on this many leading coordinates."""
+
+RESIDUAL = 0.45
+"""Share of the shapes' variance the public start is expected to leave open."""
+
+TEMPERATURE = 0.5
+"""Predictions are sharpened by it before they are encoded: hesitation fills the radius and moves no boundary."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """A student made of public data alone, and the codes [n, l] of its sharpened predictions for the public volumes."""
+
+    model: torch.nn.Module
+    codes: Float[np.ndarray, "n l"]
+
+
+def public_start(
+    images: Float[np.ndarray, "n c x y z"],
+    codec: Codec,
+    variances: Float[np.ndarray, "l"],
+    recipe: TrainingConfig,
+    *,
+    seed: int,
+    spread: float = SPREAD,
+    on_step: OnStep | None = None,
+) -> Start:
+    """Train a student without any answer: on the public mean shape, then on its own shapes with their spread restored.
+
+    A network that learnt one blurred shape for all volumes still moves with the image, too timidly: its shapes keep
+    their direction and lose their size. Each pass enlarges their offsets from their mean until they vary as much as
+    ``spread`` of the public label maps do, then trains on. ``recipe.steps`` is split evenly over the mean shape and
+    the passes.
+    """
+    steps = _split(recipe, PUBLIC_PASSES + 1)
+    model = build_unet(recipe.channels, in_channels=images.shape[1], out_channels=codec.labels, seed=seed)
+    silence = codec.decode(np.zeros(codec.dimension), noise_std=0.0)
+    fit(model, images, np.repeat(silence[None], len(images), axis=0), steps[0], seed=seed, on_step=on_step)
+    for number, part in enumerate(steps[1:], start=1):
+        labels = labels_of(codec, restore_spread(codes_of(model, images, codec), variances, share=spread))
+        fit(model, images, labels, part, seed=seed + number, on_step=_after(on_step, steps, number))
+    return Start(model=model, codes=codes_of(model, images, codec, temperature=TEMPERATURE))
+
+
+def joint_frame(
+    start: Start, codec: PcaCodec, *, kernel: Float[np.ndarray, "k k"], noise_std: float, radius: float
+) -> Frame:
+    """The frame of the first round about these volumes: centred on the public start, along its tangent ``kernel``."""
+    return plan_frame(
+        kernel=kernel,
+        centre=start.codes,
+        variances=codec.powers,
+        residual=RESIDUAL,
+        temperature=TEMPERATURE,
+        noise_std=noise_std,
+        radius=radius,
+        codec=sha256_bytes(codec.to_bytes()),
+    )
+
+
+def refine(
+    start: torch.nn.Module,
+    images: Float[np.ndarray, "n c x y z"],
+    codec: Codec,
+    codes: Float[np.ndarray, "n l"],
+    recipe: TrainingConfig,
+    *,
+    seed: int,
+    checkpoint: Path | None = None,
+    on_step: OnStep | None = None,
+) -> torch.nn.Module:
+    """The student: ``start``, which is left as it is, trained on from the labels that the volumes' codes stand for.
+
+    With the codes the start itself has this is self-training: the control. An interrupted run resumes from
+    ``checkpoint``, which is deleted once the student is done.
+    """
+    model = copy.deepcopy(start)
+    fit(model, images, labels_of(codec, codes), recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
+    return model
+
+
+def control(name: str, start: Float[np.ndarray, "n l"], believed: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n l"]:
+    """The codes a control is refined with, of the public start's and of what is ``believed`` after all releases.
+
+    ``zero_code``: every release the code zero, so nothing moves. ``shuffled_codes``: every volume gets another volume's
+    code: the link from volume to code is broken. ``shuffled_offsets``: every volume keeps its own start and gets
+    another's offset from it; what all volumes share stays as it is, so this is no control of the release as a whole but
+    tells how much of it that is. ``public_only``: nothing was asked.
+    """
+    match name:
+        case "zero_code" | "public_only":
+            return start
+        case "shuffled_codes" | "shuffled_offsets":
+            if len(start) < 2:
+                return start
+            order = list(derangement(len(start), seed=DERANGEMENT_SEED))
+            dealt: np.ndarray = believed[order] if name == "shuffled_codes" else start + (believed - start)[order]
+            return dealt
+        case _:
+            raise InvalidInput("control", value=name, limit="zero_code, shuffled_codes, shuffled_offsets, public_only")
+
+
+def codes_of(
+    model: torch.nn.Module, images: Float[np.ndarray, "n c x y z"], codec: Codec, *, temperature: float = 1.0
+) -> Float[np.ndarray, "n l"]:
+    """The codec's codes of a model's predictions, sharpened and unclipped."""
+    return np.stack([codec.encode(sharpen(predict(model, image), temperature=temperature)) for image in images])
+
+
+def labels_of(codec: Codec, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n k x y z"]:
+    """Float32 probabilities the codes stand for."""
+    return np.stack([codec.decode(code, noise_std=0.0) for code in codes])
+
+
+def restore_spread(
+    codes: Float[np.ndarray, "n l"], variances: Float[np.ndarray, "l"], *, share: float = SPREAD
+) -> Float[np.ndarray, "n l"]:
+    """Enlarge the codes' offsets from their mean to ``share`` of the public shapes' variance; never shrinks them."""
+    mean = codes.mean(axis=0)
+    leading = slice(0, SPREAD_COORDINATES)
+    found = float(np.square(codes - mean)[:, leading].sum() / len(codes))
+    wanted = share * float(variances[leading].sum())
+    factor = max(1.0, np.sqrt(wanted / found)) if found > 0 else 1.0
+    result: np.ndarray = mean + factor * (codes - mean)
+    return result
+
+
+def _split(recipe: TrainingConfig, parts: int) -> list[TrainingConfig]:
+    if recipe.steps < parts:
+        raise InvalidInput("student.steps", value=recipe.steps, limit=f"at least {parts} for a joint query")
+    base, rest = divmod(recipe.steps, parts)
+    return [replace(recipe, steps=base + (number < rest)) for number in range(parts)]
+
+
+def _after(on_step: OnStep | None, steps: Sequence[TrainingConfig], number: int) -> Callable[[int, float], None] | None:
+    """Count a part's steps on from those before it."""
+    if on_step is None:
+        return None
+    before = sum(part.steps for part in steps[:number])
+    return lambda step, loss: on_step(before + step, loss)

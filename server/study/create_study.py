@@ -1,0 +1,254 @@
+"""Setting a study up at the server: its directory, keys, ledger, public volumes, codec and sites.
+
+The first study of a consortium begins its ledger; others share it, so that a patient pool has one sum over all of them.
+Refuses a directory that already holds a study, a public volume that cannot be read on the study's grid, a label map
+that belongs to a public volume's case, a site registered twice, and a pool of the ledger with other books than it has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from common.admission import StatedBooks
+from common.canonical import sha256_file
+from common.config import Study, render_study
+from common.errors import InvalidInput
+from common.ledger.keys import (
+    create_sealing_key,
+    create_signing_key,
+    load_sealing_key,
+    load_signing_key,
+    public_hex,
+    public_pem,
+)
+from common.messages import MAX_VOLUMES
+from common.objects import write_atomically
+from common.privacy.calibration import study_mechanism
+from common.privacy.figures import epsilon_text
+from common.privacy.mechanism import GRID_BITS
+from server.aggregation.progress import OnStage
+from server.ledger.server_ledger import Ledger, PoolDeclaration
+from server.study.workspace import CodecRecord, Site, Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKeys:
+    """The public halves of the server's keys, in hex, for the sites' startup kits."""
+
+    sealing_key: str
+    signing_key: str
+
+
+def create_study(
+    workspace: Workspace, study: Study, *, ledger: Path | None = None, standing: Path | None = None
+) -> None:
+    """Lay out a study's directory with its keys and a ledger that knows the study.
+
+    ``ledger``: the directory of a study, or its ledger file, whose ledger and signing key this one shares; the sealing
+    key is always its own. Without it a ledger is begun, its standing in ``standing`` if given, on another disk.
+    """
+    if workspace.study_file.exists():
+        raise InvalidInput("directory already holds a study", value=str(workspace.root), remedy="choose another one")
+    shared = None if ledger is None else Workspace(ledger if ledger.is_dir() else ledger.parent)
+    if shared is not None and not shared.ledger_file.is_file():
+        raise InvalidInput("ledger to share", value=str(ledger), limit="a study's directory or its ledger.sqlite")
+    if shared is not None and standing is not None:
+        raise InvalidInput("standing of a shared ledger", value=str(standing), limit="where it has been kept so far")
+    workspace.root.mkdir(parents=True, exist_ok=True)
+    workspace.sealing_key_file.parent.mkdir(mode=0o700, exist_ok=True)
+    create_sealing_key(workspace.sealing_key_file)
+    if shared is not None:
+        workspace.share_ledger(shared.books_dir)
+        with _open_ledger(workspace) as opened:
+            opened.register_study(study)
+    else:
+        signing_key = create_signing_key(workspace.signing_key_file)
+        with Ledger.create(workspace.ledger_file, signing_key=signing_key, standing=standing) as opened:
+            opened.register_study(study)
+    write_atomically(workspace.study_file, render_study(study).encode())
+
+
+def server_keys(workspace: Workspace) -> ServerKeys:
+    """The server's public keys."""
+    return ServerKeys(
+        sealing_key=public_hex(load_sealing_key(workspace.sealing_key_file)),
+        signing_key=public_hex(load_signing_key(workspace.signing_key_file)),
+    )
+
+
+def publish_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, ...]:
+    """Put the public volumes into the object store, in the given order; each must load on the study's grid."""
+    from common.data.volume import volume_from_bytes
+
+    study = workspace.study()
+    volumes = []
+    for image in images:
+        data = image.read_bytes()
+        volume_from_bytes(data, study.data)
+        volumes.append(workspace.objects.put(data))
+    if len(set(volumes)) != len(volumes):
+        raise InvalidInput("public volumes", limit="no volume twice", remedy="remove the duplicate")
+    if study.codec.joint and len(volumes) > MAX_VOLUMES:
+        raise InvalidInput("public volumes of a joint query", value=len(volumes), limit=f"at most {MAX_VOLUMES}")
+    needed = 1 if study.codec.joint else study.privacy.planned_queries
+    if len(volumes) < needed:
+        raise InvalidInput(
+            "public volumes",
+            value=len(volumes),
+            limit=f"at least {needed}",
+            remedy="publish more volumes or plan fewer queries",
+        )
+    workspace.save_volumes(tuple(volumes))
+    return tuple(volumes)
+
+
+def fit_study_codec(
+    workspace: Workspace,
+    label_maps: Sequence[Path],
+    *,
+    sites: int,
+    private_hashes: Collection[str] = (),
+    on_stage: OnStage | None = None,
+) -> CodecRecord:
+    """Fit the study's codec on public label maps for the planned noise on the mean code of ``sites`` sites.
+
+    For a joint query, also train the public start and make the query's frame; the volumes must be published before.
+    ``private_hashes``: SHA-256 of label map files known to be of private, validation or test cases; a match is refused.
+    """
+    from common.codecs.base import fit_codec
+    from common.data.volume import load_label
+
+    study = workspace.study()
+    if not label_maps:
+        raise InvalidInput("public label maps", value=0, limit="at least 4")
+    maps = [load_label(path, study.data) for path in label_maps]
+    voters = sites * study.privacy.voters_per_site
+    noise_std = float(study_mechanism(study, dimension=1).noise_std) / 2**GRID_BITS / voters
+    codec = fit_codec(
+        study,
+        maps,
+        noise_std=noise_std,
+        map_hashes=[sha256_file(path) for path in label_maps],
+        private_hashes=private_hashes,
+    )
+    record = CodecRecord(sha256=workspace.objects.put(codec.to_bytes()), dimension=codec.dimension)
+    workspace.save_codec(record)
+    if study.codec.joint:
+        from server.protocols.joint.study import prepare  # torch, where a student is trained anyway
+
+        prepare(workspace, sites=sites, on_stage=on_stage)
+    return record
+
+
+def neighbour_study(directory: Path) -> Path | None:
+    """A study beside this directory that has a ledger a new one could share; None if there is none."""
+    here = directory.absolute()
+    folders = (path.parent for path in sorted(here.parent.glob("*/study.toml")))
+    return next((path for path in folders if path != here and Workspace(path).ledger_file.exists()), None)
+
+
+def pool_to_declare(
+    workspace: Workspace, site: str, pool: str, *, books: StatedBooks | None, pool_epsilon: float | None
+) -> PoolDeclaration:
+    """The declaration under which a site with this pool may be admitted, by what the ledger knows from any study.
+
+    A pool's lifetime budget is the study's, or ``pool_epsilon`` at the study's δ, when it is first declared; later
+    studies leave it as it is, whatever their own budget, unless a ``pool_epsilon`` makes it tighter.
+
+    A pool the ledger knows goes on with its sum, so whoever brings it must bring its books: InvalidInput if the request
+    names none, others than are on record, or books that show less than this ledger charged; for a looser budget, a pool
+    known under another site, and a site known with another pool.
+    """
+    with Ledger.open(workspace.ledger_file) as ledger:
+        known = {declared.pool: declared for declared in ledger.pools()}
+        spent, recorded = ledger.spent(pool), ledger.books_of(pool)
+        owner = next((name for name in known if books and ledger.books_of(name) == books.ledger_id), pool)
+    remedy = (
+        "the site joins with the books it has (`consilium site join --from`), or carries them over to its new machine: "
+        "docs/deployment.md"
+    )
+    other = next((name for name, declared in known.items() if declared.site == site and name != pool), None)
+    if other is not None:
+        raise InvalidInput(
+            f"patient pool of site {site}", value=pool, limit=f"{other}, as in the ledger", remedy=remedy
+        )
+    if owner != pool:
+        raise InvalidInput(f"books of pool {owner}, named for pool {pool}", limit="one pool for one book")
+    if pool not in known:
+        privacy = workspace.study().privacy
+        protection = privacy.protection if books is None else books.protection
+        return _tightened(PoolDeclaration(pool, site, privacy.budget, privacy.accountant, protection), pool_epsilon)
+    if known[pool].site != site:
+        raise InvalidInput(f"site of pool {pool}", value=site, limit=f"{known[pool].site}, as first declared")
+    if books is None or books.ledger_id != (recorded or books.ledger_id):
+        raise InvalidInput(
+            f"books of pool {pool}, which this ledger knows",
+            value="none named" if books is None else books.ledger_id,
+            limit=recorded or "the site ledger that keeps them",
+            remedy=remedy,
+        )
+    if books.mu_squared < spent.mu_squared:
+        raise InvalidInput(
+            f"books of pool {pool} show less than this ledger charged",
+            value=f"Σμ² = {float(books.mu_squared):g}",
+            limit=f"at least {float(spent.mu_squared):g}",
+            remedy=f"{remedy}; for an older copy of them `consilium site recover --own-ledger`, then a new request",
+        )
+    if pool_epsilon is not None and pool_epsilon > known[pool].budget.epsilon:
+        raise InvalidInput(
+            f"ε of pool {pool} for life",
+            value=pool_epsilon,
+            limit=f"at most {epsilon_text(known[pool].budget.epsilon)}, as declared",
+            remedy="a pool's budget is for its whole life and can only be made tighter",
+        )
+    return _tightened(known[pool], pool_epsilon)
+
+
+def _tightened(declaration: PoolDeclaration, epsilon: float | None) -> PoolDeclaration:
+    return declaration if epsilon is None else replace(declaration, budget=replace(declaration.budget, epsilon=epsilon))
+
+
+def add_site(
+    workspace: Workspace, site: Site, *, books: StatedBooks | None = None, pool_epsilon: float | None = None
+) -> None:
+    """Declare a registered site's patient pool as :func:`pool_to_declare` says, then record the site."""
+    declaration = pool_to_declare(workspace, site.name, site.pool, books=books, pool_epsilon=pool_epsilon)
+    sites = (*workspace.registered(), site)
+    workspace.check_sites(sites)
+    with _open_ledger(workspace) as ledger:
+        ledger.declare_pool(declaration)
+        if books is not None:
+            ledger.declare_books(site.pool, books.ledger_id)
+    workspace.save_sites(sites)
+
+
+def _open_ledger(workspace: Workspace) -> Ledger:
+    return Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file))
+
+
+def write_kit(
+    workspace: Workspace, directory: Path, *, site: str, superlink: str, objects_url: str, authority: Path
+) -> None:
+    """A site's startup kit: kit.json (name, public keys, addresses), ca.crt and study.toml; nothing in it is secret.
+
+    consortium.pem is the signing key's public half once more, for checking the offline bundle with openssl.
+    For a joint study whose teachers have the student's network also start.pt, the public start.
+    """
+    keys = server_keys(workspace)
+    kit = {
+        "objects_url": objects_url,
+        "sealing_key": keys.sealing_key,
+        "signing_key": keys.signing_key,
+        "site": site,
+        "superlink": superlink,
+    }
+    write_atomically(directory / "kit.json", (json.dumps(kit, indent=1) + "\n").encode())
+    write_atomically(directory / "consortium.pem", public_pem(load_signing_key(workspace.signing_key_file)))
+    write_atomically(directory / "ca.crt", authority.read_bytes())
+    write_atomically(directory / "study.toml", workspace.study_file.read_bytes())
+    study = workspace.study()
+    if workspace.start_file.exists() and study.teacher.channels == study.student.channels:
+        write_atomically(directory / "start.pt", workspace.start_file.read_bytes())

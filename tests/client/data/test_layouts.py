@@ -1,0 +1,478 @@
+"""One dataset in every layout: the same cases, channels, labels and patients come out."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from client.data.layouts import (
+    LAYOUTS,
+    DatasetSettings,
+    load_names,
+    match_study,
+    open_dataset,
+    open_for_training,
+)
+from common.config import DataConfig
+from common.data.dataset import Dataset, PatientIdentity, check_labels
+from common.data.patients import counted_once
+from common.errors import InvalidInput
+
+CHANNELS = ("T1", "T1c", "T2", "FLAIR")
+DATA = DataConfig(
+    labels=("background", "edema", "core"),
+    spacing_mm=(1, 1, 1),
+    grid=(8, 8, 8),
+    channels=("FLAIR", "T1", "T1c", "T2"),
+)
+
+
+def volume(value: int) -> nib.Nifti1Image:
+    array = np.full((4, 5, 6), value, dtype=np.uint8)
+    array[0, 0, 0] = 0
+    return nib.Nifti1Image(array, np.eye(4))
+
+
+def save(path: Path, value: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.save(volume(value), path)
+
+
+def brightness(case: int, channel: int) -> int:
+    """Every image file of the test datasets is told from every other by this value."""
+    return 10 * case + channel + 1
+
+
+def make_msd(folder: Path) -> Path:
+    training = []
+    for case in range(3):
+        stacked = np.stack([volume(brightness(case, c)).get_fdata() for c in range(4)], axis=-1).astype(np.uint8)
+        (folder / "imagesTr").mkdir(parents=True, exist_ok=True)
+        nib.save(nib.Nifti1Image(stacked, np.eye(4)), folder / f"imagesTr/p{case}.nii.gz")
+        save(folder / f"labelsTr/p{case}.nii.gz", 1)
+        training.append({"image": f"./imagesTr/p{case}.nii.gz", "label": f"./labelsTr/p{case}.nii.gz"})
+    index = {
+        "modality": {str(i): name for i, name in enumerate(("T1w", "t1gd", "T2w", "FLAIR"))},
+        "labels": {"0": "background", "1": "edema", "2": "core"},
+        "training": training,
+        "test": [],
+    }
+    (folder / "dataset.json").write_text(json.dumps(index))
+    (folder / "patients.tsv").write_text("case_id\tpatient_id\np0\tsub-a\np1\tsub-b\np2\tsub-b\n")
+    return folder
+
+
+def make_nnunet(folder: Path) -> Path:
+    for case in range(3):
+        for channel in range(4):
+            save(folder / f"imagesTr/p{case}_{channel:04d}.nii.gz", brightness(case, channel))
+        save(folder / f"labelsTr/p{case}.nii.gz", 1)
+    index = {
+        "channel_names": {str(i): name for i, name in enumerate(CHANNELS)},
+        "labels": {"background": 0, "edema": 1, "core": 2},
+        "numTraining": 3,
+        "file_ending": ".nii.gz",
+    }
+    (folder / "dataset.json").write_text(json.dumps(index))
+    (folder / "patients.csv").write_text("case_id,patient_id\np0,sub-a\np1,sub-b\np2,sub-b\n")
+    return folder
+
+
+def make_bids(folder: Path) -> Path:
+    for case, (subject, session) in enumerate([("sub-a", "ses-1"), ("sub-b", "ses-1"), ("sub-b", "ses-2")]):
+        stem = f"{subject}/{session}/anat/{subject}_{session}"
+        for channel, suffix in enumerate(("T1w", "ce-gadolinium_T1w", "T2w", "FLAIR")):
+            save(folder / f"{stem}_{suffix}.nii.gz", brightness(case, channel))
+        save(folder / f"derivatives/manual/{stem}_dseg.nii.gz", 1)
+    (folder / "dataset_description.json").write_text('{"Name": "x", "BIDSVersion": "1.9.0"}')
+    (folder / "derivatives/manual/dseg.tsv").write_text("index\tname\n1\tedema\n2\tcore\n")
+    return folder
+
+
+def make_table(folder: Path) -> Path:
+    rows = ["case_id;patient_id;" + ";".join(f"image_{name}" for name in CHANNELS) + ";label"]
+    for case, patient in enumerate(("sub-a", "sub-b", "sub-b")):
+        files = [f"scans/p{case}/{name}.nii.gz" for name in CHANNELS]
+        for channel, file in enumerate(files):
+            save(folder / file, brightness(case, channel))
+        save(folder / f"scans/p{case}/seg.nii.gz", 1)
+        rows.append(";".join([f"p{case}", patient, *files, f"scans/p{case}/seg.nii.gz"]))
+    (folder / "cases.csv").write_text("\n".join(rows) + "\n")
+    (folder / "labels.tsv").write_text("index\tname\n1\tedema\n2\tcore\n")
+    return folder
+
+
+MAKE = {"msd": make_msd, "nnunet": make_nnunet, "bids": make_bids, "table": make_table}
+
+
+def test_every_layout_is_tested() -> None:
+    assert MAKE.keys() == LAYOUTS.keys()
+
+
+@pytest.mark.parametrize("layout", MAKE)
+def test_every_layout_is_found_by_itself_and_gives_the_same_cases_channels_and_patients(
+    layout: str, tmp_path: Path
+) -> None:
+    found = open_dataset(MAKE[layout](tmp_path / "set"))
+    assert len(found.cases) == len(found.listed) == 3
+    assert found.problems == ()
+    assert [found.patient_of(name) for name in found.listed] == ["sub-a", "sub-b", "sub-b"]
+    assert [case.patient for case in found.cases] == ["sub-a", "sub-b", "sub-b"]
+    expected = PatientIdentity.SUBJECT if layout == "bids" else PatientIdentity.TABLE
+    assert found.patient_identity is expected
+    assert found == open_dataset(tmp_path / "set", layout=layout)
+
+    matched = match_study(found, DATA)
+    check_labels(matched, DATA)
+    for number, case in enumerate(matched.cases):
+        assert case.label_map == ()
+        assert case.label is not None
+        if case.channel_files:
+            seen = [int(np.asarray(nib.load(path).dataobj).max()) for path in case.images]
+        else:
+            stacked = np.asarray(nib.load(case.image).dataobj)
+            seen = [int(stacked[..., channel].max()) for channel in case.channel_order]
+        assert seen == [brightness(number, CHANNELS.index(name)) for name in DATA.channels]
+
+
+@pytest.mark.parametrize("layout", MAKE)
+def test_one_missing_file_costs_one_case_and_says_which(layout: str, tmp_path: Path) -> None:
+    root = MAKE[layout](tmp_path / "set")
+    victim = {
+        "msd": "labelsTr/p1.nii.gz",
+        "nnunet": "imagesTr/p1_0002.nii.gz",
+        "bids": "sub-b/ses-1/anat/sub-b_ses-1_T2w.nii.gz",
+        "table": "scans/p1/T2.nii.gz",
+    }[layout]
+    (root / victim).unlink()
+    found = match_study(open_dataset(root), DATA)
+    assert len(found.cases) == 2
+    assert len(found.problems) == 1
+    assert "missing" in found.problems[0].reason
+    assert len(found.listed) == 3
+    assert found.patient_of(found.problems[0].case) == "sub-b"
+
+
+def test_a_subset_of_the_channels_is_enough_for_a_study_that_asks_for_no_more(tmp_path: Path) -> None:
+    one = DataConfig(labels=DATA.labels, spacing_mm=(1, 1, 1), grid=(8, 8, 8), channels=("T2",))
+    for layout, make in MAKE.items():
+        case = match_study(open_dataset(make(tmp_path / layout)), one).cases[0]
+        if layout == "msd":
+            assert case.channel_order == (2,)
+        else:
+            assert int(np.asarray(nib.load(case.image).dataobj).max()) == brightness(0, 2)
+            assert case.images == (case.image,)
+
+
+def test_the_sites_names_are_mapped_to_the_studys_and_nothing_is_guessed(tmp_path: Path) -> None:
+    root = make_bids(tmp_path / "set")
+    (root / "derivatives/manual/dseg.tsv").write_text(
+        "index\tname\n17\tLeft-Edema\n53\tright edema\n9\tCORE\n4\tbone\n"
+    )
+    found = open_dataset(root)
+    with pytest.raises(InvalidInput, match=r"to fix: map each") as caught:
+        match_study(found, DATA)
+    assert all(word in str(caught.value) for word in ("17 = Left-Edema", "53 = right edema", "4 = bone"))
+    assert "CORE" not in str(caught.value)
+    mapping = {"left edema": "Edema", "53": "edema", "bone": "background"}
+    pairs = match_study(found, DATA, labels=mapping).cases[0].label_map
+    assert dict(pairs) == {0: 0, 4: 0, 9: 2, 17: 1, 53: 1}
+    for bad, word in [({"left edema": "tumour"}, "label map"), ({**mapping, "liver": "core"}, "lacks")]:
+        with pytest.raises(InvalidInput, match=word):
+            match_study(found, DATA, labels=bad)
+
+
+def test_a_structure_the_site_never_drew_is_refused(tmp_path: Path) -> None:
+    root = make_nnunet(tmp_path / "set")
+    index = json.loads((root / "dataset.json").read_text())
+    index["labels"] = {"background": 0, "edema": 1}
+    (root / "dataset.json").write_text(json.dumps(index))
+    with pytest.raises(InvalidInput, match="stands for"):
+        match_study(open_dataset(root), DATA)
+
+
+def test_channels_of_unknown_names_are_mapped_or_refused(tmp_path: Path) -> None:
+    root = make_nnunet(tmp_path / "set")
+    index = json.loads((root / "dataset.json").read_text())
+    index["channel_names"] = {"0": "noNorm", "1": "gad", "2": "T2", "3": "FLAIR"}
+    (root / "dataset.json").write_text(json.dumps(index))
+    found = open_dataset(root)
+    with pytest.raises(InvalidInput, match=r"missing from the data.*to fix"):
+        match_study(found, DATA)
+    case = match_study(found, DATA, channels={"noNorm": "T1", "gad": "T1c"}).cases[0]
+    seen = [int(np.asarray(nib.load(path).dataobj).max()) for path in case.images]
+    assert seen == [brightness(0, 3), brightness(0, 0), brightness(0, 1), brightness(0, 2)]
+    for bad, word in [
+        ({"noNorm": "T1", "gad": "T1"}, "twice"),
+        ({"noNorm": "PET"}, "channel map"),
+        ({"xyz": "T1"}, "lacks"),
+    ]:
+        with pytest.raises(InvalidInput, match=word):
+            match_study(found, DATA, channels=bad)
+
+
+def test_a_table_without_label_names_is_taken_in_the_studys_numbers_unless_it_is_mapped(tmp_path: Path) -> None:
+    root = make_table(tmp_path / "set")
+    (root / "labels.tsv").unlink()
+    found = open_dataset(root)
+    assert found.labels == ()
+    assert match_study(found, DATA).cases[0].label_map == ()
+    assert dict(match_study(found, DATA, labels={"3": "edema", "7": "core"}).cases[0].label_map) == {0: 0, 3: 1, 7: 2}
+
+
+def test_one_scan_under_two_patients_is_told_and_takes_nothing_from_either(tmp_path: Path) -> None:
+    """Neither who takes part nor whose files are used may depend on what another patient's files hold."""
+    root = make_nnunet(tmp_path / "set")
+    before = open_for_training(root, DATA, DatasetSettings())
+    (root / "imagesTr/p1_0000.nii.gz").write_bytes((root / "imagesTr/p0_0000.nii.gz").read_bytes())
+    found = open_for_training(root, DATA, DatasetSettings())
+    assert (found.cases, found.problems, found.listed) == (before.cases, before.problems, before.listed)
+    assert before.doubled == ()
+    (pair,) = found.doubled
+    assert (pair.same_as, pair.case) == ("p0", "p1")
+    assert "g = 2" in pair.sentence
+    assert "to fix" in pair.sentence
+
+
+def test_a_copy_is_left_out_by_what_its_own_patient_has_and_by_nobody_else(tmp_path: Path) -> None:
+    """p1 and p2 are one person's. Whether p2 is used follows from p1, whatever p0, another's, holds before them."""
+    root = make_nnunet(tmp_path / "set")
+    (root / "patients.csv").write_text("case_id,patient_id\np0,a\np1,b\np2,b\n")
+    images = {case: [root / f"imagesTr/{case}_{channel:04d}.nii.gz" for channel in range(4)] for case in ("p0", "p2")}
+    for mine, theirs in zip(images["p0"], images["p2"], strict=True):
+        mine.write_bytes(theirs.read_bytes())
+    found = open_for_training(root, DATA, DatasetSettings())
+    assert [case.id for case in found.cases] == ["p0", "p1", "p2"]
+    assert [(pair.same_as, pair.case) for pair in found.doubled] == [("p0", "p2")]
+
+
+def test_a_scan_that_cannot_be_looked_at_is_its_own_problem_when_copies_are_sought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = match_study(open_dataset(make_nnunet(tmp_path / "set")), DATA)
+    looked = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        if path.name.startswith("p1_"):
+            raise PermissionError(13, "Permission denied")
+        return looked(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert counted_once(dataset).cases == dataset.cases
+
+
+def test_a_scan_that_is_there_twice_under_one_patient_is_used_once(tmp_path: Path) -> None:
+    root = make_nnunet(tmp_path / "set")
+    (root / "patients.csv").write_text("case_id,patient_id\np0,a\np1,b\np2,b\n")
+    for channel in range(4):
+        name = f"{channel:04d}.nii.gz"
+        (root / f"imagesTr/p2_{name}").write_bytes((root / f"imagesTr/p1_{name}").read_bytes())
+    found = open_for_training(root, DATA, DatasetSettings())
+    assert [case.id for case in found.cases] == ["p0", "p1"]
+    assert [(problem.case, problem.reason) for problem in found.problems] == [
+        ("p2", "the same scan as p1; to fix: take one of them out")
+    ]
+
+
+def nnunet_index(**changes: Any) -> dict[str, Any]:
+    base = {"channel_names": {"0": "T1"}, "labels": {"background": 0, "core": 1}, "file_ending": ".nii.gz"}
+    return {**base, **changes}
+
+
+@pytest.mark.parametrize(
+    ("index", "word"),
+    [
+        (nnunet_index(labels={"background": 0, "whole": [1, 2]}), "regions"),
+        (nnunet_index(labels={"background": 0, "a": 1, "b": 1}), "labels"),
+        (nnunet_index(labels={"a": 1, "b": 2}), "background is 0"),
+        (nnunet_index(labels=[]), "labels"),
+        (nnunet_index(file_ending=".nrrd"), "file_ending"),
+        (nnunet_index(channel_names={"1": "T1"}), "channel_names"),
+        (nnunet_index(channel_names={"0": "T1", "1": "T1"}), "twice"),
+        (nnunet_index(), "no case"),
+    ],
+)
+def test_an_nnunet_index_that_is_none_is_refused(tmp_path: Path, index: dict[str, Any], word: str) -> None:
+    (tmp_path / "dataset.json").write_text(json.dumps(index))
+    with pytest.raises(InvalidInput, match=word):
+        open_dataset(tmp_path)
+
+
+def test_a_session_with_two_candidates_is_left_out_and_says_what_to_do(tmp_path: Path) -> None:
+    root = make_bids(tmp_path / "set")
+    save(root / "sub-a/ses-1/anat/sub-a_ses-1_run-2_T1w.nii.gz", 9)
+    save(root / "derivatives/manual/sub-b/ses-1/anat/sub-b_ses-1_desc-auto_dseg.nii.gz", 1)
+    save(root / "derivatives/manual/sub-c/anat/sub-c_dseg.nii.gz", 1)
+    found = match_study(open_dataset(root), DATA)
+    reasons = {problem.case: problem.reason for problem in found.problems}
+    assert reasons == {
+        "sub-a_ses-1": "several T1w images in one session; to fix: say which by its run in [bids.T1w] of site.toml",
+        "sub-b_ses-1": "several label maps in one session; to fix: say which by its desc in [bids.dseg] of site.toml",
+        "sub-c": "a label map without an image; to fix: put the image beside it, or look at [bids] in site.toml",
+    }
+    assert [case.id for case in found.cases] == ["sub-b_ses-2"]
+
+
+def test_two_label_maps_that_nothing_tells_apart_are_left_to_a_table(tmp_path: Path) -> None:
+    root = make_bids(tmp_path / "set")
+    save(root / "derivatives/auto/sub-b/ses-1/anat/sub-b_ses-1_dseg.nii.gz", 1)
+    (problem,) = match_study(open_dataset(root), DATA).problems
+    assert "leave one of them there, or list the cases in a cases.csv" in problem.reason
+
+
+def test_two_images_of_a_contrast_the_study_does_not_use_stop_nobody(tmp_path: Path) -> None:
+    root = make_bids(tmp_path / "set")
+    save(root / "sub-a/ses-1/anat/sub-a_ses-1_run-2_T1w.nii.gz", 9)
+    found = match_study(open_dataset(root), replace(DATA, channels=("T2", "FLAIR")))
+    assert found.problems == ()
+    assert len(found.cases) == 3
+
+
+@pytest.mark.parametrize(
+    ("extra", "choice", "taken"),
+    [
+        (("run-1", "run-2"), {"run": "2"}, "run-2"),
+        (("run-01", "run-02"), {"run": "2"}, "run-02"),
+        (("acq-mprage", "acq-space"), {"acq": "mprage"}, "acq-mprage"),
+        (
+            ("acq-mprage_run-1", "acq-mprage_run-2", "acq-space_run-1"),
+            {"acq": "mprage", "run": "1"},
+            "acq-mprage_run-1",
+        ),
+        (("", "rec-norm"), {"rec": "norm"}, "rec-norm"),
+        (("", "acq-space"), {"acq": "mprage"}, ""),
+        (("acq-mprage", "acq-space"), {"acq": "fse"}, None),
+        (("run-1", "run-2"), {"acq": "mprage"}, None),
+    ],
+)
+def test_the_sites_choice_says_which_of_several_images_is_meant(
+    extra: tuple[str, ...], choice: dict[str, str], taken: str | None, tmp_path: Path
+) -> None:
+    root = make_bids(tmp_path / "set")
+    (root / "sub-a/ses-1/anat/sub-a_ses-1_T1w.nii.gz").unlink()
+    for number, entities in enumerate(extra):
+        name = "_".join(filter(None, ("sub-a_ses-1", entities, "T1w.nii.gz")))
+        save(root / "sub-a/ses-1/anat" / name, 100 + number)
+    found = match_study(open_dataset(root, choice={"T1w": choice}), DATA)
+    if taken is None:
+        assert [problem.case for problem in found.problems] == ["sub-a_ses-1"]
+        return
+    assert found.problems == ()
+    case = next(case for case in found.cases if case.id == "sub-a_ses-1")
+    assert case.images[1].name == "_".join(filter(None, ("sub-a_ses-1", taken, "T1w.nii.gz")))
+
+
+def test_the_sites_choice_says_which_of_several_label_maps_is_meant(tmp_path: Path) -> None:
+    root = make_bids(tmp_path / "set")
+    save(root / "derivatives/manual/sub-b/ses-1/anat/sub-b_ses-1_desc-auto_dseg.nii.gz", 1)
+    (root / "site.toml").write_text('[bids.dseg]\ndesc = "auto"\n')
+    settings = load_names(root / "site.toml")
+    found = open_for_training(root, DATA, settings)
+    labels = {case.id: case.label.name for case in found.cases if case.label is not None}
+    assert labels["sub-b_ses-1"] == "sub-b_ses-1_desc-auto_dseg.nii.gz"
+    assert labels["sub-b_ses-2"] == "sub-b_ses-2_dseg.nii.gz"  # the only one there
+
+
+def test_a_choice_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
+    root = make_bids(tmp_path / "bids")  # whether anybody has a T3w is a matter of data, which refuse nothing
+    assert open_dataset(root, choice={"T3w": {"run": "1"}}) == open_dataset(root)
+    with pytest.raises(InvalidInput, match="not BIDS"):
+        open_dataset(make_msd(tmp_path / "msd"), choice={"T1w": {"run": "1"}})
+    for text in ("bids = 3\n", "[bids]\nT1w = 1\n", "[bids.T1w]\nrun = 1\n"):
+        (tmp_path / "names.toml").write_text(text)
+        with pytest.raises(InvalidInput, match="bids"):
+            load_names(tmp_path / "names.toml")
+
+
+def test_a_subjects_own_table_of_labels_speaks_for_that_subject_alone(tmp_path: Path) -> None:
+    own = {"x": "1\tcore\n2\tedema\n", "y": "1\tedema\n2\tcore\n", "z": "1\tedema\n2\tbone\n"}
+    for subject, rows in own.items():
+        for contrast in ("T1w", "T2w"):
+            save(tmp_path / f"sub-{subject}/anat/sub-{subject}_{contrast}.nii.gz", 3)
+        drawn = tmp_path / f"derivatives/sub-{subject}/anat"
+        save(drawn / f"sub-{subject}_dseg.nii.gz", 1)
+        (drawn / f"sub-{subject}_dseg.tsv").write_text(f"index\tname\n{rows}")
+    data = DataConfig(("background", "edema", "core"), (1, 1, 1), (8, 8, 8), channels=("T1", "T2"))
+    found = match_study(open_dataset(tmp_path), data)
+    assert {case.id: case.label_map for case in found.cases} == {"sub-x": ((0, 0), (1, 2), (2, 1)), "sub-y": ()}
+    assert [(problem.case, "2 = bone" in problem.reason) for problem in found.problems] == [("sub-z", True)]
+    (tmp_path / "derivatives/dseg.tsv").write_text("index\tname\n1\tedema\n2\tcore\n")
+    found = match_study(open_dataset(tmp_path), data)
+    assert [case.id for case in found.cases] == ["sub-y"]
+    assert [problem.case for problem in found.problems] == ["sub-x", "sub-z"]
+
+
+def test_one_subjects_files_never_stop_a_dataset(tmp_path: Path) -> None:
+    root = make_bids(tmp_path / "set")
+    before = match_study(open_dataset(root), DATA)
+    save(root / "sub-b/ses-1/anat/sub-b_ses-1_ce-gd_T1w.nii.gz", 5)
+    save(root / "sub-b/ses-1/anat/sub-b_ses-1_T1c.nii.gz", 5)
+    (root / "derivatives/manual/sub-b").mkdir(parents=True, exist_ok=True)
+    (root / "derivatives/manual/sub-b/sub-b_dseg.tsv").write_text("index\tname\n1\tbone\n")
+    after = match_study(open_dataset(root), DATA)
+    assert [case for case in after.cases if case.patient != "sub-b"] == [
+        case for case in before.cases if case.patient != "sub-b"
+    ]
+    assert {problem.case for problem in after.problems} == {case.id for case in before.cases if case.patient == "sub-b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("picture,label\na.nii,b.nii\n", "columns"),
+        ("image,image_T1,label\na.nii,b.nii,c.nii\n", "columns"),
+        ("image,label,patient_id\na.nii,b.nii,x\nc.nii,d.nii,\n", "patient_id"),
+        ("image,label\n", "empty"),
+    ],
+)
+def test_a_table_of_cases_that_is_none_is_refused(tmp_path: Path, text: str, word: str) -> None:
+    (tmp_path / "cases.csv").write_text(text)
+    with pytest.raises(InvalidInput, match=word):
+        open_dataset(tmp_path)
+
+
+def test_a_row_that_cannot_be_used_costs_one_case(tmp_path: Path) -> None:
+    save(tmp_path / "a.nii.gz", 4)
+    rows = [
+        "image,label",
+        "a.nii.gz,a.nii.gz",
+        "a.nii.gz,",
+        "../z.nii.gz,",
+        "C:/y.nii.gz,",
+        "b.nii.gz,",
+        "c.png,",
+        ",x.nii",
+    ]
+    (tmp_path / "cases.csv").write_text("\n".join(rows) + "\n")
+    found = open_dataset(tmp_path)
+    assert [case.id for case in found.cases] == []
+    reasons = [problem.reason for problem in found.problems]
+    assert all(reason.count("; to fix: ") == 1 for reason in reasons)
+    assert any("listed twice" in reason for reason in reasons)
+    assert any("leaves the data directory" in reason for reason in reasons)
+    assert any("not a .nii" in reason for reason in reasons)
+    assert any("missing" in reason for reason in reasons)
+    assert any("not named" in reason for reason in reasons)
+
+
+def test_a_folder_of_no_known_layout_is_refused_with_one_remedy(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"no layout") as caught:
+        open_dataset(tmp_path)
+    assert str(caught.value).count("to fix:") == 1
+    with pytest.raises(InvalidInput, match="layout"):
+        open_dataset(tmp_path, layout="zarr")
+    with pytest.raises(InvalidInput, match="missing"):
+        open_dataset(tmp_path / "nowhere")
+
+
+def test_a_dataset_of_the_study_stays_as_it_is(tmp_path: Path) -> None:
+    found: Dataset = open_dataset(make_nnunet(tmp_path / "set"))
+    own = DataConfig(labels=found.labels, spacing_mm=(1, 1, 1), grid=(8, 8, 8), channels=found.channels)
+    assert match_study(found, own).cases == found.cases

@@ -1,0 +1,162 @@
+"""Public objects over a line that breaks: downloads go on, and nothing but the object asked for is ever taken."""
+
+from __future__ import annotations
+
+import re
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from client.operations import fetch
+from client.operations.fetch import PublicObjects
+from client.policy import load_site
+from client.site.enrolment import SiteKit, create_site
+from common.canonical import sha256_bytes
+from common.errors import InvalidInput
+from server.operations import provision
+from server.study import create_study as setup
+from server.study.workspace import Endpoint, Workspace
+from tests.federation import make_study
+
+OBJECT = bytes(range(256)) * 400
+NAME = sha256_bytes(OBJECT)
+
+
+@dataclass
+class Line:
+    """A server with one object, and a line that breaks after so many bytes, so many times."""
+
+    breaks: int = 0
+    after: int = 30_000
+    content: bytes = OBJECT
+    status: int = 0
+    asked: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Line, PublicObjects]]:
+    monkeypatch.setattr(fetch.time, "sleep", lambda _seconds: None)
+    line = Line()
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert re.fullmatch("[A-Za-z0-9+/=]+", self.headers["consilium-signature"])
+            line.asked.append(self.headers.get("range", ""))
+            first = int(self.headers["range"][6:-1]) if "range" in self.headers else 0
+            status = line.status or (416 if first >= len(line.content) > 0 else 206 if first else 200)
+            self.send_response_only(status)
+            rest = line.content[first:] if status in (200, 206) else b"refused\n"
+            self.send_header("content-length", str(len(rest)))
+            self.end_headers()
+            if line.breaks:
+                line.breaks -= 1
+                rest = rest[: line.after]
+            self.wfile.write(rest)
+            self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    workspace = Workspace(tmp_path / "study")
+    setup.create_study(workspace, make_study())
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    provision.set_up_server(workspace, Endpoint(host="localhost", port=server.server_port, internal_port=1))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(workspace.gateway_dir / "server.crt", workspace.gateway_dir / "server.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    provision.make_kit(workspace, "north", tmp_path / "kit")
+    (tmp_path / "data").mkdir()
+    create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=SiteKit.load(tmp_path / "kit"))
+    yield line, PublicObjects(load_site(tmp_path / "site"))
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_download_that_breaks_goes_on_where_it_stopped(line: tuple[Line, PublicObjects]) -> None:
+    server, objects = line
+    server.breaks = 3
+    assert objects.get(NAME) == OBJECT
+    assert server.asked == ["", "bytes=30000-", "bytes=60000-", "bytes=90000-"]
+    assert objects.get(NAME) == OBJECT
+    assert len(server.asked) == 4  # from the cache
+
+
+def test_what_was_fetched_before_a_restart_is_not_fetched_again(line: tuple[Line, PublicObjects]) -> None:
+    server, objects = line
+    server.breaks = fetch.TRIES
+    server.after = 1000
+    with pytest.raises(InvalidInput, match="cannot be fetched"):
+        objects.get(NAME)
+    server.asked.clear()
+    assert objects.get(NAME) == OBJECT
+    assert server.asked == [f"bytes={1000 * fetch.TRIES}-"]
+
+
+def test_an_object_with_another_hash_is_refused_and_not_kept(line: tuple[Line, PublicObjects]) -> None:
+    server, objects = line
+    server.content = OBJECT[:-1] + b"x"
+    with pytest.raises(InvalidInput, match="does not match its hash"):
+        objects.get(NAME)
+    server.content = OBJECT
+    assert objects.get(NAME) == OBJECT
+
+
+def test_a_beginning_of_something_else_is_thrown_away(line: tuple[Line, PublicObjects], tmp_path: Path) -> None:
+    _, objects = line
+    (tmp_path / "site" / "cache" / f".part-{NAME}").write_bytes(b"x" * (len(OBJECT) + 5))
+    assert objects.get(NAME) == OBJECT
+
+
+@pytest.mark.parametrize(("status", "said"), [(401, "site doctor"), (404, "operator")])
+def test_a_refusal_is_final_and_says_whom_to_ask(line: tuple[Line, PublicObjects], status: int, said: str) -> None:
+    server, objects = line
+    server.status = status
+    with pytest.raises(InvalidInput, match=said):
+        objects.get(NAME)
+    assert len(server.asked) == 1
+
+
+def test_more_than_an_object_may_have_is_never_read(
+    line: tuple[Line, PublicObjects], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "MAX_OBJECT_BYTES", 50_000)
+    monkeypatch.setattr(fetch, "CHUNK_BYTES", 10_000)
+    with pytest.raises(InvalidInput, match="allowed: 50000 bytes"):
+        line[1].get(NAME)
+
+
+def test_a_server_that_has_volumes_fetched_without_end_fills_no_disk(
+    line: tuple[Line, PublicObjects], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is genuine, one is used in between, and now and then a download is left unfinished."""
+    server, objects = line
+    budget = 10 * len(OBJECT)
+    monkeypatch.setattr(fetch, "MAX_OBJECT_BYTES", len(OBJECT))
+    monkeypatch.setattr(fetch, "MAX_CACHE_BYTES", budget)
+    cache = tmp_path / "site" / "cache"
+    used = [objects.get(NAME)]
+    for number in range(40):
+        server.content = number.to_bytes(2) + OBJECT[2:]
+        server.breaks = fetch.TRIES if number % 7 == 3 else 0
+        name = sha256_bytes(server.content)
+        if server.breaks:
+            server.after = 5_000
+            with pytest.raises(InvalidInput, match="cannot be fetched"):
+                objects.get(name)
+        else:
+            assert objects.get(name) == server.content
+        assert sum(path.stat().st_size for path in cache.iterdir()) <= budget
+        before = len(server.asked)
+        used.append(objects.get(NAME))
+        assert len(server.asked) == before  # still here: it was used last
+    assert set(used) == {OBJECT}
+    server.content, server.breaks = (0).to_bytes(2) + OBJECT[2:], 0
+    assert objects.get(sha256_bytes(server.content)) == server.content  # deleted, and fetched again

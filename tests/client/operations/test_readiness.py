@@ -1,0 +1,178 @@
+"""What `site doctor` finds of the way to the server: a real TLS server, wrong in one way at a time."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from client.operations.readiness import Finding, _gpu, check_site
+from client.policy import load_site
+from client.site.enrolment import SiteKit, create_site
+from common.pki import create_authority, issue_server_certificate
+from consilium.cli.site import site_app
+from server.operations import provision
+from server.study import create_study as setup
+from server.study.workspace import Endpoint, Workspace
+from tests.federation import make_study
+
+
+@dataclass
+class World:
+    """A server that answers as it is told, and a site made from its kit."""
+
+    site: Path
+    workspace: Workspace
+    context: ssl.SSLContext
+    status: int = 404
+    word: str = "no such object"
+    ahead: timedelta = timedelta()
+
+    def finding(self, name: str, *, now: datetime | None = None) -> Finding:
+        (found,) = [finding for finding in check_site(self.site, now=now) if finding.name == name]
+        return found
+
+    def present(self, certificate: Path, key: Path) -> None:
+        self.context.load_cert_chain(certificate, key)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    workspace = Workspace(tmp_path / "study")
+    setup.create_study(workspace, make_study())
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response_only(world.status)
+            self.send_header("date", format_datetime(datetime.now(UTC) + world.ahead))
+            self.end_headers()
+            self.wfile.write(f"{world.word}\n".encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer, bind_and_activate=True)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that do not trust us hang up
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    endpoint = Endpoint(host="localhost", port=server.server_port, internal_port=8000)
+    provision.set_up_server(workspace, endpoint, now=datetime.now(UTC) - timedelta(days=60))
+    context.load_cert_chain(workspace.gateway_dir / "server.crt", workspace.gateway_dir / "server.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    provision.make_kit(workspace, "north", tmp_path / "kit")
+    (tmp_path / "data").mkdir()
+    create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=SiteKit.load(tmp_path / "kit"))
+    world = World(tmp_path / "site", workspace, context)
+    yield world
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_site_that_is_ready_hears_so_about_everything(world: World) -> None:
+    findings = check_site(world.site)
+    assert [finding.name for finding in findings] == [
+        *("site.toml", "keys", "authority", "network", "certificate", "clock", "admission", "disk", "graphics memory")
+    ]
+    assert all(finding.ok and not finding.remedy for finding in findings), findings
+
+
+@pytest.mark.parametrize(
+    ("status", "word", "said"),
+    [(401, "unknown-key", "does not know this site's key"), (401, "replayed", "401"), (200, "<html>", "200")],
+)
+def test_a_site_that_is_not_admitted_is_told_what_to_do(world: World, status: int, word: str, said: str) -> None:
+    world.status, world.word = status, word
+    finding = world.finding("admission")
+    assert not finding.ok
+    assert said in finding.found
+    assert finding.remedy
+
+
+@pytest.mark.parametrize(("minutes", "said"), [(-10, "ahead of"), (10, "behind")])
+def test_a_clock_that_is_off_is_measured(world: World, minutes: int, said: str) -> None:
+    world.ahead, world.status, world.word = timedelta(minutes=minutes), 401, "clock"
+    finding = world.finding("clock")
+    assert not finding.ok
+    assert said in finding.found
+    assert "NTP" in finding.remedy
+    assert [f.name for f in check_site(world.site) if not f.ok] == ["clock"]  # one fault, one line
+
+
+def test_an_expired_a_foreign_and_a_misnamed_certificate_are_told_apart(world: World, tmp_path: Path) -> None:
+    folder = world.workspace.gateway_dir
+    provision.renew(world.workspace, valid_days=1, now=datetime.now(UTC) - timedelta(days=3))
+    world.present(folder / "server.crt", folder / "server.key")
+    assert "expired" in world.finding("certificate").found
+    assert "provision renew" in world.finding("certificate").remedy
+
+    other = issue_server_certificate(create_authority(tmp_path / "x"), tmp_path / "x", names=["localhost"])
+    world.present(other.certificate, other.key)
+    assert "inspects TLS" in world.finding("certificate").remedy
+
+    mine = create_authority(world.workspace.authority_dir)
+    named = issue_server_certificate(mine, tmp_path / "y", names=["else.example"])
+    world.present(named.certificate, named.key)
+    assert "as the kit has it" in world.finding("certificate").remedy
+
+
+@pytest.mark.parametrize(
+    ("address", "said"), [("localhost:1", "refused"), ("no-such-host.invalid:443", "unknown name")]
+)
+def test_a_server_that_cannot_be_reached_is_a_matter_of_the_network(world: World, address: str, said: str) -> None:
+    text = (world.site / "site.toml").read_text()
+    mine = load_site(world.site).server.superlink
+    (world.site / "site.toml").write_text(text.replace(mine, address))
+    finding = world.finding("network")
+    assert not finding.ok
+    assert said in finding.found
+    assert finding.remedy
+
+
+def test_a_proxy_that_does_not_answer_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+    finding = world.finding("network")
+    assert not finding.ok
+    assert "through the proxy" in finding.found
+
+
+def test_a_site_s_folder_is_its_user_s_alone(world: World) -> None:
+    assert world.site.stat().st_mode & 0o777 == 0o700
+
+
+def test_keys_that_others_may_read_are_no_keys(world: World) -> None:
+    (world.site / "node" / "keys" / "node").chmod(0o644)
+    assert not world.finding("keys").ok
+    assert [finding.name for finding in check_site(world.site)] == [
+        *("site.toml", "keys", "authority", "disk", "graphics memory")
+    ]
+
+
+def test_graphics_memory_somebody_else_uses_is_seen() -> None:
+    assert _gpu(lambda: None).ok
+    assert _gpu(lambda: (20 << 30, 24 << 30)).ok
+    assert "CUDA_VISIBLE_DEVICES" in _gpu(lambda: (1 << 30, 24 << 30)).remedy
+
+
+def test_the_command_ends_with_eight_when_something_is_wrong(world: World) -> None:
+    said = CliRunner().invoke(site_app, ["doctor", "--site-dir", str(world.site)])
+    assert said.exit_code == 0, said.output
+    assert said.output.count("ok  ") == 9
+    world.status, world.word = 401, "unknown-key"
+    said = CliRunner().invoke(site_app, ["doctor", "--site-dir", str(world.site), "--json"])
+    assert said.exit_code == 8
+    findings = json.loads(said.output)["findings"]
+    assert [entry["check"] for entry in findings if entry["state"] == "fail"] == ["admission"]

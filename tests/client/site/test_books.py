@@ -1,0 +1,456 @@
+"""One pool, one book, for life: what a hospital with several studies, directories and machines can and cannot do.
+
+The oracle is the rows of the one ledger, and sums of μ² added up by hand over the queries that were accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from client.operations import staff_decisions as control
+from client.policy import load_site
+from client.site.books import open_books, read_books, slots_file, writing_teachers
+from client.site.enrolment import SiteKit, create_site, join_site, site_status
+from client.site.registry import Registry
+from client.training.lock import writing
+from client.training.patient_deal import load_or_deal, load_slots
+from client.training.site import plan_site
+from common.admission import JoinRequest, read_request
+from common.config import Study
+from common.data.dataset import Case, Dataset, PatientIdentity
+from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.privacy.calibration import study_mechanism
+from common.privacy.mechanism import QuerySpec
+from consilium.cli.site import site_app
+from server.ledger.backup import backup
+from server.ledger.verify import verify
+from server.operations import provision
+from server.study import create_study as setup
+from server.study.workspace import Endpoint, Workspace
+from tests.federation import make_study
+
+PATIENTS = tuple(f"p{i}" for i in range(8))
+
+
+def consortium(folder: Path, study: Study, *, ledger: Path | None = None) -> Workspace:
+    workspace = Workspace(folder)
+    setup.create_study(workspace, study, ledger=ledger)
+    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
+    return workspace
+
+
+def kit_of(workspace: Workspace, name: str = "north") -> Path:
+    out = workspace.root.parent / f"kit-{workspace.root.name}-{name}"
+    provision.make_kit(workspace, name, out)
+    return out
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Workspace:
+    return consortium(tmp_path / "first", replace(make_study(), name="first"))
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Workspace:
+    return consortium(tmp_path / "second", replace(make_study(planned_queries=3), name="second"))
+
+
+@pytest.fixture
+def north(first: Workspace, tmp_path: Path) -> Path:
+    """A hospital's directory for the first study."""
+    (tmp_path / "data").mkdir()
+    create_site(tmp_path / "north", pool="north/adults", data=tmp_path / "data", kit=SiteKit.load(kit_of(first)))
+    return tmp_path / "north"
+
+
+@pytest.fixture
+def joined(north: Path, second: Workspace) -> Path:
+    """The same hospital's directory for the second."""
+    directory, _ = join_site(None, kit=SiteKit.load(kit_of(second)), existing=north)
+    return directory
+
+
+def site(*arguments: object):
+    return CliRunner().invoke(site_app, [str(argument) for argument in arguments])
+
+
+def queries(study: Study, *numbers: int) -> list[QuerySpec]:
+    mechanism = study_mechanism(study, dimension=3)
+    return [
+        QuerySpec(
+            edition=1,
+            codec="c" * 64,
+            volumes=(f"{number:064x}",),
+            round=1,
+            centre="zero",
+            weights="codec",
+            mechanism=mechanism,
+        )
+        for number in numbers
+    ]
+
+
+def accept(directory: Path, study: Study, *numbers: int) -> None:
+    with open_books(load_site(directory)) as ledger:
+        ledger.consent(study)
+        ledger.reserve(study.id, queries(study, *numbers))
+
+
+# --- joining
+
+
+def test_a_second_study_goes_on_with_the_pools_sum(
+    first: Workspace, second: Workspace, north: Path, joined: Path
+) -> None:
+    assert joined == north / "studies" / "second"
+    one, two = first.study(), second.study()
+    (north / "site.toml").write_text((north / "site.toml").read_text().replace("epsilon = 8.0", "epsilon = 20.0"))
+    accept(north, one, 1, 2, 3)
+    accept(joined, two, 4, 5)
+    protection = one.privacy.protection
+    expected = sum(
+        (query.mechanism.mu_squared(protection) for query in (*queries(one, 1, 2, 3), *queries(two, 4, 5))),
+        start=Fraction(0),
+    )
+    for directory in (north, joined):
+        with read_books(load_site(directory)) as ledger:
+            assert ledger.spent().mu_squared == expected
+        assert site_status(directory)["queries_accepted"] == 5
+    assert not (joined / "site-ledger.sqlite").exists()
+    assert verify(north / "site-ledger.sqlite").ok
+
+
+def test_the_pools_cap_binds_over_both_studies(first: Workspace, second: Workspace, north: Path, joined: Path) -> None:
+    accept(north, first.study(), *range(1, 7))  # the whole of ε = 8
+    with pytest.raises(Refused) as refused:
+        accept(joined, second.study(), 10)
+    assert refused.value.reason == "budget"
+
+
+def test_a_joined_site_has_a_node_key_of_its_own_and_names_the_pools_books(north: Path, joined: Path) -> None:
+    old, new = read_request(north / "request.json"), read_request(joined / "request.json")
+    assert old.node_key != new.node_key
+    assert (new.pool, new.books) == (old.pool, old.books)
+    with read_books(load_site(north)) as ledger:
+        assert new.books is not None
+        assert new.books.ledger_id == ledger.head().ledger_id
+
+
+def test_joining_from_a_joined_directory_leads_to_the_same_books(joined: Path, north: Path, tmp_path: Path) -> None:
+    third = consortium(tmp_path / "third", replace(make_study(), name="third"))
+    result = site("join", "--from", joined, "--kit", kit_of(third), "--site-dir", tmp_path / "elsewhere")
+    assert result.exit_code == 0, result.output
+    assert load_site(tmp_path / "elsewhere").ledger_file.resolve() == (north / "site-ledger.sqlite").resolve()
+    assert load_site(tmp_path / "elsewhere").caps == load_site(north).caps
+    assert "SHA256:" in result.stdout
+
+
+def test_a_study_is_joined_once_and_not_under_a_name_that_leads_elsewhere(
+    north: Path, joined: Path, second: Workspace, tmp_path: Path
+) -> None:
+    kit = SiteKit.load(kit_of(second))
+    with pytest.raises(InvalidInput, match="already"):
+        join_site(tmp_path / "again", kit=kit, existing=north)
+    text = kit.study_file.read_text()
+    kit.study_file.write_text(text.replace('name = "second"', 'name = "../../second"'))
+    with pytest.raises(InvalidInput):
+        join_site(None, kit=kit, existing=north)
+    assert sorted(path.name for path in (north / "studies").iterdir()) == ["second"]
+
+
+@pytest.mark.parametrize("extra", ['pool = "north/children"\n', "[caps]\nepsilon = 50.0\ndelta = 0.001\n"])
+def test_caps_and_pool_of_a_joined_site_stand_with_the_books_alone(joined: Path, extra: str) -> None:
+    text = (joined / "site.toml").read_text()
+    (joined / "site.toml").write_text(text.replace("[server]", f"{extra}[server]"))
+    with pytest.raises(InvalidInput, match="beside books"):
+        load_site(joined)
+
+
+def test_opening_by_turns_from_both_directories_declares_nothing_anew(north: Path, joined: Path) -> None:
+    for directory in (north, joined, north, joined):
+        open_books(load_site(directory)).close()
+    with read_books(load_site(north)) as ledger:
+        assert [row.kind for row in ledger.rows()] == ["genesis", "pool"]
+
+
+def test_no_directory_of_a_pool_begins_books_where_the_pools_are_gone(north: Path, joined: Path) -> None:
+    (north / "site-ledger.sqlite").unlink()
+    for directory in (joined, north):
+        with pytest.raises(InvalidInput, match="gone"):
+            open_books(load_site(directory))
+    assert not (north / "site-ledger.sqlite").exists()
+
+
+def test_a_site_does_not_go_on_with_other_books_than_the_consortium_was_told_of(
+    north: Path, joined: Path, first: Workspace, tmp_path: Path
+) -> None:
+    (tmp_path / "else").mkdir()
+    registry = Registry(tmp_path / "pools.json")
+    create_site(
+        tmp_path / "fresh",
+        pool="north/adults",
+        data=tmp_path / "else",
+        kit=SiteKit.load(kit_of(first)),
+        registry=registry,
+    )
+    text = (joined / "site.toml").read_text()
+    (joined / "site.toml").write_text(text.replace('books = "../.."', 'books = "../../../fresh"'))
+    with pytest.raises(InvalidInput, match="as the consortium was told"):
+        open_books(load_site(joined))
+    for suffix in ("sqlite", "key"):
+        shutil.copy(tmp_path / "fresh" / f"site-ledger.{suffix}", north / f"site-ledger.{suffix}")
+    with pytest.raises(InvalidInput, match="as the consortium was told"):
+        open_books(load_site(north))
+
+
+def test_books_restored_from_an_older_copy_are_not_joined(
+    first: Workspace, second: Workspace, north: Path, tmp_path: Path
+) -> None:
+    backup(north / "site-ledger.sqlite", tmp_path / "monday.sqlite")
+    accept(north, first.study(), 1)
+    for suffix in ("-wal", "-shm"):
+        Path(f"{north / 'site-ledger.sqlite'}{suffix}").unlink(missing_ok=True)
+    shutil.copy(tmp_path / "monday.sqlite", north / "site-ledger.sqlite")
+    with pytest.raises(LedgerCorrupt, match="recover --own-ledger"):
+        join_site(None, kit=SiteKit.load(kit_of(second)), existing=north)
+    assert not (north / "studies").exists()
+
+
+def _accept_many(directory: Path, study: Study, numbers: range, results: multiprocessing.Queue) -> None:
+    done = 0
+    for number in numbers:
+        try:
+            accept(directory, study, number)
+            done += 1
+        except Refused:
+            break
+    results.put(done)
+
+
+def test_workers_of_two_studies_write_one_ledger_at_once_and_pass_no_cap(
+    first: Workspace, second: Workspace, north: Path, joined: Path
+) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    both = [(north, first.study(), range(1, 7)), (joined, second.study(), range(11, 14))]
+    processes = [context.Process(target=_accept_many, args=(*one, results)) for one in both]
+    for process in processes:
+        process.start()
+    accepted = sum(results.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    assert verify(north / "site-ledger.sqlite").kinds["reservation"] == accepted
+    with read_books(load_site(north)) as ledger:
+        assert ledger.guarantees()["exact"].epsilon <= 8.0
+        assert ledger.forgotten() is None
+    assert accepted < 9, "the cap is one study's budget"
+
+
+# --- a pool is not begun twice
+
+
+def test_no_second_books_for_a_pool_or_over_its_data(north: Path, second: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "data" / "part").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    for pool, data in (
+        ("north/adults", "other"),
+        ("another", "data"),
+        ("another", "link"),
+        ("another", "data/part"),
+        ("another", "data/../data"),
+        ("another", "."),
+    ):
+        result = site(
+            "init", "--kit", kit_of(second), "--data", tmp_path / data, "--pool", pool, "--site-dir", tmp_path / "twice"
+        )
+        assert isinstance(result.exception, InvalidInput), (pool, data)
+        assert f"site join --from {north}" in str(result.exception)
+        assert not (tmp_path / "twice").exists()
+
+
+def test_other_patients_get_books_of_their_own(north: Path, second: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "children").mkdir()
+    create_site(tmp_path / "b", pool="north/children", data=tmp_path / "children", kit=SiteKit.load(kit_of(second)))
+    assert read_request(tmp_path / "b" / "request.json").books != read_request(north / "request.json").books
+
+
+def test_a_registry_that_cannot_be_read_or_written_warns_and_stops_nobody(
+    first: Workspace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "state").write_text("a file where the folder should be")
+    (tmp_path / "data").mkdir()
+    registry = Registry(tmp_path / "state" / "pools.json")
+    kit = SiteKit.load(kit_of(first))
+    create_site(tmp_path / "a", pool="north", data=tmp_path / "data", kit=kit, registry=registry)
+    assert "registry" in caplog.text
+    (tmp_path / "pools.json").write_text("{no json")
+    create_site(
+        tmp_path / "b", pool="north", data=tmp_path / "data", kit=kit, registry=Registry(tmp_path / "pools.json")
+    )
+    assert (tmp_path / "pools.json").read_text() == "{no json", "what cannot be read is not overwritten"
+
+
+def test_the_registry_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CONSILIUM_STATE_DIR", str(tmp_path / "a"))
+    assert Registry.of_user().file == tmp_path / "a" / "pools.json"
+    monkeypatch.delenv("CONSILIUM_STATE_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "b"))
+    assert Registry.of_user().file == tmp_path / "b" / "consilium" / "pools.json"
+
+
+def test_a_request_with_its_books_is_signed_whole_and_one_without_is_still_read(
+    north: Path, first: Workspace, tmp_path: Path
+) -> None:
+    record = json.loads((north / "request.json").read_text())
+    changed = {**record["books"], "ledger_id": "0" * 32}
+    (tmp_path / "changed.json").write_text(json.dumps({**record, "books": changed}))
+    with pytest.raises(InvalidInput, match="signature"):
+        read_request(tmp_path / "changed.json")
+    without = {key: value for key, value in record.items() if key != "books"}
+    (tmp_path / "without.json").write_text(json.dumps(without))
+    with pytest.raises(InvalidInput, match="signature"):
+        read_request(tmp_path / "without.json")
+    from common.admission import write_request
+
+    key = north / "node" / "keys" / "node"
+    write_request(tmp_path / "old.json", study=first.study().id, site="north", pool="north/adults", node_key=key)
+    assert read_request(tmp_path / "old.json").books is None
+    assert "books" not in json.loads((tmp_path / "old.json").read_text())
+
+
+# --- one deal, one withdrawal
+
+
+def dataset(folder: Path, names: tuple[str, ...] = PATIENTS) -> Dataset:
+    cases = tuple(Case(name, (folder / name,), folder / name) for name in names)
+    return Dataset(
+        name="d",
+        labels=("background", "body"),
+        channels=("image",),
+        cases=cases,
+        listed=names,
+        problems=(),
+        patients={},
+        patient_identity=PatientIdentity.FILE,
+    )
+
+
+def teach(directory: Path, slots: Path) -> None:
+    """Teachers of every voter as training leaves them."""
+    for voter in range(load_slots(slots).voters):
+        folder = directory / "teachers" / f"voter-{voter:03d}"
+        folder.mkdir(parents=True)
+        (folder / "train.json").write_text(json.dumps({"identity": "i" * 64, "report": {"weights": "a" * 64}}))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_withdrawal_in_one_study_silences_the_patient_in_every_study_of_the_pool(tmp_path: Path, same: bool) -> None:
+    one = consortium(tmp_path / "one", replace(make_study(unit="patient", voters_per_site=2), name="one"))
+    two = consortium(
+        tmp_path / "two", replace(make_study(unit="patient", voters_per_site=2 if same else 4), name="two")
+    )
+    (tmp_path / "data").mkdir()
+    create_site(tmp_path / "north", pool="north", data=tmp_path / "data", kit=SiteKit.load(kit_of(one)))
+    joined, _ = join_site(None, kit=SiteKit.load(kit_of(two)), existing=tmp_path / "north")
+    places = {}
+    for directory, voters in ((tmp_path / "north", 2), (joined, 2 if same else 4)):
+        path = slots_file(load_site(directory))
+        places[directory] = load_or_deal(path, PATIENTS, voters=voters).place("p3")
+        teach(directory, path)
+    assert (slots_file(load_site(joined)) == slots_file(load_site(tmp_path / "north"))) is False or same
+    if same:
+        assert places[joined] == places[tmp_path / "north"], "the same voter in every study of this m"
+
+    result = site("withdraw-patient", "p3", "--site-dir", joined)
+    assert result.exit_code == 0, result.output
+    for directory, place in places.items():
+        assert control.retired_voters(directory / "teachers") == {place.voter}
+        assert "p3" not in load_slots(slots_file(load_site(directory))).order
+    with read_books(load_site(tmp_path / "north")) as ledger:
+        assert {place.voter for place in places.values()} <= ledger.withdrawn_voters()
+        assert [row.kind for row in ledger.rows()].count("patient") == (1 if same else 2)
+    assert "nothing changed" in site("withdraw-patient", "p3", "--site-dir", tmp_path / "north").stdout
+
+
+def test_a_withdrawal_that_cannot_reach_a_study_of_the_pool_does_nothing(north: Path, joined: Path) -> None:
+    load_or_deal(slots_file(load_site(north)), PATIENTS, voters=1)
+    joined.rename(joined.with_name("moved"))
+    with pytest.raises(InvalidInput, match="not there"):
+        control.withdraw_patient(north, "p3")
+    assert "p3" in load_slots(slots_file(load_site(north))).order
+    with read_books(load_site(north)) as ledger:
+        assert "patient" not in [row.kind for row in ledger.rows()]
+
+
+@pytest.mark.parametrize("busy", ["north", "joined"])
+def test_a_withdrawal_waits_for_a_training_in_any_study_of_the_pool(north: Path, joined: Path, busy: str) -> None:
+    load_or_deal(slots_file(load_site(north)), PATIENTS, voters=1)
+    with writing({"north": north, "joined": joined}[busy] / "teachers"):
+        with pytest.raises(Refused, match="wait"):
+            control.withdraw_patient(north, "p3")
+        with pytest.raises(Refused, match="wait"), writing_teachers({joined, north}):
+            raise AssertionError("two studies would deal newcomers at once")
+    assert "p3" in load_slots(slots_file(load_site(north))).order
+
+
+# --- carried over
+
+
+def test_books_carried_to_a_new_machine_go_on_and_older_ones_are_refused(
+    first: Workspace, north: Path, joined: Path, second: Workspace, tmp_path: Path
+) -> None:
+    accept(north, first.study(), 1)
+    older = tmp_path / "older"
+    older.mkdir()
+    shutil.copytree(north, older / "north", symlinks=True)
+    accept(joined, second.study(), 2)
+    new = tmp_path / "machine" / "north"
+    new.parent.mkdir()
+    shutil.copytree(north, new, symlinks=True)
+    assert site_status(new)["queries_accepted"] == site_status(new / "studies" / "second")["queries_accepted"] == 2
+    accept(new / "studies" / "second", second.study(), 3)
+    shutil.copy(new / "site-ledger.standing", older / "north")
+    with pytest.raises(LedgerCorrupt, match="recover --own-ledger"):
+        accept(older / "north", first.study(), 4)
+    assert control.recover_own(older / "north", standing=None, charge_all=False).releases == 2
+
+
+def test_joinrequest_says_what_was_spent_so_far(first: Workspace, second: Workspace, north: Path) -> None:
+    accept(north, first.study(), 1, 2)
+    _, request = join_site(None, kit=SiteKit.load(kit_of(second)), existing=north)
+    assert isinstance(request, JoinRequest)
+    assert request.books is not None
+    mechanism = queries(first.study(), 1)[0].mechanism
+    assert request.books.mu_squared == 2 * mechanism.mu_squared(first.study().privacy.protection)
+
+
+def test_a_patient_withdrawn_before_a_study_was_joined_is_dealt_in_none_of_its_voters(
+    north: Path, tmp_path: Path
+) -> None:
+    from client.site.books import withdrawn
+
+    load_or_deal(slots_file(load_site(north)), PATIENTS, voters=1)
+    control.withdraw_patient(north, "p3")
+    other = consortium(tmp_path / "other", replace(make_study(unit="patient", voters_per_site=2), name="other"))
+    joined, _ = join_site(None, kit=SiteKit.load(kit_of(other)), existing=north)
+    config, study = load_site(joined), other.study()
+    tasks = plan_site(
+        dataset(tmp_path),
+        teachers=joined / "teachers",
+        data=study.data,
+        recipe=study.teacher,
+        voters=2,
+        slots_file=slots_file(config),
+        withdrawn=withdrawn(config.books_dir, PATIENTS),
+    )
+    dealt = {name for task in tasks for name, _ in task.patients}
+    assert dealt == set(PATIENTS) - {"p3"}

@@ -1,0 +1,140 @@
+"""A private trainer's patients (read in turn, cut to patches, from memory as from disk) and its layers' clips."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from client.training.base import Part
+from client.training.private import strategies_3d as volumes
+from client.training.private.clipped_sums import RADIUS_INT, integer_sum
+from client.training.private.journal import Journal
+from client.training.private.settings import PrivateSettings
+from client.training.private.strategies_3d import Blocks, Patients, block_parts
+from client.training.private.teachers import train_privately
+from common.config import TrainingConfig
+from common.data.volume_cache import StoredVolumes, VolumeCache
+from common.errors import InvalidInput
+from common.models.fit import one_hot
+from common.models.unet import build_unet
+
+CLASSES, GRID = 3, (12, 10, 8)
+
+
+def scans(count: int = 6) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Images of two channels that hold the label in the first, so that an image shows where its patch lies."""
+    labels = [np.random.default_rng(i).integers(0, CLASSES, GRID).astype(np.uint8) for i in range(count)]
+    images = [np.stack([label, label + 10.0]).astype(np.float32) for label in labels]
+    return images, labels
+
+
+def chunks(
+    people: Patients, *, size: int = 2, turn: int = 0, batch: list[int] | None = None
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    slots = np.array([0, 1, 2] if batch is None else batch)
+    return [(chunk.images, chunk.targets) for chunk in people.chunks(slots, size, turn=turn)]
+
+
+def test_patients_from_files_are_those_from_memory_to_the_bit(tmp_path: Path) -> None:
+    images, labels = scans()
+    with VolumeCache(tmp_path / "c", budget_bytes=0) as cache:
+        stored = [StoredVolumes([cache.keep(array) for array in arrays]) for arrays in (images, labels)]
+        slots = (0, 0, 1, 1, 2, 2)
+        from_disk = Patients(*stored, slots, scans=2, classes=CLASSES, patch=(4, 6, 8), key=b"5")
+        from_memory = Patients(
+            np.stack(images), np.stack(labels), slots, scans=2, classes=CLASSES, patch=(4, 6, 8), key=b"5"
+        )
+        for found, expected in zip(chunks(from_disk), chunks(from_memory), strict=True):
+            for one, other in zip(found, expected, strict=True):
+                assert torch.equal(one, other)
+
+
+def test_no_more_volumes_are_read_than_the_chunk_at_hand_needs() -> None:
+    images, labels = scans()
+    reads: list[int] = []
+
+    class Counted(StoredVolumes):
+        def __getitem__(self, index: int) -> np.ndarray:
+            reads.append(index)
+            return super().__getitem__(index)
+
+    people = Patients(Counted(images), StoredVolumes(labels), tuple(range(6)), classes=CLASSES)
+    given = people.chunks(np.arange(6), 2)
+    assert reads == []
+    for done in (2, 4, 6):
+        next(given)
+        assert len(reads) == done
+
+
+def test_a_patch_of_an_image_and_of_its_label_lie_in_one_place_and_move_from_turn_to_turn() -> None:
+    images, labels = scans()
+    people = Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, patch=(4, 4, 4), key=b"1")
+    ((image, target), *_) = chunks(people)
+    assert image.shape == (2, 1, 2, 4, 4, 4)
+    assert target.shape == (2, 1, CLASSES, 4, 4, 4)
+    torch.testing.assert_close(image[:, :, 0], target.argmax(dim=2).float())
+    assert torch.equal(chunks(people)[0][0], image)
+    assert not torch.equal(chunks(people, turn=1)[0][0], image)
+
+
+def test_where_a_patch_lies_does_not_depend_on_who_else_is_in_the_batch() -> None:
+    images, labels = scans()
+    people = Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, patch=(4, 4, 4), key=b"1")
+    ((alone, _),) = chunks(people, size=6, batch=[4])
+    ((among, _),) = chunks(people, size=6, batch=[0, 4, 5])
+    assert torch.equal(among[1], alone[0])
+
+
+def test_large_patches_are_taken_one_patient_at_a_time() -> None:
+    images, labels = scans()
+    people = Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, scans=2)
+    with patch.object(volumes, "VOXELS_AT_ONCE", 2 * 2 * 12 * 10 * 8):
+        assert [len(image) for image, _ in chunks(people, size=4, batch=[0, 1, 2, 3, 4])] == [2, 2, 1]
+    with patch.object(volumes, "VOXELS_AT_ONCE", 1):
+        assert [len(image) for image, _ in chunks(people, size=4)] == [1, 1, 1]
+
+
+def test_one_hot_targets_and_label_maps_are_the_same_patients() -> None:
+    images, labels = scans()
+    hot = np.stack([one_hot(label, CLASSES) for label in labels])
+    maps = Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES)
+    ready = Patients(torch.tensor(np.stack(images)), torch.tensor(hot), tuple(range(6)))
+    for found, expected in zip(chunks(maps), chunks(ready), strict=True):
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[1], expected[1])
+
+
+def test_a_patch_larger_than_the_grid_is_refused() -> None:
+    images, labels = scans()
+    with pytest.raises(InvalidInput, match="training patch"):
+        Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, patch=(4, 4, 9))
+
+
+def test_every_layer_is_clipped_on_its_own() -> None:
+    """Long gradients: each layer's sum is as long as the clip allows, however long its neighbours are."""
+    model = build_unet((4, 8), in_channels=1, out_channels=2)
+    parts = block_parts(Blocks.of(model), 4.0)
+    generator = torch.Generator().manual_seed(0)
+    sizes = {name: 10.0 ** (index % 4) for index, names in enumerate(parts.names) for name in names}
+    vectors = {
+        name: 100 * sizes[name] * torch.randn((1, *w.shape), generator=generator)
+        for name, w in model.named_parameters()
+    }
+    total = integer_sum(vectors, parts)
+    for index, names in enumerate(parts.names):
+        layer = torch.cat([total[name].double().flatten() for name in names]) * parts.scale(index) / RADIUS_INT
+        assert float(layer.norm()) == pytest.approx(4.0, rel=1e-4)
+
+
+def test_a_clip_of_every_layer_is_for_dp_sgd_alone(tmp_path: Path) -> None:
+    part = Part(np.zeros((2, 1, 8, 8, 8), np.float32), np.zeros((2, 8, 8, 8), np.uint8), 2)
+    settings = PrivateSettings("dp-mac", 8.0, 1e-3, rate=Fraction(1, 2), steps=1)
+    with pytest.raises(InvalidInput, match="every layer"):
+        train_privately(
+            part, TrainingConfig((4, 8)), settings, Journal(settings.plan(patients=2)), seed=0, layer_clip=4.0
+        )

@@ -1,0 +1,148 @@
+"""The command line as people meet it, in processes of its own."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from consilium.cli.main import _GROUPS, app
+
+
+def consilium(*arguments, **options):
+    command = [sys.executable, "-c", "from consilium.cli.main import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("cli") / "trial"
+    result = consilium(
+        *("study", "init", str(directory), "--name", "trial", "--labels", "background,lesion"),
+        *("--grid", "16,16,16", "--queries", "4", "--quorum", "2", "--epsilon", "8", "--delta", "1e-3"),
+    )
+    assert result.returncode == 0, result.stderr
+    return directory, result.stdout
+
+
+def test_version_needs_no_torch():
+    code = "import sys; sys.argv=['consilium','--version']\nfrom consilium.cli.main import main\n"
+    code += "try: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules and 'monai' not in sys.modules"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("consilium ")
+
+
+@pytest.mark.parametrize("group", sorted(_GROUPS))
+def test_every_group_has_help(group):
+    result = CliRunner().invoke(app, [group, "--help"])
+    assert result.exit_code == 0, result.output
+    assert "Usage" in result.output
+
+
+def test_a_new_study_prints_its_noise_multiplier_and_both_epsilons_with_their_terms(study):
+    _, text = study
+    assert "noise multiplier z = 0.960028" in text  # .480014 · √4
+    for line in text.splitlines():
+        if "ε =" in line:
+            assert all(word in line for word in ("δ", "unit", "relation")), line
+
+
+def test_what_a_hospital_reads_names_unit_relation_budget_norm_and_who_sees_what(study):
+    directory, _ = study
+    text = consilium("study", "show", str(directory), "--for-site").stdout
+    for fact in ("ε = 8", "δ = 0.001", "unit hospital", "relation replace-one", "C = 1", "TRUSTED", "WHO SEES WHAT"):
+        assert fact in text
+
+
+def test_a_hospital_reads_the_plain_sentence_and_what_groups_lose_before_it_consents(study):
+    directory, created = study
+    text = " ".join(consilium("study", "show", str(directory), "--for-site").stdout.split())
+    right = "right at most 85.2 % of the time"  # Φ(1 / .480014 / 2) = .85121
+    for said in (text, " ".join(created.split())):
+        assert right in said
+        assert "exchanged for any other hospital's" in said
+        assert "knows everything else" in said
+        assert "a coin toss is right 50 % of the time" in said
+    assert "whether your hospital's data were used" in text
+    assert "ε = 8 for 1, 20.82 for 2, 38.04 for 3, 59.63 for 4, 85.57 for 5 (exact accountant, δ = 0.001, unit" in text
+
+
+def test_a_delta_too_large_for_the_units_is_warned_about_where_their_number_is_known(tmp_path):
+    terms = ("--labels", "a,b", "--grid", "16,16,16", "--queries", "4", "--quorum", "2", "--delta", "1e-3")
+    few = consilium("study", "init", str(tmp_path / "few"), "--name", "few", *terms)
+    assert "warning" not in few.stdout  # 1e-3 suits up to 100 hospitals
+    assert "for n up to 100 hospitals" in few.stdout
+    many = consilium("study", "init", str(tmp_path / "many"), "--name", "many", *terms[:-3], "200", *terms[-2:])
+    assert "warning: δ = 0.001 is above 1/(10 · 200 hospitals)" in many.stdout
+    patients = consilium("study", "init", str(tmp_path / "p"), "--name", "p", *terms, "--unit", "patient").stdout
+    assert "warning" not in patients
+    assert "for n up to 100 patients" in patients
+    shown = [consilium("study", "show", str(tmp_path / "p"), "--for-site", "--patients", n) for n in ("100", "101")]
+    assert ["Warning: δ = 0.001 is above 1/(10 · 101 patients)" in one.stdout for one in shown] == [False, True]
+
+
+def test_show_and_status_speak_json(study):
+    directory, _ = study
+    shown = json.loads(consilium("study", "show", str(directory / "study.toml"), "--json").stdout)
+    assert shown["planned_queries"] == 4
+    status = json.loads(consilium("study", "status", str(directory), "--json").stdout)
+    assert (status["answers"], status["running"]) == (0, False)
+
+
+def test_a_second_study_in_the_same_directory_is_refused_with_one_line_and_code_2(study):
+    directory, _ = study
+    result = consilium(
+        *("study", "init", str(directory), "--name", "trial", "--labels", "background,lesion"),
+        *("--grid", "16,16,16", "--queries", "4", "--quorum", "2"),
+    )
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "already holds a study" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_verbose_shows_the_traceback(tmp_path):
+    assert "Traceback" in consilium("study", "show", str(tmp_path), "--verbose").stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.EACCES, f"user {os.getuid()} runs this"), (errno.ENOSPC, "make room"), (errno.EIO, "--verbose")],
+)
+def test_what_the_system_refuses_is_one_line_with_a_remedy(number, remedy):
+    """Without it an administrator whose folder belongs to somebody else met a traceback."""
+    patch = f"""
+import os
+from consilium.cli.main import main
+def refuse(*_, **__):
+    raise OSError({number}, os.strerror({number}), "/srv/x")
+os.mkdir = refuse
+main()
+"""
+    words = ("study", "init", "/srv/x/y", "--name", "n", "--labels", "a,b", "--grid", "16,16,16", "--queries", "4")
+    command = [sys.executable, "-c", patch, *words, "--quorum", "2"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert f"/srv/x: {os.strerror(number)}; to fix: " in result.stderr
+    assert remedy in result.stderr
+    shown = subprocess.run([*command, "--verbose"], capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" in shown.stderr
+
+
+def test_the_new_ledger_verifies(study):
+    directory, _ = study
+    key = directory / "keys" / "ledger.key"
+    result = consilium("verify", str(directory / "ledger.sqlite"), "--public-key", str(key))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_shell_completion_is_there():
+    result = consilium(env={"_CONSILIUM_COMPLETE": "complete_bash", "COMP_WORDS": "consilium st", "COMP_CWORD": "1"})
+    assert "study" in result.stdout

@@ -1,0 +1,180 @@
+"""consilium predict: label maps on each file's own voxels, with scores an independent computation gives too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from nibabel.orientations import axcodes2ornt, ornt_transform
+from typer.testing import CliRunner
+
+from common.config import DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.errors import InvalidInput
+from common.models.fit import fit, one_hot
+from common.models.student_bundle import PrivacyFacts, export_bundle
+from common.models.unet import build_unet
+from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
+from consilium.cli.predict import app, load_model
+
+LABELS = ("background", "left", "right")
+DATA = DataConfig(labels=LABELS, spacing_mm=(1, 1, 1), grid=(16, 16, 16))
+RECIPE = TrainingConfig(channels=(4, 8), steps=80, batch_size=2, learning_rate=1e-2)
+
+
+def drawing(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A bright ball on the patient's left, a dark one on the right, in RAS+ voxels of 1 mm."""
+    rng = np.random.default_rng(seed)
+    axes = np.stack(np.meshgrid(*[np.arange(16)] * 3, indexing="ij"), axis=-1)
+    labels = np.zeros((16, 16, 16), dtype=np.uint8)
+    for value, x in ((1, 4.0), (2, 11.0)):
+        labels[np.linalg.norm(axes - (x, *rng.uniform(6, 10, 2)), axis=-1) < 3.2] = value
+    return rng.normal(np.choose(labels, [0.0, 3.0, -3.0]), 0.3).astype(np.float32), labels
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pairs = [drawing(seed) for seed in range(4)]
+    model = build_unet(RECIPE.channels, in_channels=1, out_channels=3, seed=1)
+    images = np.stack([(image - image.mean()) / image.std() for image, _ in pairs])[:, None]
+    fit(model, images, np.stack([one_hot(labels, 3) for _, labels in pairs]), RECIPE, seed=1)
+    facts = PrivacyFacts(
+        budget_epsilon=8.0,
+        epsilon_exact=8.0,
+        epsilon_rdp=9.0,
+        delta=1e-3,
+        protection=Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE),
+        accountant=AccountantName.EXACT,
+        noise_multiplier=2.0,
+        queries=4,
+        sites=3,
+        voters_per_site=1,
+        ledger_head="0" * 64,
+        study="1" * 64,
+        codec="2" * 64,
+    )
+    study = Study(
+        name="t",
+        data=DATA,
+        privacy=PrivacyConfig(epsilon=8, delta=1e-3, planned_queries=4, quorum=2),
+        student=RECIPE,
+    )
+    directory = tmp_path_factory.mktemp("model") / "bundle"
+    export_bundle(directory, study=study, model=model, privacy=facts)
+    return directory
+
+
+def store(path: Path, array: np.ndarray, code: str, zooms: tuple[float, ...] = (1, 1, 1)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = nib.Nifti1Image(array, np.diag([*zooms, 1.0]))
+    nib.save(image.as_reoriented(ornt_transform(axcodes2ornt("RAS"), axcodes2ornt(code))), path)
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("scans")
+    for seed, code in ((11, "RAS"), (12, "LPS"), (13, "SAR")):
+        image, labels = drawing(seed)
+        store(root / "images" / f"doe-{seed}.nii.gz", image, code)
+        store(root / "labels" / f"doe-{seed}.nii.gz", labels, code)
+    (root / "images" / "broken.nii.gz").write_bytes(b"nothing")
+    return root
+
+
+def run(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+def test_label_maps_lie_on_each_files_own_voxels_and_left_stays_left(bundle: Path, scans: Path, tmp_path: Path) -> None:
+    facts = json.loads(
+        run(scans / "images", "--model", bundle, "--out", tmp_path, "--labels", scans / "labels", "--json")
+    )
+    assert facts == json.loads((tmp_path / "scores.json").read_text())
+    by_name = {case["case"]: case for case in facts["cases"]}
+    assert "no NIfTI" in by_name["broken"]["problem"]
+    for seed in (11, 12, 13):
+        found = nib.load(tmp_path / f"doe-{seed}_seg.nii.gz")
+        truth = nib.load(scans / "labels" / f"doe-{seed}.nii.gz")
+        np.testing.assert_allclose(found.affine, truth.affine)
+        p, t = (np.asarray(image.dataobj) for image in (found, truth))
+        assert p.dtype == np.uint8
+        dice = [2 * ((p == v) & (t == v)).sum() / ((p == v).sum() + (t == v).sum()) for v in (1, 2)]
+        assert min(dice) > 0.8
+        np.testing.assert_allclose(by_name[f"doe-{seed}"]["dice"], dice, atol=1e-6)
+        places = {v: nib.affines.apply_affine(found.affine, np.argwhere(p == v)).mean(axis=0)[0] for v in (1, 2)}
+        assert places[1] < places[2] - 4  # 1 lies towards the patient's left
+
+
+def test_one_file_and_one_label_map_do_too_and_the_text_names_every_structure(
+    bundle: Path, scans: Path, tmp_path: Path
+) -> None:
+    text = run(
+        scans / "images/doe-12.nii.gz", "--model", bundle, "--out", tmp_path, "--labels", scans / "labels/doe-12.nii.gz"
+    )
+    assert "doe-12: doe-12_seg.nii.gz; left Dice 0." in text
+    assert "right Dice 0." in text
+    assert (tmp_path / "doe-12_seg.nii.gz").exists()
+
+
+def test_a_dataset_is_scored_by_its_own_label_maps(bundle: Path, scans: Path, tmp_path: Path) -> None:
+    rows = ["image,label", *(f"images/doe-{seed}.nii.gz,labels/doe-{seed}.nii.gz" for seed in (11, 13))]
+    (scans / "cases.csv").write_text("\n".join(rows) + "\n")
+    facts = json.loads(run(scans, "--model", bundle, "--out", tmp_path, "--json"))
+    (scans / "cases.csv").unlink()
+    assert [case["case"] for case in facts["cases"]] == ["doe-11", "doe-13"]
+    assert all(len(case["hd95_mm"]) == 2 for case in facts["cases"])
+    assert facts["mean_dice"]["left"] > 0.8
+
+
+def test_scores_are_of_the_files_own_voxels_in_their_own_mm(bundle: Path, tmp_path: Path) -> None:
+    """Voxels of .5 × 1 × 1 mm: HD95 by brute force over surface voxels, in mm."""
+    image, labels = drawing(21)
+    image, labels = image.repeat(2, axis=0), labels.repeat(2, axis=0)
+    store(tmp_path / "i/x.nii.gz", image, "RAS", (0.5, 1, 1))
+    store(tmp_path / "l/x.nii.gz", labels, "RAS", (0.5, 1, 1))
+    facts = json.loads(
+        run(tmp_path / "i", "--model", bundle, "--out", tmp_path / "o", "--labels", tmp_path / "l", "--json")
+    )
+    found = np.asarray(nib.load(tmp_path / "o/x_seg.nii.gz").dataobj)
+    assert found.shape == (32, 16, 16)
+
+    def surface(mask: np.ndarray) -> np.ndarray:
+        padded = np.pad(mask, 1)
+        inside = np.ones_like(padded)
+        for axis in range(3):
+            for step in (-1, 1):
+                inside &= np.roll(padded, step, axis)
+        return np.argwhere((padded & ~inside)[1:-1, 1:-1, 1:-1]) * (0.5, 1, 1)
+
+    for value, score in zip((1, 2), facts["cases"][0]["hd95_mm"], strict=True):
+        a, b = surface(found == value), surface(labels == value)
+        distances = np.linalg.norm(a[:, None] - b[None], axis=-1)
+        expected = max(np.percentile(distances.min(axis=1), 95), np.percentile(distances.min(axis=0), 95))
+        assert score == pytest.approx(expected, abs=1e-4)
+
+
+def test_other_label_numbers_are_mapped_and_unknown_names_refused(bundle: Path, scans: Path, tmp_path: Path) -> None:
+    labels = np.asarray(nib.load(scans / "labels/doe-11.nii.gz").dataobj)
+    store(tmp_path / "l/doe-11.nii.gz", np.array([0, 17, 53], dtype=np.int16)[labels], "RAS")
+    names = tmp_path / "names.toml"
+    names.write_text('[labels]\n17 = "left"\n53 = "right"\n')
+    arguments = [scans / "images/doe-11.nii.gz", "--model", bundle, "--out", tmp_path / "o", "--labels", tmp_path / "l"]
+    facts = json.loads(run(*arguments, "--label-map", names, "--json"))
+    assert min(facts["cases"][0]["dice"]) > 0.8
+    names.write_text('[labels]\n17 = "liver"\n')
+    with pytest.raises(InvalidInput, match="label map"):
+        run(*arguments, "--label-map", names)
+
+
+def test_what_is_no_model_or_no_scan_is_refused(bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no student bundle"):
+        load_model(tmp_path)
+    with pytest.raises(InvalidInput, match="no NIfTI file"):
+        run(tmp_path, "--model", bundle, "--out", tmp_path / "o")
+    (tmp_path / "x.nii").write_bytes(b"junk")
+    with pytest.raises(InvalidInput, match="not one file"):
+        run(tmp_path, "--model", bundle, "--out", tmp_path / "o")

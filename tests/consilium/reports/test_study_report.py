@@ -1,0 +1,532 @@
+"""The report says everything it must, says no ε alone, fetches nothing, and draws patients the right way round."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from common.config import DataConfig, PrivacyConfig, Study
+from common.errors import InvalidInput
+from consilium.reports.study_report import (
+    OUTLINES,
+    VIEWS,
+    DaemonFact,
+    NamedScore,
+    Picture,
+    PrivacyFacts,
+    ReportFacts,
+    Score,
+    SiteFact,
+    centre_of,
+    draw_picture,
+    format_duration,
+    render_html,
+    write_report,
+)
+from server.study.consent_text import BatchRoster
+
+NAN = math.nan
+
+
+def phantom(seed: int, grid: tuple[int, int, int] = (40, 56, 40)) -> tuple[np.ndarray, np.ndarray]:
+    """A noisy bean in two parts and its label map."""
+    rng = np.random.default_rng(seed)
+    x, y, z = np.meshgrid(*(np.linspace(-1, 1, n) for n in grid), indexing="ij")
+    bend = z - 0.35 * y**2 + 0.15
+    inside = (x / 0.42) ** 2 + (y / 0.72) ** 2 + (bend / 0.34) ** 2 + 0.12 * np.sin(5 * y + seed) < 1
+    label = np.where(inside, np.where(y > 0.05, 1, 2), 0).astype(np.uint8)
+    head = (x / 0.98) ** 2 + (y / 0.98) ** 2 + (z / 0.98) ** 2 < 1
+    image = 0.5 * head + 0.45 * (label == 1) + 0.3 * (label == 2) + 0.25 * np.sin(6 * x) * np.cos(5 * z) * head
+    return (image + 0.06 * rng.standard_normal(grid)).astype(np.float32), label
+
+
+def make_picture(title: str, kind: str, seed: int) -> Picture:
+    image, truth = phantom(seed)
+    outlines = {"truth": truth, "student": np.roll(truth, (1, -1, 1), (0, 1, 2))}
+    if kind == "public":
+        outlines["pseudo-label"] = np.roll(truth, (-2, 1, 0), (0, 1, 2))
+    return Picture(title=title, kind=kind, image=image, outlines=outlines)  # type: ignore[arg-type]
+
+
+def make_facts(*, hospitals: int = 4, pictures: int = 4, unit: str = "hospital") -> ReportFacts:
+    """Made-up but coherent: z and N give exactly this ε by the exact accountant at δ = 1e-3."""
+    multiplier = 0.480014 * math.sqrt(80)  # the exact calibration of (8, 1e-3) at 80 queries
+    study = Study(
+        name="hippocampus-pilot",
+        data=DataConfig(labels=("background", "anterior", "posterior"), spacing_mm=(1.0, 1.0, 1.0), grid=(40, 56, 40)),
+        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=80, quorum=3, unit=unit),  # type: ignore[arg-type]
+    )
+    return ReportFacts(
+        study=study,
+        privacy=PrivacyFacts(
+            epsilon_exact=7.99998,
+            epsilon_rdp=8.8761,
+            delta=1e-3,
+            unit=unit,
+            relation="replace-one",
+            accountant="exact",
+            planned_epsilon=8.0,
+            noise_multiplier=multiplier,
+            queries=80,
+            planned_queries=80,
+            voters=hospitals,
+            clipping_norm=1.0,
+        ),
+        teachers=tuple(
+            NamedScore(f"hospital-{i + 1}", Score(0.84 - 0.01 * i, (0.85 - 0.01 * i, 0.83 - 0.01 * i)))
+            for i in range(hospitals)
+        ),
+        ensemble=Score(0.862, (0.871, 0.853)),
+        mean_shape=Score(0.612, (0.634, 0.590)),
+        student=Score(0.648, (0.661, 0.635)),
+        controls={
+            "zero_code": Score(0.597, (0.604, 0.590)),
+            "shuffled_codes": Score(0.6, (0.608, 0.592)),
+            "public_only": Score(0.595, (0.601, 0.589)),
+        },
+        decoded_labels=Score(0.631, (0.645, 0.617)),
+        daemons=(
+            DaemonFact("superlink", 41201),
+            DaemonFact("superexec", 41233),
+            *(DaemonFact(f"supernode hospital-{i + 1}", 41260 + 7 * i) for i in range(hospitals)),
+            *(DaemonFact(f"worker hospital-{i + 1}", 41340 + 3 * i) for i in range(hospitals)),
+        ),
+        refused_node="supernode with an unknown key exited after 0.4 s: PERMISSION_DENIED, node is not registered",
+        sites=tuple(
+            SiteFact(
+                name=f"hospital-{i + 1}",
+                pool=f"hospital-{i + 1}/2024",
+                patients=31 + i,
+                codes_sent=80,
+                epsilon_spent=7.99998,
+            )
+            for i in range(hospitals)
+        ),
+        releases=tuple(
+            BatchRoster(f"{n}" * 64, 20, tuple(f"hospital-{i + 1}" for i in range(hospitals) if n != 2 or i))
+            for n in range(4)
+        ),
+        seconds={
+            "data": 4.21,
+            "teachers": 187.4,
+            "start daemons": 9.8,
+            "collect": 61.2,
+            "decode": 2.9,
+            "student": 96.0,
+            "evaluate": 8.13,
+        },
+        pictures=tuple(
+            make_picture(f"{'Public' if i % 2 == 0 else 'Test'} case {i + 17:03d}", ("public", "test")[i % 2], i)
+            for i in range(pictures)
+        ),
+        ledger_head="3f9c1e64b2a75d08e1c4479a0d5b86f2c7713e90ab4d2f6885c0196e3d7ab154",
+        ledger_rows=86,
+        version="0.1.0",
+        seeds={"data": 7, "split": 11, "student": 3},
+        spacing_mm=(1.0, 1.0, 1.0),
+        finished=datetime(2026, 1, 14, 9, 41, tzinfo=UTC),
+    )
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render_html(make_facts())
+
+
+class Outline(HTMLParser):
+    """Collects the tags, attributes and visible text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._hidden = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._hidden += tag in ("style", "title")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden -= tag in ("style", "title")
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self._hidden else data
+
+
+# ---- report.json -----------------------------------------------------------------------------------------------------
+
+
+def test_json_has_the_promised_keys(tmp_path: Path) -> None:
+    write_report(tmp_path / "new" / "dir", make_facts())
+    report = json.loads((tmp_path / "new" / "dir" / "report.json").read_text(encoding="utf-8"))
+    assert report["schema"] == 1
+    assert report["student"]["dice"] == {"mean": 0.648, "per_class": {"anterior": 0.661, "posterior": 0.635}}
+    assert report["teachers"][1]["name"] == "hospital-2"
+    assert report["teachers"][1]["dice"]["mean"] == pytest.approx(0.83)
+    assert report["ensemble"]["dice"]["mean"] == 0.862
+    assert report["mean_shape"]["dice"]["per_class"]["posterior"] == 0.590
+    assert report["decoded_labels"]["dice"]["mean"] == 0.631
+    assert list(report["controls"]) == ["zero_code", "shuffled_codes", "public_only"]
+    assert report["controls"]["shuffled_codes"]["dice"] == {
+        "mean": 0.6,
+        "per_class": {"anterior": 0.608, "posterior": 0.592},
+    }
+    privacy = report["privacy"]
+    assert (privacy["epsilon_exact"], privacy["epsilon_rdp"], privacy["delta"]) == (7.99998, 8.8761, 1e-3)
+    assert (privacy["unit"], privacy["relation"], privacy["queries"]) == ("hospital", "replace-one", 80)
+    assert privacy["noise_multiplier"] == pytest.approx(0.480014 * math.sqrt(80))
+    assert report["daemons"][0] == {"role": "superlink", "pid": 41201}
+    assert report["sites"][3]["name"] == "hospital-4"
+    assert report["sites"][3]["codes_sent"] == 80
+    assert report["seconds"]["teachers"] == 187.4
+    assert report["ledger"]["rows"] == 86
+    assert sorted(path.name for path in (tmp_path / "new" / "dir").iterdir()) == ["report.html", "report.json"]
+
+
+def test_a_figure_that_is_not_a_number_is_null_in_json_and_a_dash_on_the_page(tmp_path: Path) -> None:
+    facts = replace(make_facts(pictures=0), student=Score(NAN, (NAN, 0.5)), seconds={"collect": math.inf})
+    facts = replace(facts, privacy=replace(facts.privacy, epsilon_rdp=math.inf), decoded_labels=None)
+    write_report(tmp_path, facts)
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"), parse_constant=refuse)
+    assert report["student"]["dice"] == {"mean": None, "per_class": {"anterior": None, "posterior": 0.5}}
+    assert report["privacy"]["epsilon_rdp"] is None
+    assert report["seconds"]["collect"] is None
+    assert report["decoded_labels"]["dice"] is None
+    text = Outline((tmp_path / "report.html").read_text(encoding="utf-8")).text
+    assert "nan" not in re.findall(r"[a-z]+", text.lower())
+    assert "ε = not known" in text
+
+
+def test_numpy_figures_are_written_as_plain_numbers(tmp_path: Path) -> None:
+    facts = replace(make_facts(pictures=0), seconds={"collect": np.float32(1.5)}, seeds={"data": np.int64(3)})  # type: ignore[dict-item]
+    write_report(tmp_path, facts)
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert (report["seconds"], report["seeds"]) == ({"collect": 1.5}, {"data": 3})
+
+
+# ---- report.html -----------------------------------------------------------------------------------------------------
+
+
+def test_page_needs_no_script_and_asks_nothing_of_any_network(page: str) -> None:
+    parsed = Outline(page)
+    assert not [tag for tag, _ in parsed.tags if tag in ("script", "link", "iframe", "object", "embed", "form", "base")]
+    sources = [attrs[key] for _, attrs in parsed.tags for key in ("src", "href", "srcset", "action") if key in attrs]
+    assert sources
+    assert all(str(source).startswith("data:image/png;base64,") for source in sources)
+    assert not re.search(r"https?://|url\(|@import", page)
+    assert not [name for _, attrs in parsed.tags for name in attrs if name.startswith("on")]
+
+
+def test_the_page_calls_the_budget_the_guarantee_and_the_spend_spent() -> None:
+    facts = make_facts(pictures=0)
+    facts = replace(facts, privacy=replace(facts.privacy, epsilon_exact=5.0, epsilon_rdp=5.5, queries=40))
+    text = re.sub(r"\s+", " ", Outline(render_html(facts)).text)
+    assert text.index("The guarantee ε = 8 exact accountant") < text.index("ε = 5 spent of planned ε = 8")
+    assert "Guessing whether a hospital's data were used, or had been exchanged" in text
+    assert "right at most 85.2 % of the time" in text
+
+
+def test_every_epsilon_stands_with_accountant_delta_unit_and_relation(page: str) -> None:
+    text = re.sub(r"\s+", " ", Outline(page).text)
+    figures = [match.start() for match in re.finditer(r"ε = ", text)]
+    assert len(figures) >= 3
+    for start in figures:
+        near = text[start : start + 200]
+        for word in ("accountant", "δ = 0.001", "unit of privacy: hospital", "neighbouring relation: replace-one"):
+            assert word in near, near
+    caption = next(part for part in re.findall(r"<caption>(.*?)</caption>", page, re.S) if "pool of patients" in part)
+    for word in ("accountant", "0.001", "hospital", "replace-one"):
+        assert word in caption
+
+
+def test_page_says_what_is_not_protected(page: str) -> None:
+    text = Outline(page).text
+    for promise in (
+        "trusted to add the noise",
+        "Receipts prove accounting, not noise",
+        "volumes are public",
+        "figures exist only here",
+        "Who took part is not hidden",
+    ):
+        assert promise in text
+
+
+def test_page_shows_every_score_site_daemon_and_stage(page: str) -> None:
+    facts, text = make_facts(), Outline(page).text
+    for score in [teacher.score for teacher in facts.teachers] + [
+        facts.student,
+        facts.ensemble,
+        facts.mean_shape,
+        *facts.controls.values(),
+    ]:
+        assert score is not None
+        assert f"{score.mean:.3f}" in text
+    for site in facts.sites:
+        assert site.pool in text
+    for daemon in facts.daemons:
+        assert daemon.role in text
+        assert str(daemon.pid) in text
+    for stage in facts.seconds:
+        assert stage in text
+    assert facts.refused_node in text
+    assert facts.ledger_head in text
+
+
+def test_page_is_accessible(page: str) -> None:
+    parsed = Outline(page)
+    names = [tag for tag, _ in parsed.tags]
+    assert names.count("h1") == 1
+    assert names.count("caption") == names.count("table")
+    assert all(attrs.get("alt") for tag, attrs in parsed.tags if tag == "img")
+    assert all("scope" in attrs for tag, attrs in parsed.tags if tag == "th")
+    assert all(attrs.get("lang") == "en" for tag, attrs in parsed.tags if tag == "html")
+    ids = [attrs["id"] for _, attrs in parsed.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+
+
+def test_text_from_outside_is_escaped() -> None:
+    facts = make_facts(pictures=1)
+    evil = '"><script>alert(1)</script>'
+    hostile = replace(
+        facts,
+        refused_node=evil,
+        sites=(replace(facts.sites[0], name=evil, pool=evil),),
+        pictures=(replace(facts.pictures[0], title=evil),),
+        seconds={evil: 1.0},
+    )
+    assert "<script" not in render_html(hostile)
+
+
+def test_page_with_many_large_noisy_pictures_stays_under_3_mb() -> None:
+    rng = np.random.default_rng(0)
+    image = rng.standard_normal((96, 96, 96)).astype(np.float32)
+    label = np.zeros(image.shape, dtype=np.uint8)
+    label[30:60, 30:60, 30:60] = 1
+    picture = Picture(title="noise", kind="test", image=image, outlines=dict.fromkeys(OUTLINES, label))
+    assert len(render_html(replace(make_facts(), pictures=(picture,) * 8)).encode()) < 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("unit", "relation", "sentence"),
+    [
+        ("hospital", "replace-one", "all the data of one hospital been exchanged"),
+        ("hospital", "zero-out", "answers been replaced by zero"),
+        ("patient", "replace-one", "one patient's data been exchanged"),
+    ],
+)
+def test_protection_is_described_for_its_unit_and_relation(unit: str, relation: str, sentence: str) -> None:
+    facts = make_facts(pictures=0)
+    facts = replace(facts, privacy=replace(facts.privacy, unit=unit, relation=relation))
+    assert sentence in Outline(render_html(facts)).text.replace("\u2019", "'")
+
+
+def test_a_student_no_better_than_the_mean_shape_is_said_to_be_so() -> None:
+    facts = replace(make_facts(pictures=0), student=Score(0.60, (0.6, 0.6)))
+    text = Outline(render_html(facts)).text
+    assert "0.012 Dice worse than the mean shape" in text
+    assert "taught it nothing" in text
+    low = Score(0.5, (0.5, 0.5))
+    text = Outline(render_html(replace(facts, controls=dict.fromkeys(facts.controls, low)))).text
+    assert "0.100 above the best of its controls" in text
+    assert "helped it, but the public label maps alone do as well" in text
+    assert "taught it nothing" not in text
+    text = Outline(render_html(replace(facts, controls=dict.fromkeys(facts.controls)))).text
+    assert "controls, " not in text
+
+
+def test_page_says_that_the_gain_over_the_controls_counts(page: str) -> None:
+    text = Outline(page).text
+    assert "Controls: the same student without the teachers' information" in text
+    assert "gain over these is what counts" in text
+    assert "it is 0.048 above the best of its controls, shuffled codes." in text
+    assert "taught it nothing" not in text
+
+
+def test_a_student_no_better_than_a_control_is_said_to_be_so_however_good_it_is() -> None:
+    facts = make_facts(pictures=0)
+    facts = replace(facts, controls={**facts.controls, "zero_code": Score(0.66, (0.66, 0.66))})
+    text = Outline(render_html(facts)).text
+    assert "0.036 Dice better than the mean shape" in text
+    assert "0.012 below the best of its controls, zero code" in text
+    assert "taught it nothing" in text
+
+
+def test_a_control_that_was_not_trained_is_null_in_json_and_a_reason_on_the_page(tmp_path: Path) -> None:
+    facts = make_facts(pictures=0)
+    write_report(tmp_path, replace(facts, controls={**facts.controls, "shuffled_codes": None}))
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report["controls"]["shuffled_codes"] == {"dice": None}
+    assert "needs two labelled volumes" in Outline((tmp_path / "report.html").read_text(encoding="utf-8")).text
+
+
+@pytest.mark.parametrize("change", [{"other": None}, {"zero_code": Score(0.5, (0.5,))}])
+def test_controls_of_another_name_or_other_classes_are_refused(change: dict[str, Score | None]) -> None:
+    facts = make_facts(pictures=0)
+    with pytest.raises(InvalidInput):
+        replace(facts, controls={**facts.controls, **change})
+
+
+def test_page_claims_no_refusal_it_has_not_seen() -> None:
+    text = Outline(render_html(replace(make_facts(pictures=0), refused_node=""))).text
+    assert "was refused" not in text
+    assert "no unregistered node tried to join" in text
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_durations_read_well() -> None:
+    assert [format_duration(v) for v in (4.21, 59.96, 187.4, 3725.0, NAN)] == [
+        "4.2 s",
+        "1 min 00 s",
+        "3 min 07 s",
+        "1 h 02 min",
+        "–",
+    ]
+
+
+def test_detection_power_is_that_of_the_neyman_pearson_attacker() -> None:
+    facts = make_facts(pictures=0).privacy
+    power = facts.detection_power
+    assert power is not None
+    # The likelihood-ratio test between N(0, z²) and N(1, z²) from the same number of independent draws, simulated.
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0.0, facts.noise_multiplier, (20_000, facts.queries)).mean(axis=1)
+    threshold = facts.noise_multiplier / math.sqrt(facts.queries) * NormalDist().inv_cdf(0.95)
+    assert power == pytest.approx(float((noise + 1.0 > threshold).mean()), abs=0.012)
+
+
+def test_detection_power_is_left_out_when_the_figures_disagree() -> None:
+    facts = make_facts(pictures=0).privacy
+    assert replace(facts, noise_multiplier=facts.noise_multiplier * 1.1).detection_power is None
+    assert replace(facts, queries=0).detection_power is None
+    assert replace(facts, epsilon_exact=NAN).detection_power is None
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("view", "voxel", "side"),
+    [
+        # RAS+: the highest index along x is right, along y anterior, along z superior.
+        ("axial", (9, 5, 5), "left"),  # the patient's right
+        ("axial", (5, 9, 5), "top"),  # anterior
+        ("coronal", (9, 5, 5), "left"),
+        ("coronal", (5, 5, 9), "top"),  # superior
+        ("sagittal", (5, 9, 5), "left"),  # anterior
+        ("sagittal", (5, 5, 9), "top"),
+    ],
+)
+def test_planes_are_shown_as_radiologists_read_them(view: str, voxel: tuple[int, int, int], side: str) -> None:
+    volume = np.zeros((11, 11, 11), dtype=np.uint8)
+    volume[voxel] = 1
+    shown = VIEWS[view].cut(volume, 5)  # [row from the bottom, column from the left]
+    row, column = np.argwhere(shown)[0]
+    assert {"left": column < 5, "top": row > 5}[side]
+    letters = dict(zip(("left", "right", "top", "bottom"), VIEWS[view].letters, strict=True))
+    axis = int(np.argmax(np.abs(np.array(voxel) - 5)))
+    assert letters[side] == "RAS"[axis]
+
+
+def test_planes_go_through_the_label_even_when_its_centre_is_hollow() -> None:
+    label = np.zeros((20, 20, 20), dtype=np.uint8)
+    label[4:6, 10, 10] = label[14:17, 10, 10] = 1
+    picture = Picture(title="two", kind="test", image=np.zeros(label.shape, np.float32), outlines={"truth": label})
+    x, y, z = centre_of(picture)
+    assert label[x].any()
+    assert (y, z) == (10, 10)
+
+
+@pytest.mark.parametrize("spacing", [(1.0, 1.0, 1.0), (1.0, 1.0, 4.0)])
+def test_planes_keep_the_proportions_of_the_body(spacing: tuple[float, float, float]) -> None:
+    """A ball in millimetres is drawn round whatever the voxels are."""
+    size_mm = 64.0
+    grid = tuple(int(size_mm / s) for s in spacing)
+    axes = [(np.arange(n) + 0.5) * s - size_mm / 2 for n, s in zip(grid, spacing, strict=True)]
+    x, y, z = np.meshgrid(*axes, indexing="ij")
+    ball = (x**2 + y**2 + z**2 < 24.0**2).astype(np.uint8)
+    picture = Picture(title="ball", kind="test", image=np.zeros(grid, np.float32), outlines={"truth": ball})
+    pixels = np.asarray(Image.open(io.BytesIO(draw_picture(picture, spacing))).convert("RGB")).astype(int)
+    yellow = (pixels[..., 0] > 180) & (pixels[..., 1] > 170) & (pixels[..., 2] < 120)
+    thirds = np.array_split(np.arange(pixels.shape[1]), 3)
+    for columns in thirds:
+        rows, across = np.nonzero(yellow[:, columns])
+        # One voxel of 4 mm is 8 % of the ball.
+        assert np.ptp(rows) == pytest.approx(np.ptp(across), rel=0.03 if spacing[2] == 1 else 0.12)
+
+
+def test_a_picture_without_labels_or_contrast_is_still_drawn() -> None:
+    empty = np.zeros((8, 8, 8), dtype=np.uint8)
+    picture = Picture(title="empty", kind="public", image=np.zeros((8, 8, 8), np.float32), outlines={"truth": empty})
+    assert draw_picture(picture, (1.0, 1.0, 1.0)).startswith(b"\x89PNG")
+
+
+def test_the_three_outlines_differ_in_colour_and_in_dashes() -> None:
+    assert len({style.colour for style in OUTLINES.values()}) == len(OUTLINES) == 3
+    assert len({style.dashes for style in OUTLINES.values()}) == 3
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_facts_are_refused() -> None:
+    image, label = phantom(0)
+    with pytest.raises(InvalidInput, match="kind of picture"):
+        Picture(title="x", kind="private", image=image, outlines={})  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="outline"):
+        Picture(title="x", kind="test", image=image, outlines={"guess": label})
+    with pytest.raises(InvalidInput, match="shape of outline truth"):
+        Picture(title="x", kind="test", image=image, outlines={"truth": label[:-1]})
+    with pytest.raises(InvalidInput, match="finite"):
+        Picture(title="x", kind="test", image=np.full((4, 4, 4), np.nan, np.float32), outlines={})
+    with pytest.raises(InvalidInput, match="classes of a score"):
+        replace(make_facts(pictures=0), student=Score(0.5, (0.5,)))
+    with pytest.raises(InvalidInput, match="Dice"):
+        Score(1.2, (0.5,))
+    with pytest.raises(InvalidInput, match="spacing"):
+        replace(make_facts(pictures=0), spacing_mm=(1.0, 0.0, 1.0))
+
+
+def test_pictures_keep_their_own_read_only_copy() -> None:
+    image, label = phantom(0)
+    picture = Picture(title="x", kind="test", image=image, outlines={"truth": label})
+    image[:] = 0
+    assert picture.image.any()
+    with pytest.raises(ValueError, match="read-only"):
+        picture.image[0, 0, 0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        picture.outlines["truth"][0, 0, 0] = 1
+
+
+def test_the_report_says_who_took_part_in_which_release(tmp_path):
+    facts = make_facts()
+    write_report(tmp_path, facts)
+    releases = json.loads((tmp_path / "report.json").read_text())["releases"]
+    assert [(release["queries"], "hospital-1" in release["roster"]) for release in releases] == [
+        (20, True),
+        (20, True),
+        (20, False),
+        (20, True),
+    ]
+    page = (tmp_path / "report.html").read_text()
+    table = page[page.index("Who took part in which release") :].split("</table>")[0]
+    assert re.findall(r'class="n">(\S+ \(\d+\))<', table) == ["1–2 (40)", "3 (20)", "4 (20)"]
+    row = table[table.index(">hospital-1<") :].split("</tr>")[0]
+    assert re.findall(r">(yes|no)<", row) == ["yes", "no", "yes"]

@@ -1,0 +1,591 @@
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from common.config import render_study
+from common.envelope import answered, body_of
+from common.errors import QuorumNotReached
+from common.ledger.receipts import Receipt
+from common.messages import NO_HEAD, CodesReply, CodesRequest, Receipts, ReceiptsReply, Several, decode, encode
+from common.privacy.mechanism import AccountantName, Budget
+from common.privacy.quantise import quantise
+from common.sealing import SealContext, seal
+from consilium.cli.study import status_facts, study_app
+from server.aggregation.aggregator import Aggregator, Reply
+from server.ledger.server_ledger import PoolDeclaration
+from server.study.workspace import Workspace
+from tests.federation import Federation, LoopTransport, make_study, part
+
+
+@pytest.fixture
+def federation(tmp_path):
+    made = []
+
+    def make(**options):
+        made.append(Federation(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def silent(size, noise_std):
+    return np.zeros(size, dtype=np.int64)
+
+
+def test_all_planned_queries_are_answered_within_a_tenth_of_a_percent_of_the_budget(federation):
+    fed = federation()
+    fed.core().run(fed.transport)
+    assert len(fed.ledger.answers(fed.study.id)) == 6
+    exact = fed.ledger.study_guarantees(fed.study.id)[AccountantName.EXACT].epsilon
+    assert 8 * 0.999 <= exact <= 8
+    assert fed.ledger.study_guarantees(fed.study.id)[AccountantName.RDP].epsilon > exact
+
+
+def test_the_released_sum_is_the_sum_of_the_sites_clipped_codes_plus_noise(federation):
+    fed = federation(sampler=silent)
+    fed.core().run(fed.transport)
+    answer = fed.ledger.answers(fed.study.id)[0]
+    expected = sum(
+        quantise(fed.codec.encode(fed.voters[site.name].answer()), radius_int=answer.query.mechanism.radius_int)
+        for site in fed.sites
+    )
+    assert np.array_equal(answer.noisy_sum, expected)
+    assert expected.any()
+
+
+def test_a_second_run_answers_nothing_again_and_charges_nothing_again(federation):
+    fed = federation()
+    fed.core().run(fed.transport)
+    before = [(a.query.id, a.noisy_sum.tobytes(), a.row_hash) for a in fed.ledger.answers(fed.study.id)]
+    rows, calls = fed.ledger.row_count, [v.calls for v in fed.voters.values()]
+    fed.core().run(fed.transport)
+    assert [(a.query.id, a.noisy_sum.tobytes(), a.row_hash) for a in fed.ledger.answers(fed.study.id)] == before
+    assert (fed.ledger.row_count, [v.calls for v in fed.voters.values()]) == (rows, calls)
+
+
+def test_a_stop_between_batches_loses_nothing_and_the_next_run_finishes(federation):
+    fed = federation()
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=2))
+    answered = iter([False, False, True])
+    fed.core().run(fed.transport, should_stop=lambda: next(answered))
+    stored = {a.query.id: a.noisy_sum.tobytes() for a in fed.ledger.answers(fed.study.id)}
+    assert len(stored) == 4
+    fed.core().run(fed.transport)
+    final = {a.query.id: a.noisy_sum.tobytes() for a in fed.ledger.answers(fed.study.id)}
+    assert len(final) == 6
+    assert stored.items() <= final.items()
+
+
+def test_below_quorum_nothing_is_computed_dispatched_or_charged(federation):
+    fed = federation()
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, offer_deadline_s=1.0))
+    fed.transport.offline = {100, 101}
+    rows = fed.ledger.row_count
+    with pytest.raises(QuorumNotReached, match="1 of 3"):
+        fed.core().run(fed.transport)
+    assert fed.ledger.row_count == rows
+    assert all(v.calls == 0 for v in fed.voters.values())
+    assert fed.events("batch-dispatched") == []
+
+
+def test_a_site_that_is_away_is_not_on_the_roster(federation):
+    fed = federation()
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, offer_deadline_s=1.0))
+    fed.transport.offline = {101}
+    fed.core().run(fed.transport)
+    assert {entry.site for a in fed.ledger.answers(fed.study.id) for entry in a.roster} == {"site-0", "site-2"}
+    assert fed.ledger.spent("pool-1").releases == 0
+
+
+@pytest.mark.parametrize("failure", ["nan", "huge", RuntimeError("patient Jane Doe: out of memory"), MemoryError()])
+def test_a_failure_after_acceptance_is_the_zero_code_with_the_roster_unchanged(federation, failure, caplog):
+    fed = federation(sampler=silent)
+    fed.voters["site-1"].failure = failure
+    fed.core().run(fed.transport)
+    answers = fed.ledger.answers(fed.study.id)
+    assert all(len(a.roster) == 3 and a.voters == 3 for a in answers)
+    healthy = [fed.site_ledgers[s].code(answers[0].query.id) for s in ("site-0", "site-2")]
+    assert np.array_equal(answers[0].noisy_sum, sum(healthy))
+    sizes = {len(reply) for node, reply in fed.transport.replies}
+    by_node = {node: [len(r) for n, r in fed.transport.replies if n == node] for node in fed.workers}
+    assert by_node[101] == by_node[100] == by_node[102], sizes
+    assert "Jane" not in caplog.text
+    assert "Jane" not in fed.events_file.read_text()
+
+
+def test_a_site_that_falls_silent_after_accepting_counts_as_zero_once_patience_is_over(federation):
+    fed = federation(sampler=silent)
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
+
+    def drop(node, body, reply):
+        return None if node == 101 and part(body, CodesRequest) else reply
+
+    fed.transport.intercept = drop
+    fed.core().run(fed.transport)
+    assert len(fed.events("batch-dispatched")) > 2
+    assert all(a.voters == 3 for a in fed.ledger.answers(fed.study.id))
+    assert {e["site"] for e in fed.events("reply-missing")} == {"site-1"}
+    assert fed.ledger.spent("pool-1").releases == 6
+
+
+def test_when_the_sites_vanish_after_accepting_nothing_is_released_or_charged(federation):
+    fed = federation()
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
+    rows = fed.ledger.row_count
+    fed.transport.intercept = lambda node, body, reply: None if part(body, CodesRequest) else reply
+    with pytest.raises(QuorumNotReached, match="0 of the 3"):
+        fed.core().run(fed.transport)
+    assert fed.ledger.row_count == rows
+    fed.transport.intercept = lambda node, body, reply: reply
+    fed.core().run(fed.transport)
+    answer = fed.ledger.answers(fed.study.id)[0]
+    assert all(fed.site_ledgers[entry.site].code(answer.query.id).any() for entry in answer.roster)
+
+
+def test_an_outage_of_every_node_costs_time_and_no_answer(federation):
+    fed = federation(sampler=silent)
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=20.0))
+    silent_rounds = iter(range(9))
+
+    def outage(node, body, reply):
+        return None if part(body, CodesRequest) and next(silent_rounds, None) is not None else reply
+
+    fed.transport.intercept = outage
+    fed.core().run(fed.transport)
+    answer = fed.ledger.answers(fed.study.id)[0]
+    assert np.array_equal(answer.noisy_sum, sum(ledger.code(answer.query.id) for ledger in fed.site_ledgers.values()))
+
+
+def test_a_retry_gets_the_stored_code_and_computes_nothing_twice(federation):
+    fed = federation(sampler=silent)
+    seen = []
+
+    def drop_first(node, body, reply):
+        message = part(body, CodesRequest)
+        if node == 101 and message:
+            seen.append(message.attempt)
+            return None if message.attempt == 1 else reply
+        return reply
+
+    fed.transport.intercept = drop_first
+    fed.core().run(fed.transport)
+    assert seen == [1, 2]
+    assert fed.voters["site-1"].calls == 6
+    answer = fed.ledger.answers(fed.study.id)[0]
+    assert np.array_equal(answer.noisy_sum, sum(ledger.code(answer.query.id) for ledger in fed.site_ledgers.values()))
+
+
+@pytest.mark.parametrize("lie", ["norm", "length", "attempt", "unknown", "garbage", "nan", "wraps"])
+def test_a_reply_the_server_cannot_trust_counts_as_zero(federation, lie):
+    fed = federation(sampler=silent)
+
+    def forge(node, body, reply):
+        message = part(body, CodesRequest)
+        if node != 101 or not message:
+            return reply
+        if lie == "garbage":
+            return b"\x00garbage"
+        query, attempt = message.queries[0], message.attempt
+        code = np.zeros(fed.codec.dimension, dtype=np.int64)
+        code[0] = 2**16 + 1 if lie == "norm" else 5
+        if lie == "nan":
+            code = np.full(fed.codec.dimension, np.nan).view(np.int64)
+        if lie == "wraps":  # its square is 0 modulo 2⁶⁴
+            code[0] = 2**62
+        if lie == "length":
+            code = np.append(code, 0)
+        context = SealContext(
+            study=fed.study.id, query=query, site="site-1", attempt=attempt + 1 if lie == "attempt" else attempt
+        )
+        sealed = seal(code, public_key=fed.sealing_key.public_key(), context=context)
+        name = "f" * 64 if lie == "unknown" else query
+        return encode(Several((CodesReply(batch=message.batch, attempt=attempt, codes=((name, sealed),)),)))
+
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
+    fed.transport.intercept = forge
+    fed.core().run(fed.transport)
+    answer = fed.ledger.answers(fed.study.id)[0]
+    honest = [fed.site_ledgers[s].code(answer.query.id) for s in ("site-0", "site-2")]
+    assert np.array_equal(answer.noisy_sum, sum(honest))
+    assert fed.events("reply-missing" if lie in ("garbage", "unknown") else "code-refused")
+
+
+def test_a_refused_code_is_final_and_told_of_once_a_reply(federation):
+    fed = federation(sampler=silent)
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=600.0))
+    asked = []
+
+    def forge(node, body, reply):
+        if node != 101 or not (request := part(body, CodesRequest)):
+            return reply
+        asked.append(request.attempt)
+        codes = tuple((query, b"nothing a key opens") for query in request.queries)
+        return encode(Several((CodesReply(batch=request.batch, attempt=request.attempt, codes=codes),)))
+
+    fed.transport.intercept = forge
+    fed.core().run(fed.transport)
+    assert asked == [1]  # one batch, asked once: nobody waits 600 s for what has come
+    assert [event["codes"] for event in fed.events("code-refused")] == [6]
+    answer = fed.ledger.answers(fed.study.id)[0]
+    honest = [fed.site_ledgers[s].code(answer.query.id) for s in ("site-0", "site-2")]
+    assert np.array_equal(answer.noisy_sum, sum(honest))
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**400])
+def test_a_number_no_column_holds_ends_no_run(federation, number):
+    fed = federation(sampler=silent)
+
+    def forge(node, body, reply):
+        return reply.replace(b'"ledger_row":0', b'"ledger_row":%d' % number) if node == 101 else reply
+
+    fed.transport.intercept = forge
+    fed.core().run(fed.transport)
+    assert {len(answer.roster) for answer in fed.ledger.answers(fed.study.id)} == {2}
+    assert {e["reason"] for e in fed.events("offer-answered") if e["site"] == "site-1"} == {"malformed"}
+
+
+def test_a_code_cannot_be_passed_off_as_another_sites(federation):
+    fed = federation(sampler=silent)
+    stolen = {}
+
+    def replay(node, body, reply):
+        if not part(body, CodesRequest):
+            return reply
+        if node == 100:
+            stolen["reply"] = reply
+        return stolen["reply"] if node == 101 else reply
+
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
+    fed.transport.intercept = replay
+    fed.core().run(fed.transport)
+    assert {e["reason"] for e in fed.events("code-refused")} == {"sealed-code"}
+
+
+def test_no_code_stands_in_the_messages_or_the_event_log(federation):
+    fed = federation()
+    fed.core().run(fed.transport)
+    answer = fed.ledger.answers(fed.study.id)[0]
+    code = fed.site_ledgers["site-0"].code(answer.query.id)
+    assert code.any()
+    traffic = b"".join(reply for _, reply in fed.transport.replies) + fed.events_file.read_bytes()
+    for spelling in (code.astype("<i8").tobytes(), code.astype("<i4").tobytes(), str(code.tolist()).encode()):
+        assert spelling not in traffic
+
+
+def test_a_study_edited_at_the_server_is_declined_by_every_site(federation):
+    fed = federation()
+    fed.study = make_study(epsilon=9.0)
+    fed.ledger.register_study(fed.study)
+    with pytest.raises(QuorumNotReached):
+        fed.core().run(fed.transport)
+    assert {e["reason"] for e in fed.events("offer-answered")} == {"unknown-study"}
+
+
+def test_patient_unit_with_several_voters_bounds_a_sites_sum(federation):
+    fed = federation(study=make_study(unit="patient", voters_per_site=3), sampler=silent)
+    for stub in fed.voters.values():
+        stub.voters = 3
+    fed.core().run(fed.transport)
+    answers = fed.ledger.answers(fed.study.id)
+    assert all(a.voters == 9 for a in answers)
+    assert fed.ledger.study_guarantees(fed.study.id)[AccountantName.EXACT].epsilon <= 8
+
+
+def test_every_site_holds_a_receipt_for_what_was_released(federation):
+    fed = federation()
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=4))
+    fed.core().run(fed.transport)
+    for ledger in fed.site_ledgers.values():
+        held = {query for receipt in ledger.receipts() for query in receipt.query_ids}
+        assert held == {a.query.id for a in fed.ledger.answers(fed.study.id)}
+        assert ledger.alarms() == ()
+
+
+def test_a_receipt_lost_on_the_way_is_sent_again_with_the_next(federation):
+    fed = federation()
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=3))
+    lost = []
+
+    handle = fed.workers[101].handle
+
+    def deaf(body):
+        message = part(body, Receipts)
+        if message and message.receipts and not lost:
+            lost.append(101)
+            return b""
+        return handle(body)
+
+    fed.workers[101].handle = deaf
+    fed.core().run(fed.transport)
+    assert lost
+    assert len(fed.site_ledgers["site-1"].receipts()) == 2
+
+
+def test_receipts_lost_in_a_crash_are_delivered_by_the_next_run(federation, monkeypatch):
+    fed = federation()
+    monkeypatch.setattr(Aggregator, "_send_receipts", lambda *_: None)
+    fed.core().run(fed.transport)
+    monkeypatch.undo()
+    assert all(ledger.receipts() == () for ledger in fed.site_ledgers.values())
+    rows = fed.ledger.row_count
+    fed.core().run(fed.transport)
+    assert all(len(ledger.receipts()) == 1 for ledger in fed.site_ledgers.values())
+    assert fed.ledger.row_count == rows
+    assert len(fed.events("receipts-held")) == 3
+
+
+def test_an_exhausted_budget_ends_the_run_with_what_was_answered(federation):
+    fed = federation()
+    fed.core().run(fed.transport)
+    more = tuple(fed.objects.put(f"more {i}".encode()) for i in range(3))
+    fed.volumes = (*more, *fed.volumes)
+    offers = len(fed.events("offer-answered"))
+    core = fed.core()
+    core._queries = tuple(replace(core._queries[0], volumes=(name,)) for name in more)
+    core.run(fed.transport)
+    assert len(fed.ledger.answers(fed.study.id)) == 6
+    assert len(fed.events("offer-answered")) == offers
+    assert len(fed.events("budget-refused")[-1]["queries"]) == 3
+
+
+def test_a_site_whose_pool_is_spent_is_left_out_before_anything_is_offered(federation):
+    fed = federation()
+    privacy = fed.study.privacy
+    fed.ledger.declare_pool(
+        PoolDeclaration(
+            pool="pool-1",
+            site="site-1",
+            budget=Budget(epsilon=2.0, delta=privacy.delta),
+            accountant=privacy.accountant,
+            protection=privacy.protection,
+        )
+    )
+    fed.core().run(fed.transport)
+    answers = fed.ledger.answers(fed.study.id)
+    assert len(answers) == 6
+    with_site_1 = [a for a in answers if "site-1" in {entry.site for entry in a.roster}]
+    assert 0 <= len(with_site_1) < 6
+    assert fed.ledger.remaining("pool-1") >= 0
+    assert "budget" in {event["reason"] for event in fed.events("offer-answered") if event["site"] == "site-1"}
+
+
+def batches_of(fed, size, **collection):
+    fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=size, **collection))
+
+
+def test_in_a_long_run_a_batch_costs_a_site_one_message(federation):
+    """Offer ahead, codes and receipts travel together: one more message before the first batch, one after the last."""
+    fed = federation(study=make_study(planned_queries=10))
+    batches_of(fed, 2)
+    fed.core().run(fed.transport)
+    assert len(fed.ledger.answers(fed.study.id)) == 10
+    received = [node for node, _ in fed.transport.replies]
+    assert {node: received.count(node) for node in fed.workers} == dict.fromkeys(fed.workers, 5 + 2)
+    assert all(len(ledger.receipts()) == 5 and ledger.alarms() == () for ledger in fed.site_ledgers.values())
+
+
+def test_a_batch_offered_ahead_leaves_room_for_the_one_in_hand(federation):
+    """No site reserves, and no pool is asked for, more than the budget has room for, whatever is still in flight."""
+    fed = federation(study=make_study(planned_queries=5))
+    batches_of(fed, 2)
+    more = tuple(fed.objects.put(f"more {i}".encode()) for i in range(3))
+    core = fed.core()
+    first = core._queries[0]
+    core._queries = (*core._queries, *(replace(first, volumes=(name,)) for name in more))
+    core.run(fed.transport)
+    assert len(fed.ledger.answers(fed.study.id)) == 5
+    assert [len(event["queries"]) for event in fed.events("released")] == [2, 2, 1]
+    assert len(fed.events("budget-refused")[-1]["queries"]) == 3
+    for site in fed.sites:
+        assert fed.site_ledgers[site.name].spent().releases == 5, "nothing was accepted that was never released"
+    assert {event["reason"] for event in fed.events("offer-answered")} == {"accepted"}
+
+
+def test_a_site_that_registers_in_the_middle_of_a_run_is_on_the_next_roster_and_on_no_older_one(federation):
+    fed = federation(study=make_study(planned_queries=8))
+    batches_of(fed, 2)
+    everybody, fed.sites = fed.sites, fed.sites[:2]
+    core = fed.core()
+
+    def register(node, body, reply):
+        if len(fed.events("released")) == 1:
+            fed.sites = everybody
+        return reply
+
+    fed.transport.intercept = register
+    core.run(fed.transport)
+    rosters = [event["roster"] for event in fed.events("released")]
+    assert rosters[:2] == [["site-0", "site-1"]] * 2
+    assert rosters[2:] == [["site-0", "site-1", "site-2"]] * 2
+    stored = [[entry.site for entry in answer.roster] for answer in fed.ledger.answers(fed.study.id)]
+    assert stored == [roster for roster in rosters for _ in range(2)]
+
+
+def test_a_site_that_is_registered_but_not_yet_in_the_ledger_is_passed_over(federation):
+    fed = federation()
+    stranger = replace(fed.sites[0], name="stranger", pool="stranger", node_id=999)
+    fed.sites = (*fed.sites, stranger)
+    fed.core().run(fed.transport)
+    assert {entry.site for a in fed.ledger.answers(fed.study.id) for entry in a.roster} == {
+        "site-0",
+        "site-1",
+        "site-2",
+    }
+
+
+def test_a_site_that_was_away_for_a_run_is_on_the_rosters_of_the_next(federation):
+    fed = federation(study=make_study(planned_queries=8))
+    batches_of(fed, 2, offer_deadline_s=1.0)
+    fed.transport.offline = {102}
+    fed.core().run(fed.transport, should_stop=iter([False, False, True]).__next__)
+    before = {a.query.id: a.roster for a in fed.ledger.answers(fed.study.id)}
+    fed.transport.offline = set()
+    fed.core().run(fed.transport)
+    answers = fed.ledger.answers(fed.study.id)
+    assert [len(a.roster) for a in answers] == [2] * 4 + [3] * 4
+    assert {a.query.id: a.roster for a in answers[:4]} == before, "the roster of a release never changes"
+    assert fed.ledger.spent("pool-2").releases == fed.site_ledgers["site-2"].spent().releases == 4
+
+
+def test_a_site_that_comes_back_in_the_middle_of_a_run_is_asked_and_is_waited_for_only_once(federation):
+    fed = federation(study=make_study(planned_queries=8))
+    batches_of(fed, 2, offer_deadline_s=1.0)
+    fed.transport.offline = {102}
+    waits = []
+
+    def back(node, body, reply):
+        if len(fed.events("released")) == 2:
+            fed.transport.offline = set()
+        return reply
+
+    fed.transport.intercept = back
+    core = fed.core()
+    honest = core._await_sites
+    core._await_sites = lambda *args: waits.append(perf_counter()) or [honest(*args), waits.append(perf_counter())][0]
+    core.run(fed.transport)
+    assert [len(event["roster"]) for event in fed.events("released")] == [2, 2, 2, 3]
+    seconds = [after - before for before, after in zip(waits[::2], waits[1::2], strict=True)]
+    assert seconds[0] >= 1.0
+    assert max(seconds[1:]) < 0.5
+
+
+def test_a_site_that_goes_down_after_accepting_ahead_is_not_on_that_roster(federation):
+    fed = federation(study=make_study(planned_queries=6))
+    batches_of(fed, 2, offer_deadline_s=1.0)
+
+    def leave(node, body, reply):
+        if node == 102 and part(body, CodesRequest):
+            fed.transport.offline = {102}
+        return reply
+
+    fed.transport.intercept = leave
+    fed.core().run(fed.transport)
+    assert [len(event["roster"]) for event in fed.events("released")] == [3, 2, 2]
+    assert fed.ledger.spent("pool-2").releases == 2
+
+
+def test_a_veto_given_while_a_batch_is_computed_keeps_the_site_off_the_next_roster(federation):
+    fed = federation(study=make_study(planned_queries=6))
+    batches_of(fed, 2, patience_s=1.0)
+    predict = fed.voters["site-2"].predict
+
+    def paused_meanwhile(volume):
+        if fed.voters["site-2"].calls == 1:
+            fed.site_ledgers["site-2"].decide(fed.study.id, "pause")
+        return predict(volume)
+
+    fed.voters["site-2"].predict = paused_meanwhile
+    fed.core().run(fed.transport)
+    assert [len(event["roster"]) for event in fed.events("released")] == [3, 2, 2]
+    assert "paused" in {event["reason"] for event in fed.events("offer-answered") if event["site"] == "site-2"}
+
+
+def test_the_status_tells_who_took_part_in_what_and_who_is_spent(federation, tmp_path):
+    fed = federation(study=make_study(planned_queries=6))
+    batches_of(fed, 2, offer_deadline_s=1.0)
+    fed.transport.offline = {102}
+    fed.core().run(fed.transport, should_stop=iter([False, True]).__next__)
+    workspace = Workspace(tmp_path)
+    workspace.study_file.write_text(render_study(fed.study))
+    workspace.save_sites(fed.sites)
+    half = status_facts(workspace)
+    assert (half["state"], half["sites"]["site-2"]["state"]) == ("not running", "open")
+    fed.transport.offline = set()
+    fed.core().run(fed.transport)
+    whole = status_facts(workspace)
+    assert whole["state"] == "complete"
+    took = {name: (site["state"], site["batches"], site["answers"]) for name, site in whole["sites"].items()}
+    assert took == {"site-0": ("spent", 3, 6), "site-1": ("spent", 3, 6), "site-2": ("spent", 2, 4)}
+    assert [(batch["queries"], len(batch["roster"])) for batch in whole["batches"]] == [(2, 2), (2, 3), (2, 3)]
+    states = {name: ledger.summary()["studies"][0]["state"] for name, ledger in fed.site_ledgers.items()}
+    assert states == {"site-0": "spent", "site-1": "spent", "site-2": "open"}, "site-2 has two queries left by its own"
+    shown = CliRunner().invoke(study_app, ["status", str(tmp_path)])
+    assert "study test: complete" in shown.stdout
+    assert "site site-2: spent; in 2 of 3 releases with 4 of 6 answers" in shown.stdout
+    assert "release 1 (2 answers) was without site-2" in shown.stdout
+
+
+def test_below_quorum_in_the_middle_of_a_run_neither_pools_nor_rows_move(federation):
+    """One site down, one killed in mid-batch, one past its deadline: what was answered stays, no more is charged."""
+    fed = federation(study=make_study(planned_queries=6), sites=4)
+    batches_of(fed, 2, offer_deadline_s=1.0, patience_s=1.0)
+    fed.transport.offline = {103}
+    at_batch = []
+
+    def trouble(node, body, reply):
+        asked = part(body, CodesRequest)
+        if asked and len(fed.events("released")) == 1:
+            at_batch.append((fed.ledger.row_count, [fed.ledger.spent(site.pool) for site in fed.sites]))
+            if node == 101:
+                fed.transport.offline.add(101)
+            return reply if node == 100 else None
+        return reply
+
+    fed.transport.intercept = trouble
+    with pytest.raises(QuorumNotReached, match="1 of the 3 sites that accepted"):
+        fed.core().run(fed.transport)
+    assert (fed.ledger.row_count, [fed.ledger.spent(site.pool) for site in fed.sites]) == at_batch[0]
+    assert [event["roster"] for event in fed.events("released")] == [["site-0", "site-1", "site-2"]]
+    assert len(fed.ledger.answers(fed.study.id)) == 2
+    fed.transport.intercept, fed.transport.offline = lambda node, body, reply: reply, set()
+    fed.core().run(fed.transport)
+    assert [len(a.roster) for a in fed.ledger.answers(fed.study.id)] == [3, 3, 4, 4, 4, 4]
+
+
+def test_receipts_that_one_message_does_not_take_follow_in_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.aggregation.aggregator.MAX_RECEIPTS", 2)
+    study = make_study()
+    fed = Federation(tmp_path, study=replace(study, collection=replace(study.collection, batch_size=1)))
+    fed.core().run(fed.transport)
+    held = {site.node_id: (0, NO_HEAD) for site in fed.sites}
+    messages: list[int] = []
+
+    class Forgetful(LoopTransport):
+        """Sites that hold no receipt any more, and take what they are sent."""
+
+        def exchange(self, bodies, *, timeout_s):
+            for node, message in bodies.items():
+                site = next(site.name for site in fed.sites if site.node_id == node)
+                asked = decode(body_of(message))
+                messages.append(len(asked.receipts))
+                for text in asked.receipts:
+                    receipt = Receipt.parse(text)
+                    assert receipt.previous.seq == held[node][0]
+                    held[node] = (receipt.head.seq, receipt.head.hash)
+                reply = encode(ReceiptsReply(*held[node]))
+                yield Reply(node, answered(reply, sign=fed.site_ledgers[site].sign, site=site, request=message))
+
+    fed.core().run(Forgetful(fed.workers))
+    assert max(messages) == 2
+    assert {row for row, _ in held.values()} == {fed.ledger.site_receipts("site-0", after=0)[-1].head.seq}
+    assert sum(messages) == 6 * len(fed.sites)
+    assert fed.events("receipts-missing") == []
+    fed.close()

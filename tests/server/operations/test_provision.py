@@ -1,0 +1,209 @@
+"""Kits, join requests, admission, renewal and revocation, with a stand-in for SuperLink's registration only."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from client.site.enrolment import SiteKit, create_site, new_request
+from client.site.registry import Registry
+from common.admission import JoinRequest, read_request
+from common.errors import DaemonFailed, InvalidInput
+from common.node_auth import read_admitted
+from common.pki import expires, node_fingerprint
+from server.operations import provision
+from server.study import create_study as setup
+from server.study.workspace import Endpoint, Site, Workspace
+from tests.federation import make_study
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    workspace = Workspace(tmp_path / "study")
+    setup.create_study(workspace, make_study())
+    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
+    return workspace
+
+
+def join(workspace: Workspace, folder: Path, name: str, *, pool: str = "") -> JoinRequest:
+    """What a hospital does with its kit."""
+    provision.make_kit(workspace, name, folder / "kit")
+    (folder / "data").mkdir(exist_ok=True)
+    machine = Registry(folder / "pools.json")  # every hospital has one of its own
+    kit = SiteKit.load(folder / "kit")
+    create_site(folder / "site", pool=pool or name, data=folder / "data", kit=kit, registry=machine)
+    return read_request(folder / "site" / "request.json")
+
+
+def approve(workspace: Workspace, request: JoinRequest, *, node_id: int = 7, fingerprint: str = "") -> Site:
+    return provision.approve(
+        workspace,
+        request,
+        site=request.site,
+        pool=request.pool,
+        fingerprint=fingerprint or request.fingerprint,
+        register=lambda _key, _name: node_id,
+    )
+
+
+def test_a_site_is_bound_to_its_key_its_pool_and_its_node(workspace: Workspace, tmp_path: Path) -> None:
+    request = join(workspace, tmp_path, "north", pool="north/adults")
+    assert request.books is not None
+    site = Site(name="north", pool="north/adults", node_id=2**63 + 1, answer_key=request.books.answer_key)
+    assert approve(workspace, request, node_id=2**63 + 1) == site
+    assert workspace.sites() == (site,)
+    (node,) = read_admitted(workspace.nodes_file)
+    assert (node.site, node.key, node.node_id) == ("north", request.node_key, 2**63 + 1)
+    (standing,) = provision.standings(workspace, nodes={7: "online"})
+    assert (standing.site, standing.admitted, standing.fingerprint) == (
+        "north",
+        True,
+        node_fingerprint(request.node_key),
+    )
+    assert standing.node == "unknown"
+
+
+def test_no_private_key_leaves_either_side(workspace: Workspace, tmp_path: Path) -> None:
+    join(workspace, tmp_path, "north")
+    sent = [*(tmp_path / "kit").iterdir(), tmp_path / "site" / "request.json"]
+    private = [
+        *(p.read_text() for p in (workspace.authority_dir / "ca.key", workspace.gateway_dir / "server.key")),
+        (tmp_path / "site" / "node" / "keys" / "node").read_text(),
+    ]
+    lines = {line for key in private for line in key.splitlines() if not line.startswith("-----")}
+    for path in sent:
+        text = path.read_text()
+        assert "PRIVATE" not in text
+        assert not any(line in text for line in lines)
+
+
+@pytest.mark.parametrize("field", ["study", "site", "pool", "node_key"])
+def test_an_altered_request_is_refused(workspace: Workspace, tmp_path: Path, field: str) -> None:
+    join(workspace, tmp_path / "a", "north")
+    other = join(workspace, tmp_path / "b", "south")
+    path = tmp_path / "a" / "site" / "request.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {field: getattr(other, field) if field != "study" else "0" * 64}))
+    with pytest.raises(InvalidInput, match="signature"):
+        read_request(path)
+
+
+def test_a_request_that_was_exchanged_on_the_way_is_seen_by_its_fingerprint(workspace, tmp_path: Path) -> None:
+    read_out = join(workspace, tmp_path / "a", "north").fingerprint
+    exchanged = join(workspace, tmp_path / "b", "north")
+    with pytest.raises(InvalidInput, match="exchanged"):
+        approve(workspace, exchanged, fingerprint=read_out)
+    assert workspace.registered() == read_admitted(workspace.nodes_file) == ()
+
+
+def test_names_pools_keys_and_studies_are_not_mixed_up(workspace: Workspace, tmp_path: Path) -> None:
+    approve(workspace, join(workspace, tmp_path / "a", "north"))
+    with pytest.raises(InvalidInput, match="site is registered already"):
+        approve(workspace, join(workspace, tmp_path / "b", "north", pool="else"), node_id=8)
+    with pytest.raises(InvalidInput, match="patient pool is registered already"):
+        approve(workspace, join(workspace, tmp_path / "c", "south", pool="north"), node_id=8)
+    other = Workspace(tmp_path / "other")
+    setup.create_study(other, make_study(planned_queries=5))
+    provision.set_up_server(other, Endpoint(host="localhost", port=8443, internal_port=8000))
+    with pytest.raises(InvalidInput, match="study of the join request"):
+        approve(workspace, join(other, tmp_path / "d", "east"), node_id=9)
+
+
+def test_a_list_of_an_earlier_version_goes_on_and_learns_its_nodes(workspace: Workspace, tmp_path: Path) -> None:
+    approve(workspace, join(workspace, tmp_path / "a", "north"))
+    approve(workspace, join(workspace, tmp_path / "b", "south"), node_id=8)
+    now = read_admitted(workspace.nodes_file)
+    old = [{"site": node.site, "key": node.key} for node in now]
+    workspace.nodes_file.write_text(json.dumps(old))
+    assert [(node.site, node.node_id) for node in read_admitted(workspace.nodes_file)] == [("north", 0), ("south", 0)]
+    provision.set_up_server(workspace, workspace.endpoint())
+    assert read_admitted(workspace.nodes_file) == now
+    workspace.nodes_file.write_text(json.dumps(old))
+    assert provision.revoke(workspace, "south", unregister=lambda node: None)
+    assert [(node.site, node.node_id) for node in read_admitted(workspace.nodes_file)] == [("north", 7)]
+
+
+def test_a_revoked_site_is_out_at_once_and_stays_on_record(workspace: Workspace, tmp_path: Path) -> None:
+    approve(workspace, join(workspace, tmp_path / "a", "north"))
+    approve(workspace, join(workspace, tmp_path / "b", "south"), node_id=8)
+    gone = []
+    assert provision.revoke(workspace, "north", unregister=gone.append)
+    assert gone == [7]
+    assert [node.site for node in read_admitted(workspace.nodes_file)] == ["south"]
+    assert [(s.site, s.admitted) for s in provision.standings(workspace, nodes={7: "online"})] == [
+        ("north", False),
+        ("south", True),
+    ]
+    assert [site.name for site in workspace.sites()] == ["north", "south"]  # past releases name it
+    with pytest.raises(InvalidInput, match="no such site"):
+        provision.revoke(workspace, "north", unregister=gone.append)
+
+    def away(_node: int) -> None:
+        raise DaemonFailed("SuperLink is not up")
+
+    assert not provision.revoke(workspace, "south", unregister=away)
+    assert read_admitted(workspace.nodes_file) == ()
+
+
+def served_certificate(workspace: Workspace, authority: Path) -> bytes:
+    """A handshake over TCP with the certificate on disk, verified by ``authority``."""
+    folder = workspace.gateway_dir
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "server.crt", folder / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def once() -> None:
+            with listener.accept()[0] as connection, server.wrap_socket(connection, server_side=True):
+                pass
+
+        thread = threading.Thread(target=once)
+        thread.start()
+        client = ssl.create_default_context(cafile=str(authority))
+        raw = socket.create_connection(listener.getsockname())
+        with raw, client.wrap_socket(raw, server_hostname="localhost") as tls:
+            certificate = tls.getpeercert(binary_form=True)
+        thread.join()
+    assert certificate is not None
+    return certificate
+
+
+def test_a_renewed_certificate_satisfies_a_kit_handed_out_before(workspace: Workspace, tmp_path: Path) -> None:
+    provision.make_kit(workspace, "north", tmp_path / "kit")
+    before = served_certificate(workspace, tmp_path / "kit" / "ca.crt")
+    until = provision.renew(workspace, valid_days=30)
+    assert timedelta(days=29) < until - datetime.now(UTC) <= timedelta(days=30)
+    assert expires(workspace.gateway_dir / "server.crt") == until
+    assert served_certificate(workspace, tmp_path / "kit" / "ca.crt") != before
+
+
+def test_the_gateway_s_folder_holds_neither_the_ca_s_key_nor_the_ledger_s(workspace: Workspace) -> None:
+    names = {path.name for path in workspace.gateway_dir.rglob("*")}
+    assert names == {"ca.crt", "server.crt", "server.key", "nodes.json"}
+
+
+def test_a_site_that_was_admitted_without_a_key_for_its_replies_is_given_it_and_nothing_else(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    request = join(workspace, tmp_path, "north")
+    admitted = approve(workspace, request)
+    workspace.save_sites((replace(admitted, answer_key=""),))
+    anew = new_request(tmp_path / "site")
+    assert anew.fingerprint == request.fingerprint
+    assert approve(workspace, anew, node_id=99) == admitted
+    assert workspace.sites() == (admitted,)
+    with pytest.raises(InvalidInput, match="registered already"):
+        approve(workspace, anew)
+
+
+def test_a_request_that_names_no_key_for_replies_is_refused(workspace: Workspace, tmp_path: Path) -> None:
+    request = replace(join(workspace, tmp_path, "north"), books=None)
+    with pytest.raises(InvalidInput, match="site request"):
+        approve(workspace, request)
+    assert workspace.registered() == ()

@@ -1,0 +1,176 @@
+"""The student of a joint query: what its labels are made of, and that its controls do the same work."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import softmax
+
+from common.codecs import fit_codec
+from common.codecs.frame import Frame
+from common.codecs.pca import PcaCodec
+from common.config import TrainingConfig
+from common.errors import InvalidInput
+from server.postprocess.controls import CONTROLS
+from server.protocols.joint import kernel as tangent
+from server.protocols.joint.student import (
+    PUBLIC_PASSES,
+    SPREAD,
+    SPREAD_COORDINATES,
+    TEMPERATURE,
+    Start,
+    control,
+    joint_frame,
+    public_start,
+    refine,
+    restore_spread,
+)
+from tests.contracts.codec_contract import CodecContract, patients
+
+RECIPE = TrainingConfig(channels=(4, 8), steps=9, learning_rate=1e-3)
+
+
+class _Linear(CodecContract):
+    name = "pca"
+
+
+@pytest.fixture(scope="module")
+def codec() -> PcaCodec:
+    terms = _Linear.study()
+    study = replace(terms, codec=replace(terms.codec, joint=True), privacy=replace(terms.privacy, planned_queries=1))
+    fitted = fit_codec(study, list(patients(10, seed=1)), noise_std=0.05)
+    assert isinstance(fitted, PcaCodec)
+    return fitted
+
+
+@pytest.fixture(scope="module")
+def images() -> np.ndarray:
+    maps = patients(6, seed=3)
+    noise = np.random.default_rng(0).normal(0, 0.1, maps.shape)
+    return ((maps > 0) + noise)[:, None].astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def start(codec: PcaCodec, images: np.ndarray) -> Start:
+    return public_start(images, codec, codec.powers, RECIPE, seed=0)
+
+
+def test_a_joint_codec_keeps_every_component_in_proportion_to_its_variance(codec: PcaCodec) -> None:
+    np.testing.assert_allclose(codec.powers / codec.variances, codec.powers[0] / codec.variances[0])
+    assert codec.powers.sum() <= codec.radius**2
+
+
+def test_spread_is_restored_and_never_taken_away() -> None:
+    rng = np.random.default_rng(0)
+    variances = np.full(SPREAD_COORDINATES, 2.0)
+    timid = rng.normal(0, 0.1, (40, SPREAD_COORDINATES)) + 5
+    bold = restore_spread(timid, variances)
+    np.testing.assert_allclose(bold.mean(axis=0), timid.mean(axis=0))
+    assert np.square(bold - bold.mean(axis=0)).sum() / 40 == pytest.approx(SPREAD * variances.sum())
+    wide = 100 * timid
+    np.testing.assert_allclose(restore_spread(wide, variances), wide)
+    np.testing.assert_array_equal(restore_spread(np.ones((3, 16)), variances), np.ones((3, 16)))
+
+
+@pytest.fixture(scope="module")
+def frame(codec: PcaCodec, images: np.ndarray, start: Start) -> Frame:
+    kernel = tangent.tangent_kernel(start.model, images, codec, temperature=TEMPERATURE)
+    return joint_frame(start, codec, kernel=kernel, noise_std=0.01, radius=codec.radius)
+
+
+def test_the_kernel_is_how_the_codes_move_when_a_weight_does(codec: PcaCodec, images: np.ndarray, start: Start) -> None:
+    """Oracle: finite differences of production codes along random directions of the weights."""
+    model = copy.deepcopy(start.model).double()
+    weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    size = tangent.coordinates(codec.dimension, volumes=len(images))
+
+    def codes(vector: torch.Tensor) -> np.ndarray:
+        torch.nn.utils.vector_to_parameters(vector, model.parameters())
+        with torch.inference_mode():
+            logits = model(torch.tensor(images, dtype=torch.float64)).numpy()
+        sharp = softmax(logits / TEMPERATURE, axis=1)
+        return np.stack([codec.encode(each) for each in sharp])[:, :size].ravel()
+
+    rows = []
+    for index in tangent.drawn_weights(len(weights)).tolist():
+        step = torch.zeros_like(weights)
+        step[index] = 1e-6
+        rows.append((codes(weights + step) - codes(weights - step)) / 2e-6)
+    jacobian = np.stack(rows, axis=1)
+    scale = np.sqrt(np.square(jacobian).mean(axis=0))
+    felt = scale > 1e-6  # biases before a norm move nothing
+    oracle = (jacobian[:, felt] / scale[felt]) @ jacobian[:, felt].T
+    found = tangent.tangent_kernel(start.model, images, codec, temperature=TEMPERATURE)
+    np.testing.assert_allclose(found, oracle, atol=1e-3 * np.trace(oracle) / len(oracle))
+
+
+def test_a_kernel_leaves_the_start_as_it_was_and_refuses_grids_it_cannot_hold(
+    codec: PcaCodec, images: np.ndarray, start: Start
+) -> None:
+    before = [tensor.clone() for tensor in start.model.state_dict().values()]
+    tangent.tangent_kernel(start.model, images[:1], codec, temperature=TEMPERATURE)
+    for then, now in zip(before, start.model.state_dict().values(), strict=True):
+        assert torch.equal(then, now)
+    huge = np.broadcast_to(np.float32(0), (1, 1, 256, 256, 256))
+    with pytest.raises(InvalidInput, match="joint"):
+        tangent.tangent_kernel(start.model, huge, codec, temperature=TEMPERATURE)
+
+
+def test_of_many_volumes_only_leading_coordinates_enter_the_kernel(
+    codec: PcaCodec, images: np.ndarray, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    whole = tangent.tangent_kernel(start.model, images, codec, temperature=TEMPERATURE, on_volume=told.append)
+    assert len(whole) == len(images) * codec.dimension
+    assert told == list(range(1, len(images) + 1))
+    monkeypatch.setattr(tangent, "MAX_ROWS", 2 * len(images) + 1)
+    leading = tangent.tangent_kernel(start.model, images, codec, temperature=TEMPERATURE)
+    assert len(leading) == 2 * len(images)
+    assert tangent.coordinates(128, volumes=10**6) == 1
+
+
+def test_every_arm_takes_the_same_steps_from_the_same_public_start(
+    codec: PcaCodec, images: np.ndarray, start: Start, frame: Frame
+) -> None:
+    believed = frame.centre + 0.1
+    before = [tensor.clone() for tensor in start.model.state_dict().values()]
+    for name in ("student", *CONTROLS, "shuffled_offsets"):
+        steps: list[int] = []
+        refine(
+            start.model,
+            images,
+            codec,
+            believed if name == "student" else control(name, frame.centre, believed),
+            RECIPE,
+            seed=0,
+            on_step=lambda step, _loss, steps=steps: steps.append(step),  # type: ignore[misc]
+        )
+        assert steps == list(range(1, RECIPE.steps + 1))
+    for then, now in zip(before, start.model.state_dict().values(), strict=True):
+        assert torch.equal(then, now)  # the start is shared by all arms and left as it was
+
+
+def test_controls_are_told_less_than_the_student() -> None:
+    draws = np.random.default_rng(2)
+    start, own = draws.normal(size=(5, 3)), draws.normal(size=(5, 3))
+    np.testing.assert_array_equal(control("zero_code", start, own), start)
+    np.testing.assert_array_equal(control("public_only", start, own), start)  # one control under two names
+    shuffled = control("shuffled_codes", start, own)
+    assert not np.isclose(shuffled, own).all(axis=1).any()
+    np.testing.assert_allclose(np.sort(shuffled, axis=0), np.sort(own, axis=0))
+    apart = control("shuffled_offsets", start, own)
+    assert not np.isclose(apart, own).all(axis=1).any()
+    np.testing.assert_allclose(np.sort(apart - start, axis=0), np.sort(own - start, axis=0))
+    np.testing.assert_array_equal(control("shuffled_codes", start[:1], own[:1]), start[:1])
+    with pytest.raises(InvalidInput, match="control"):
+        control("anything", start, own)
+
+
+def test_too_few_steps_for_the_public_passes_are_refused(codec: PcaCodec, images: np.ndarray) -> None:
+    few = TrainingConfig(channels=(4, 8), steps=PUBLIC_PASSES)
+    with pytest.raises(InvalidInput, match="steps"):
+        public_start(images, codec, codec.powers, few, seed=0)

@@ -1,0 +1,103 @@
+import json
+
+import pytest
+
+from client.site.enrolment import SiteKit, create_site, public_start
+from common.errors import InvalidInput
+from server.operations.supervisor import flower_server, supervise
+from server.study import create_study as setup
+from server.study.workspace import CodecRecord, Endpoint, Site, StudyBusy, Workspace
+from tests.federation import make_study
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    workspace = Workspace(tmp_path / "study")
+    setup.create_study(workspace, make_study())
+    return workspace
+
+
+def test_records_read_back(workspace):
+    sites = (Site(name="north", pool="north/p", node_id=2**63 + 5), Site(name="south", pool="south/p", node_id=7))
+    workspace.save_sites(sites)
+    workspace.save_codec(CodecRecord(sha256="a" * 64, dimension=4))
+    workspace.save_volumes(("b" * 64, "c" * 64))
+    workspace.save_endpoint(Endpoint(host="localhost", port=8443, internal_port=8000))
+    workspace.save_run_id(2**64 - 1)
+    assert workspace.sites() == sites
+    assert workspace.codec() == CodecRecord(sha256="a" * 64, dimension=4)
+    assert workspace.volumes() == ("b" * 64, "c" * 64)
+    assert workspace.endpoint().objects_url == "https://localhost:8443"
+    assert workspace.run_id() == 2**64 - 1
+
+
+@pytest.mark.parametrize("field", ["name", "pool", "node_id"])
+def test_no_site_name_pool_or_node_stands_twice(workspace, field):
+    one = {"name": "north", "pool": "north/p", "node_id": 1}
+    two = {"name": "south", "pool": "south/p", "node_id": 2} | {field: one[field]}
+    with pytest.raises(InvalidInput, match="twice"):
+        workspace.save_sites((Site(**one), Site(**two)))
+
+
+def test_a_missing_part_says_which_command_makes_it(workspace):
+    for read, command in (
+        (workspace.sites, "provision approve"),
+        (workspace.volumes, "publish"),
+        (workspace.codec, "codec fit"),
+        (workspace.endpoint, "provision server"),
+    ):
+        with pytest.raises(InvalidInput, match=command):
+            read()
+
+
+def test_a_second_run_is_refused_while_one_goes_on(workspace):
+    with workspace.locked():
+        assert workspace.busy()
+        with pytest.raises(StudyBusy, match="stop"):
+            supervise(workspace)
+    assert not workspace.busy()
+
+
+def test_keys_are_readable_by_their_owner_only(workspace):
+    for path in (workspace.sealing_key_file, workspace.signing_key_file):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_joint_studys_public_start_travels_with_the_kit(workspace, tmp_path):
+    workspace.start_file.write_bytes(b"weights")
+    workspace.save_endpoint(Endpoint(host="localhost", port=8443, internal_port=8000))
+    (tmp_path / "ca.crt").write_text("certificate")
+    addresses = {"superlink": "localhost:8443", "objects_url": "https://localhost:8443"}
+    setup.write_kit(workspace, tmp_path / "kit", site="north", authority=tmp_path / "ca.crt", **addresses)
+    create_site(tmp_path / "north", pool="north", data=tmp_path, kit=SiteKit.load(tmp_path / "kit"))
+    assert public_start(tmp_path / "north").read_bytes() == b"weights"
+
+
+def test_an_endpoint_of_an_earlier_version_is_read_and_superlink_is_on_loopback_from_then_on(workspace):
+    record = {"host": "pate.example.org", "port": 443, "internal_host": "server", "internal_port": 8001}
+    (workspace.root / "endpoint.json").write_text(json.dumps(record))
+    assert workspace.endpoint() == Endpoint(host="pate.example.org", port=443, internal_port=8001)
+    assert flower_server(workspace).address == "127.0.0.1:8001"
+
+
+def test_the_kit_holds_public_parts_only(workspace, tmp_path):
+    workspace.save_endpoint(Endpoint(host="localhost", port=8443, internal_port=8000))
+    (tmp_path / "ca.crt").write_text("certificate")
+    setup.write_kit(
+        workspace,
+        tmp_path / "kit",
+        site="north",
+        superlink="localhost:8443",
+        objects_url="https://localhost:8443",
+        authority=tmp_path / "ca.crt",
+    )
+    kit = json.loads((tmp_path / "kit" / "kit.json").read_text())
+    assert kit.keys() == {"site", "objects_url", "sealing_key", "signing_key", "superlink"}
+    assert sorted(p.name for p in (tmp_path / "kit").iterdir()) == [
+        "ca.crt",
+        "consortium.pem",
+        "kit.json",
+        "study.toml",
+    ]
+    for path in (tmp_path / "kit").iterdir():
+        assert "PRIVATE" not in path.read_text()
