@@ -145,8 +145,8 @@ def site_encode(root: Path, plan: Study) -> dict[str, object]:
     from common.codecs.base import load_codec
     from common.data.volume import volume_from_bytes
     from common.models.fit import WINDOW_OVERLAP, best_device, mixed_precision
-    from common.privacy.calibration import study_mechanism
     from common.privacy.quantise import quantise
+    from common.study_mechanism import study_mechanism
 
     codec = load_codec((root / "codec.bin").read_bytes())
     teachers = Teachers.load(root / "teachers", data=plan.data)
@@ -199,8 +199,8 @@ def server_student(root: Path, plan: Study) -> dict[str, object]:
     from common.data.volume import load_volume, save_native
     from common.data.volume_cache import VolumeCache, together
     from common.models.fit import predict
-    from common.privacy.calibration import study_mechanism
     from common.privacy.gaussian import rounded_gaussian
+    from common.study_mechanism import study_mechanism
     from server.postprocess.decode import decode_answer
     from server.postprocess.finish import CACHE_BYTES, as_stored
     from server.postprocess.student import train_student

@@ -22,8 +22,8 @@ from common.config import StatedBudget, Study, read_section
 from common.errors import InvalidInput
 from common.ledger.keys import signing_public_key
 from common.messages import Offer
-from common.privacy.calibration import study_mechanism
 from common.privacy.mechanism import AccountantName, QuerySpec, Relation, Unit
+from common.study_mechanism import study_mechanism
 
 SITE_SCHEMA = 1
 LEDGER_FILE = "site-ledger.sqlite"

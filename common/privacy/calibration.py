@@ -10,34 +10,13 @@ from __future__ import annotations
 from fractions import Fraction
 from math import isqrt
 
-from common.config import Study
 from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee, guarantee, max_mu_squared
 from common.privacy.gaussian import MAX_NOISE_STD, MIN_NOISE_STD
-from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, radius_int, sensitivity
+from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, sensitivity
 
 MAX_QUERIES = 1_000_000
 _STD_BITS = 48  # significant bits of a noise standard deviation: rounding up costs at most 2^-47 of utility
-
-
-def study_mechanism(study: Study, *, dimension: int) -> Mechanism:
-    """The mechanism a study's terms describe: noise for all planned queries under the gate accountant, and no less.
-
-    The server releases by it and a site accepts no less noise: each computes it from the terms by itself.
-    """
-    privacy = study.privacy
-    radius = radius_int(study.codec.radius)
-    noise_std = calibrate(
-        budget=privacy.budget,
-        accountant=privacy.accountant,
-        queries=privacy.planned_queries,
-        radius_int=radius,
-        voters_per_site=privacy.voters_per_site,
-        protection=privacy.protection,
-    )
-    return Mechanism(
-        dimension=dimension, radius_int=radius, voters_per_site=privacy.voters_per_site, noise_std=noise_std
-    )
 
 
 def calibrate(

@@ -22,8 +22,9 @@ from common.data.volume import load_label, load_volume
 from common.events import read_events
 from common.models.fit import one_hot, predict
 from common.privacy.accounting import Guarantee
-from common.privacy.calibration import noise_multiplier, study_mechanism
+from common.privacy.calibration import noise_multiplier
 from common.privacy.mechanism import AccountantName
+from common.study_mechanism import study_mechanism
 from consilium.demo.federation import Federation
 from consilium.reports.patient_report import patient_lines
 from consilium.reports.study_report import (

@@ -30,11 +30,11 @@ from common.config import JOINT_ROUNDS, CodecConfig, DataConfig, PrivacyConfig, 
 from common.models.fit import fit, one_hot, predict
 from common.models.unet import build_unet, load_weights, save_weights, weights_to_bytes
 from common.objects import write_atomically
-from common.privacy.calibration import study_mechanism
 from common.privacy.mechanism import GRID_BITS, AccountantName, Budget, Mechanism, Protection, Relation, Unit
 from common.privacy.quantise import quantise
 from common.privacy.release import noisy_sum
 from common.privacy.training import Neighbours
+from common.study_mechanism import study_mechanism
 from consilium.research.roles import Cases, Roles
 from server.planning.recommend import joint_noise
 from server.postprocess.controls import CONTROLS

@@ -43,12 +43,12 @@ from common.messages import (
     decode,
     encode,
 )
-from common.privacy.calibration import study_mechanism
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import AccountantName, QuerySpec
 from common.privacy.quantise import within
 from common.privacy.release import noisy_sum
 from common.sealing import SealContext, SealingKeys, unseal
+from common.study_mechanism import study_mechanism
 from server.ledger.server_ledger import Candidate, Ledger, RosterEntry, StoredAnswer
 from server.study.workspace import CodecRecord, Site
 

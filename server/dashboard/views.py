@@ -20,9 +20,10 @@ from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.records import Spend, charge_of
 from common.privacy.accounting import epsilon_by, guarantee
-from common.privacy.calibration import noise_multiplier, study_mechanism
+from common.privacy.calibration import noise_multiplier
 from common.privacy.figures import epsilon_text
 from common.privacy.mechanism import GRID_BITS, AccountantName, Budget, Protection
+from common.study_mechanism import study_mechanism
 from server.dashboard.read_model import STAGES, Follower, SiteState
 
 GATES = tuple(str(name) for name in AccountantName)

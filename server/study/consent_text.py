@@ -12,7 +12,7 @@ from textwrap import fill
 
 from common.config import Study
 from common.privacy.accounting import guarantee, max_mu_squared
-from common.privacy.calibration import noise_multiplier, study_mechanism
+from common.privacy.calibration import noise_multiplier
 from common.privacy.consent import (
     delta_rule,
     group_guarantees,
@@ -23,6 +23,7 @@ from common.privacy.consent import (
 )
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
+from common.study_mechanism import study_mechanism
 from server.ledger.server_ledger import Ledger, StoredAnswer
 
 _UNITS = {

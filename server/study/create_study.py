@@ -26,9 +26,9 @@ from common.ledger.keys import (
 )
 from common.messages import MAX_VOLUMES
 from common.objects import write_atomically
-from common.privacy.calibration import study_mechanism
 from common.privacy.figures import epsilon_text
 from common.privacy.mechanism import GRID_BITS
+from common.study_mechanism import study_mechanism
 from server.aggregation.progress import OnStage
 from server.ledger.server_ledger import Ledger, PoolDeclaration
 from server.study.workspace import CodecRecord, Site, Workspace

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float
 
 from common.codecs.frame import Frame, Observation
-from common.privacy.calibration import study_mechanism
 from common.privacy.mechanism import GRID_BITS, QuerySpec
+from common.study_mechanism import study_mechanism
 from server.aggregation.aggregator import plan_queries
 from server.ledger.server_ledger import Ledger, StoredAnswer
 from server.postprocess.decode import mean_noise_std

@@ -17,7 +17,7 @@ from common.codecs.pca import PcaCodec
 from common.errors import InvalidInput
 from common.models.fit import OnStep
 from common.models.unet import build_unet, save_weights, weights_from_bytes
-from common.privacy.calibration import study_mechanism
+from common.study_mechanism import study_mechanism
 from server.aggregation.progress import OnStage
 from server.ledger.server_ledger import Ledger, StoredAnswer
 from server.postprocess.decode import mean_noise_std

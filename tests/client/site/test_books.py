@@ -27,8 +27,8 @@ from common.admission import JoinRequest, read_request
 from common.config import Study
 from common.data.dataset import Case, Dataset, PatientIdentity
 from common.errors import InvalidInput, LedgerCorrupt, Refused
-from common.privacy.calibration import study_mechanism
 from common.privacy.mechanism import QuerySpec
+from common.study_mechanism import study_mechanism
 from consilium.cli.site import site_app
 from server.ledger.backup import backup
 from server.ledger.verify import verify

@@ -13,7 +13,7 @@ from common.codecs import codec_class, fit_codec
 from common.codecs.paper import PaperPcaCodec, paper_radius
 from common.config import AUGMENTATIONS, load_study, parse_study
 from common.errors import InvalidInput
-from common.privacy.calibration import study_mechanism
+from common.study_mechanism import study_mechanism
 from consilium.cli.main import app
 from server.postprocess.decode import mean_noise_std
 from server.study import templates as studies

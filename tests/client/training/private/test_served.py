@@ -28,9 +28,9 @@ from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.records import parse_body
 from common.messages import CodesReply, CodesRequest, decode, encode
 from common.pki import create_authority, create_node_keys
-from common.privacy.calibration import study_mechanism
 from common.privacy.mechanism import QuerySpec
 from common.privacy.training import Neighbours
+from common.study_mechanism import study_mechanism
 from consilium.cli.site import site_app
 from server.ledger.verify import verify
 from tests.client.teachers.test_teacher import DATA, write_teacher
