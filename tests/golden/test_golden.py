@@ -1,0 +1,52 @@
+"""What release 0.1.0 wrote is what this one writes, byte by byte, and what it left unfinished goes on."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from common.ledger.keys import load_signing_key
+from server.ledger.verify import verify
+from server.study.workspace import Workspace
+from tests.golden.golden import HERE, KINDS, SITES, ask, begin, fixed, stored, written
+
+
+def golden(name: str) -> dict[str, list[object]]:
+    found: dict[str, list[object]] = json.loads((HERE / f"{name}.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_queries_and_answers_are_those_of_release_0_1_0(tmp_path: Path, kind: str) -> None:
+    with fixed(seed=kind):
+        begin(tmp_path, kind)
+        ask(tmp_path)
+    found, expected = json.loads(json.dumps(written(tmp_path))), golden(kind)
+    for name in expected:
+        assert found[name] == expected[name], name
+    assert found.keys() == expected.keys()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_directories_of_release_0_1_0_verify_resume_and_end_as_they_would_have(tmp_path: Path, kind: str) -> None:
+    with tarfile.open(HERE / f"{kind}-0.1.0.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    assert json.loads(json.dumps(written(tmp_path))) == golden(f"{kind}-half")
+    workspace = Workspace(tmp_path / "study")
+    ledgers = {"server": workspace.ledger_file}
+    ledgers |= {f"site-{n}": tmp_path / f"site-{n}" / "site-ledger.sqlite" for n in range(SITES)}
+    key = load_signing_key(workspace.signing_key_file).public_key()
+    for file in ledgers.values():
+        assert verify(file, server_key=key).ok
+    with fixed(seed="afterwards"):
+        ask(tmp_path)
+    assert stored(workspace) == [answer["query"] for answer in golden(kind)["answers"]]  # type: ignore[index]
+    after, half = json.loads(json.dumps(written(tmp_path))), golden(f"{kind}-half")
+    for name in ledgers:
+        assert after[name][: len(half[name])] == half[name]
+        assert len(after[name]) > len(half[name])
+    for file in ledgers.values():
+        assert verify(file, server_key=key).ok
