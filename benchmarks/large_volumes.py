@@ -196,7 +196,7 @@ def server_codec(root: Path, plan: Study) -> dict[str, object]:
 def server_student(root: Path, plan: Study) -> dict[str, object]:
     """Noise, decoding, the student by the run's own function, and one label map on a file's own voxels."""
     from common.codecs.base import load_codec
-    from common.data.volume import load_volume, save_native
+    from common.data.volume import load_volume, save_label, to_native
     from common.data.volume_cache import VolumeCache, together
     from common.models.fit import predict
     from common.privacy.gaussian import rounded_gaussian
@@ -217,7 +217,7 @@ def server_student(root: Path, plan: Study) -> dict[str, object]:
         model, result = train_student(together(images), together(labels), plan.student, seed=0)
     volume = load_volume(volumes[0], plan.data)
     found = predict(model, volume.image, patch=plan.student.patch, amp=plan.student.amp)
-    save_native(root / "native.nii.gz", found.argmax(axis=0).astype(np.uint8), volume)
+    save_label(root / "native.nii.gz", to_native(found.argmax(axis=0).astype(np.uint8), volume), volume)
     saved, original = nib.load(root / "native.nii.gz"), nib.load(volumes[0])
     assert saved.shape == original.shape[:3] == SHAPE
     np.testing.assert_allclose(saved.affine, original.affine)

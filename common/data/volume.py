@@ -116,11 +116,6 @@ def load_native_label(
     return labels
 
 
-def label_from_bytes(content: bytes, data: DataConfig, *, volume: Volume | None = None) -> UInt8[np.ndarray, "x y z"]:
-    """:func:`load_label` from a file's bytes."""
-    return _read_label(read_nifti(content, channels=1), data, volume=volume, mapping={})[0]
-
-
 def to_native(
     array: Num[np.ndarray, "*c x y z"], volume: Volume
 ) -> UInt8[np.ndarray, "i j k"] | Float[np.ndarray, "c i j k"]:
@@ -143,12 +138,6 @@ def to_native(
         return labels
     result[0] += np.maximum(1 - result.sum(axis=0), 0)
     return result
-
-
-def save_native(path: Path, array: Num[np.ndarray, "*c x y z"], volume: Volume) -> None:
-    """:func:`to_native`, written as a NIfTI file with the original affine (channels last, as MSD has them)."""
-    native = to_native(array, volume)
-    save_label(path, np.moveaxis(native, 0, -1) if native.ndim == 4 else native, volume)
 
 
 def save_label(path: Path, native: Num[np.ndarray, "i j k ..."], volume: Volume) -> None:

@@ -14,14 +14,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from common.canonical import canonical_bytes, check_hash, check_schema, checked_fields, parse_canonical, parse_rational
+from common.canonical import canonical_bytes, check_hash, check_schema, checked_fields, parse_canonical
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.chain import NO_HASH, SignedHead, body_digest, check_time, row_hash
 from common.ledger.keys import hex_bytes
@@ -36,7 +35,7 @@ from common.ledger.records import (
     event_json,
     parse_release,
 )
-from common.privacy.mechanism import GRID_BITS, Mechanism
+from common.privacy.mechanism import Mechanism
 
 RECEIPT_SCHEMA = 1
 _DOMAIN = b"consilium/receipt/v1\0"
@@ -100,16 +99,6 @@ class Receipt:
     def mechanisms(self) -> tuple[Mechanism, ...]:
         """The mechanism of each release, in order."""
         return tuple(Mechanism.from_json(release.body["query"]["mechanism"]) for release in self.releases)
-
-    @property
-    def clipping_norms(self) -> tuple[float, ...]:
-        """C of each release, in the code's units."""
-        return tuple(mechanism.radius_int / 2**GRID_BITS for mechanism in self.mechanisms)
-
-    @property
-    def noise_multipliers(self) -> tuple[Fraction, ...]:
-        """z = σ/Δ of each release, under the study's protection."""
-        return tuple(parse_rational(release.body["event"]["noise_multiplier"]) for release in self.releases)
 
     def to_json(self) -> dict[str, object]:
         return {**self._unsigned(), "signature": self.signature}

@@ -1,4 +1,4 @@
-"""From a code to integers whose norm is proven: clip, centre, weigh, truncate, and test in exact integers.
+"""From a code to integers whose norm is proven: clip, truncate, and test in exact integers.
 
 The privacy guarantee rests on one inequality, Σq² ≤ R², decided here without floating point. Refuses NaN, infinity,
 wrong shapes and wrong types; never writes to its arguments; raises without quoting a code.
@@ -40,38 +40,17 @@ def clip(code: Float[np.ndarray, "l"], *, radius: float) -> Float[np.ndarray, "l
     return result
 
 
-def quantise(
-    code: Float[np.ndarray, "l"],
-    *,
-    radius_int: int,
-    centre: Int64[np.ndarray, "l"] | None = None,
-    weights: Float[np.ndarray, "l"] | None = None,
-) -> Int64[np.ndarray, "l"]:
+def quantise(code: Float[np.ndarray, "l"], *, radius_int: int) -> Int64[np.ndarray, "l"]:
     """Turn a voter's code into integers on the grid 2⁻¹⁶ with Σq² ≤ ``radius_int``², whatever the code is.
 
-    In this order: subtract ``centre`` (public, int64 grid steps), multiply by ``weights`` (public, ≥ 0), clip to
-    R·2⁻¹⁶ in float64, scale by 2¹⁶ (exact), truncate towards zero (|q_i| ≤ |x_i|, so no norm grows), and test Σq² ≤ R²
-    in exact integers; should float64's rounding of the norm have let one step too many through (possible for R above
-    2²⁶ only), the code is shrunk by 2⁻⁵⁰ and truncated again.
-    Edge cases: the zero code stays zero if the centre is zero; weights may be zero; a product that overflows float64,
-    NaN, infinity, negative weights, shapes that differ → InvalidInput.
+    In this order: clip to R·2⁻¹⁶ in float64, scale by 2¹⁶ (exact), truncate towards zero (|q_i| ≤ |x_i|, so no norm
+    grows), and test Σq² ≤ R² in exact integers; should float64's rounding of the norm have let one step too many
+    through (possible for R above 2²⁶ only), the code is shrunk by 2⁻⁵⁰ and truncated again.
+    Edge cases: the zero code stays zero; NaN or infinity → InvalidInput.
     """
     if isinstance(radius_int, bool) or not isinstance(radius_int, int) or not 1 <= radius_int < 1 << 40:
         raise InvalidInput("integer radius", value=radius_int, limit="1 to 2^40")
-    x = _vector(code)
-    if centre is not None:
-        if not isinstance(centre, np.ndarray) or centre.dtype != np.int64 or centre.shape != x.shape:
-            raise InvalidInput("centre", limit="int64 grid steps of the code's shape")
-        if int(centre.max()) > 1 << 52 or int(centre.min()) < -(1 << 52):
-            raise InvalidInput("centre", limit="at most 2^52 grid steps a coordinate, exact in float64")
-        x = x - centre.astype(np.float64) * 2.0**-GRID_BITS
-    if weights is not None:
-        factors = _vector(weights, what="weights")
-        if factors.shape != x.shape or bool((factors < 0).any()):
-            raise InvalidInput("weights", limit="numbers of 0 or above, of the code's shape")
-        with np.errstate(over="ignore"):
-            x = _vector(x * factors, what="weighted code")
-    scaled = clip(x, radius=radius_int * 2.0**-GRID_BITS) * 2.0**GRID_BITS
+    scaled = clip(code, radius=radius_int * 2.0**-GRID_BITS) * 2.0**GRID_BITS
     result = np.trunc(scaled).astype(np.int64)
     while not within(result, bound_int=radius_int):
         scaled = scaled * _SHRINK
@@ -99,16 +78,16 @@ def within(code: Int64[np.ndarray, "l"], *, bound_int: int) -> bool:
     return total <= bound_int * bound_int
 
 
-def _vector(code: object, *, what: str = "code") -> Float[np.ndarray, "l"]:
+def _vector(code: object) -> Float[np.ndarray, "l"]:
     """A fresh float64 copy of a finite, non-empty floating vector."""
     if not isinstance(code, np.ndarray) or not np.issubdtype(code.dtype, np.floating):
-        raise InvalidInput(what, value=type(code).__name__, limit="a floating-point numpy vector")
+        raise InvalidInput("code", value=type(code).__name__, limit="a floating-point numpy vector")
     if code.ndim != 1 or code.size == 0:
-        raise InvalidInput(f"shape of {what}", value=code.shape, limit="a non-empty vector")
+        raise InvalidInput("shape of code", value=code.shape, limit="a non-empty vector")
     with np.errstate(over="ignore"):  # longdouble beyond float64 becomes infinite and is refused below
         result = code.astype(np.float64)
     if not np.isfinite(result).all():
-        raise InvalidInput(what, limit="finite numbers only")
+        raise InvalidInput("code", limit="finite numbers only")
     return result
 
 

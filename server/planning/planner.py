@@ -21,7 +21,10 @@ from enum import StrEnum
 from fractions import Fraction
 from math import ceil, floor, inf, isfinite, log, log1p, log2, sqrt
 
+import numpy as np
+
 from common.canonical import rational
+from common.codecs.pca import water_fill
 from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee, epsilon_by, epsilon_rdp_library, guarantee, max_mu_squared
 from common.privacy.calibration import calibrate, noise_multiplier, queries_left
@@ -318,37 +321,15 @@ def spectrum_errors(spectrum: Sequence[float], *, noise_variance: float, power: 
     noise = _positive("noise variance", noise_variance)
     budget = _positive("power", power)
     values = [v for v in _checked_spectrum(spectrum, len(spectrum)) if v > 0]
+    ordered = sorted(values, reverse=True)
+    powers = water_fill(np.array(ordered), noise_std=sqrt(noise), power=budget)
     return SpectrumErrors(
         total=sum(values),
         hard_threshold=sum(min(v, noise) for v in values),
         kept=sum(v > noise for v in values),
         wiener=sum(v * noise / (v + noise) for v in values),
-        water_filled=sum(
-            v * noise / (p + noise) for v, p in zip(values, water_fill(values, noise, budget), strict=True)
-        ),
+        water_filled=sum(v * noise / (p + noise) for v, p in zip(ordered, powers.tolist(), strict=True)),
     )
-
-
-def water_fill(spectrum: Sequence[float], noise_variance: float, power: float) -> list[float]:
-    """Signal powers p_i = max(0, √(λ_i·s²/ν) − s²) with Σp_i = ``power``: the split that minimises Σ λ_i·s²/(p_i + s²).
-
-    Larger λ never gets less, λ = 0 gets nothing. Source: Lagrange; the convex problem's only stationary point.
-    """
-    _positive("noise variance", noise_variance)
-    _positive("power", power)
-    _checked_spectrum(spectrum, len(spectrum))
-    order = sorted(range(len(spectrum)), key=lambda i: -spectrum[i])
-    roots = [sqrt(spectrum[i] * noise_variance) for i in order]
-    running, scale = 0.0, 0.0
-    for count, root in enumerate(roots, start=1):
-        running += root
-        scale = (power + count * noise_variance) / running  # 1/√ν if the first ``count`` coordinates get power
-        if count == len(roots) or roots[count] * scale <= noise_variance:
-            break
-    result = [0.0] * len(spectrum)
-    for i, root in zip(order, roots, strict=True):
-        result[i] = max(0.0, root * scale - noise_variance)
-    return result
 
 
 def _known_twice(

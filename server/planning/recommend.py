@@ -10,12 +10,15 @@ task.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 
+import numpy as np
+
+from common.codecs.pca import water_fill
 from common.config import JOINT_ROUNDS
 from common.errors import InvalidInput
 from common.privacy.calibration import calibrate
 from common.privacy.mechanism import AccountantName, Budget, Protection, Unit, radius_int
-from server.planning.planner import water_fill
 
 OCTAVES = (0.088, 0.067, 0.102, 0.128, 0.108, 0.091, 0.080, 0.077, 0.076, 0.072)
 """Shares of the variance in directions 1, 2, 3–4, 5–8 … 257–512; the rest lies beyond and is never sent."""
@@ -132,11 +135,10 @@ def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:
     spectrum = [OCTAVES[0]]
     for octave, share in enumerate(OCTAVES[1:]):
         spectrum += [share / 2**octave] * 2**octave
-    variance, left = rounds * noise**2, spectrum
+    variance, left = rounds * noise**2, np.array(spectrum)
     for _ in range(rounds):
-        powers = water_fill(left, variance, 1.0)
-        left = [v * variance / (p + variance) for v, p in zip(left, powers, strict=True)]
-    return sum(spectrum) - sum(left)
+        left = left * variance / (water_fill(left, noise_std=sqrt(variance), power=1.0) + variance)
+    return sum(spectrum) - float(sum(left.tolist()))
 
 
 def predicted_gain(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:

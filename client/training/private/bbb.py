@@ -125,11 +125,3 @@ class PosteriorDescent:
                 leaf.copy_(saved)
         self._optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
-
-
-def entropy_uncertainty(probabilities: Float[torch.Tensor, "s k ..."]) -> Float[torch.Tensor, "..."]:
-    """Mutual information between label and weights, in [0, 1]: entropy of the mean minus mean entropy, over log k."""
-    mean = probabilities.mean(dim=0)
-    total = -torch.xlogy(mean, mean).sum(dim=0)
-    inner = -torch.xlogy(probabilities, probabilities).sum(dim=1).mean(dim=0)
-    return ((total - inner) / log(probabilities.shape[1])).clamp(0, 1)

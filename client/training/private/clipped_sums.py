@@ -10,7 +10,7 @@ mechanism. A patient with a NaN or infinite entry anywhere contributes zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite, sqrt
@@ -145,9 +145,6 @@ def noised(
 def silent(size: int, _noise_std: Fraction) -> Int64[np.ndarray, "l"]:
     """No noise: for trainings that claim no privacy (the ε = ∞ column of a table)."""
     return np.zeros(size, dtype=np.int64)
-
-
-PatientGradients = Callable[[Int64[np.ndarray, "b"]], Vectors]
 
 
 def _squares(entries: Vectors) -> Float[torch.Tensor, "b"]:

@@ -7,9 +7,7 @@ gradient depend on another's: clipping would then bound nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from jaxtyping import Float
@@ -117,13 +115,3 @@ def load_weights_into(model: torch.nn.Module, weights: Weights) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
-
-
-@contextmanager
-def hooked(handles: list[Any]) -> Iterator[None]:
-    """Remove forward hooks at the end, whatever happens."""
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

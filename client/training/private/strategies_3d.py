@@ -318,19 +318,14 @@ class _Probe(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Taps:
-    """Forward hooks on the blocks: records outputs, probes them, and can cut a block off from its input."""
+    """Forward hooks on the blocks: records outputs and probes them."""
 
     def __init__(self, model: torch.nn.Module, names: tuple[str, ...]) -> None:
         modules = dict(model.named_modules())
         self.probes: Weights = {}
         self.outputs: dict[str, torch.Tensor] = {}
-        self.local = False
         for name in names:
-            modules[name].register_forward_pre_hook(self._before)
             modules[name].register_forward_hook(self._after(name))
-
-    def _before(self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
-        return tuple(entry.detach() for entry in inputs) if self.local else None
 
     def _after(self, name: str) -> Callable[..., torch.Tensor]:
         def hook(_module: torch.nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:
@@ -390,31 +385,3 @@ def mac_gradients(model: torch.nn.Module, blocks: Blocks, *, eta: float, method:
         return found
 
     return gradients
-
-
-def block_objective_gradients(
-    model: torch.nn.Module,
-    blocks: Blocks,
-    weights: Weights,
-    patches: torch.Tensor,
-    targets: torch.Tensor,
-    *,
-    eta: float,
-) -> dict[str, torch.Tensor]:
-    """One patient's gradients of the explicit objectives Σ_k‖z_k − f_k(h_{k−1}; W_k)‖² + output loss, block by block.
-
-    The slow form of :func:`mac_gradients`: targets first, then every block differentiated on its own, cut off from its
-    input. Kept for tests and for other targets; works on a fresh copy of hooks, so ``model`` must not be hooked yet.
-    """
-    taps = _Taps(model, blocks.names)
-    hidden = blocks.names[:-1]
-    leaves = {n: w.detach().clone().requires_grad_() for n, w in weights.items()}
-    value = soft_dice_ce(functional_call(model, dict(leaves), (patches,)), targets).mean()
-    outputs = {name: taps.outputs[name] for name in hidden}
-    sent = dict(zip(hidden, torch.autograd.grad(value, list(outputs.values())), strict=True))
-    aims = {n: (h - eta * h.norm() * sent[n] / sent[n].norm().clamp_min(1e-30)).detach() for n, h in outputs.items()}
-    taps.local = True
-    objective = soft_dice_ce(functional_call(model, dict(leaves), (patches,)), targets).mean()
-    for name in hidden:
-        objective = objective + (aims[name] - taps.outputs[name]).square().sum()
-    return dict(zip(leaves, torch.autograd.grad(objective, list(leaves.values())), strict=True))

@@ -11,6 +11,7 @@ import gzip
 import io
 import lzma
 import struct
+import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from nibabel.orientations import axcodes2ornt, ornt_transform
 
 from common.config import DataConfig
 from common.data.dataset import Case
+from common.data.volume import Volume, load_label
 
 SHAPE = (6, 5, 4)
 ONE = DataConfig(labels=("background", "core", "rim"), spacing_mm=(1, 1, 1), grid=(8, 8, 8))
@@ -53,6 +55,14 @@ class Files:
             label.write_bytes(self.label)
         own = tuple(zip(self.data.channels, paths, strict=False)) if len(paths) > 1 else ()
         return Case(id=NAME, image=paths[0], label=label, channel_files=own, label_map=self.label_map)
+
+
+def label_of(content: bytes, data: DataConfig, *, volume: Volume | None = None) -> np.ndarray:
+    """The label map in a file's bytes, on the study's grid."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        return load_label(Path(file.name), data, volume=volume)
 
 
 Rule = Callable[[], Files]

@@ -18,7 +18,7 @@ from nibabel.orientations import axcodes2ornt, ornt_transform
 
 from client.data.layouts import LAYOUTS, match_study, open_dataset
 from common.config import DataConfig
-from common.data.volume import load_example, save_native
+from common.data.volume import load_example, save_label, to_native
 
 DATA = DataConfig(labels=("background", "stem", "foot"), spacing_mm=(1, 1, 1), grid=(40, 40, 40))
 ORIENTATIONS = [
@@ -118,7 +118,7 @@ def test_the_drawing_lies_where_it_was_drawn_and_comes_back_to_its_own_voxels(co
         bright = example.volume.image[0]
         assert bright[truth == 2].mean() > bright[truth == 1].mean() > bright[truth == 0].mean() + 1
 
-        save_native(tmp_path / "back.nii.gz", example.label, example.volume)
+        save_label(tmp_path / "back.nii.gz", to_native(example.label, example.volume), example.volume)
         back = nib.load(tmp_path / "back.nii.gz")
         native = nib.load(case.label)
         assert nib.aff2axcodes(back.affine) == tuple(code)

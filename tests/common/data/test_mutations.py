@@ -13,9 +13,9 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from common.data.volume import Volume, label_from_bytes, volume_from_bytes
+from common.data.volume import Volume, volume_from_bytes
 from common.errors import InvalidInput
-from tests.common.data.corpus import AFFINE, ONE, drawing, packed, scan
+from tests.common.data.corpus import AFFINE, ONE, drawing, label_of, packed, scan
 
 SLOWEST_S = 2.0  # of processor time
 HEADER_FIELDS = {40: 16, 70: 4, 76: 32, 108: 12, 123: 1, 252: 4, 256: 24, 280: 48, 344: 4}
@@ -83,7 +83,7 @@ def survives(seed: int, count: int) -> tuple[int, int]:
             assert abs(volume.image).max() > 0
         if number % 4 == 0:
             try:
-                label = label_from_bytes(mutated(drawn, rng), ONE)
+                label = label_of(mutated(drawn, rng), ONE)
             except InvalidInput:
                 pass
             else:

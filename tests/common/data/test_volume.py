@@ -12,14 +12,14 @@ import pytest
 
 from common.config import DataConfig
 from common.data.volume import (
-    label_from_bytes,
     load_label,
     load_volume,
-    save_native,
+    save_label,
     to_native,
     volume_from_bytes,
 )
 from common.errors import InvalidInput
+from tests.common.data.corpus import label_of
 
 DATA = DataConfig(labels=("background", "left", "top"), spacing_mm=(1, 1, 1), grid=(16, 24, 16))
 ORIENTATIONS = [
@@ -55,8 +55,8 @@ def test_left_stays_left_through_all_48_orientations_there_and_back(code: str) -
     reference = volume_from_bytes(nifti(image), DATA)
     volume = volume_from_bytes(oriented(image, code), DATA)
     np.testing.assert_allclose(volume.image, reference.image, atol=1e-5)
-    on_grid = label_from_bytes(oriented(labels, code), DATA, volume=volume)
-    np.testing.assert_array_equal(on_grid, label_from_bytes(nifti(labels), DATA))
+    on_grid = label_of(oriented(labels, code), DATA, volume=volume)
+    np.testing.assert_array_equal(on_grid, label_of(nifti(labels), DATA))
     native = np.asarray(nib.Nifti1Image.from_bytes(oriented(labels, code)).dataobj)
     np.testing.assert_array_equal(to_native(on_grid, volume), native)
 
@@ -68,7 +68,7 @@ def test_the_grid_is_the_centre_and_padding_is_the_mean() -> None:
     assert volume.image.dtype == np.float32
     np.testing.assert_allclose(volume.image[0, 1:15, 2:22, 0:15], (image - image.mean()) / image.std(), atol=1e-4)
     assert volume.image[0, 0].any() == np.False_
-    np.testing.assert_array_equal(label_from_bytes(nifti(labels), DATA)[1:15, 2:22, 0:15], labels)
+    np.testing.assert_array_equal(label_of(nifti(labels), DATA)[1:15, 2:22, 0:15], labels)
     np.testing.assert_allclose(volume.affine[:3, 3], [-1, -2, 0])
 
 
@@ -82,7 +82,7 @@ def test_probabilities_come_back_as_probabilities_and_agree_with_labels() -> Non
     image, labels = phantom()
     big = np.pad(image, 6, constant_values=90)
     volume = volume_from_bytes(nifti(big), DATA)
-    on_grid = label_from_bytes(nifti(np.pad(labels, 6)), DATA)
+    on_grid = label_of(nifti(np.pad(labels, 6)), DATA)
     probabilities = np.moveaxis(np.eye(3, dtype=np.float32)[on_grid], -1, 0)
     native = to_native(probabilities, volume)
     assert native.shape == (3, *big.shape)
@@ -96,10 +96,10 @@ def test_resampling_keeps_sizes_in_mm(tmp_path: Path) -> None:
     fine[10:30, 10:30, 10:30] = 1
     affine = np.diag([0.5, 0.5, 0.5, 1])
     volume = volume_from_bytes(nifti(fine.astype(np.float32) * 100, affine), DATA)
-    on_grid = label_from_bytes(nifti(fine, affine), DATA, volume=volume)
+    on_grid = label_of(nifti(fine, affine), DATA, volume=volume)
     assert int(on_grid.sum()) == pytest.approx(1000, rel=0.05)
     assert int(to_native(on_grid, volume).sum()) == pytest.approx(8000, rel=0.05)
-    save_native(tmp_path / "out.nii.gz", on_grid, volume)
+    save_label(tmp_path / "out.nii.gz", to_native(on_grid, volume), volume)
     saved = nib.load(tmp_path / "out.nii.gz")
     assert saved.shape == fine.shape
     np.testing.assert_allclose(saved.affine, affine)
@@ -182,16 +182,16 @@ def test_label_values_outside_the_study_are_refused(value: float) -> None:
     labels = phantom()[1].astype(np.float32)
     labels[0, 0, 0] = value
     with pytest.raises(InvalidInput, match="does not know"):
-        label_from_bytes(nifti(labels), DATA)
+        label_of(nifti(labels), DATA)
 
 
 def test_a_label_drawn_on_another_geometry_is_refused() -> None:
     image, labels = phantom()
     volume = volume_from_bytes(nifti(image), DATA)
     with pytest.raises(InvalidInput, match="shapes"):
-        label_from_bytes(nifti(labels[1:]), DATA, volume=volume)
+        label_of(nifti(labels[1:]), DATA, volume=volume)
     shifted = np.eye(4)
     shifted[0, 3] = 5
     with pytest.raises(InvalidInput, match="places in space"):
-        label_from_bytes(nifti(labels, shifted), DATA, volume=volume)
-    assert label_from_bytes(nifti(labels), DATA, volume=volume).max() == 2
+        label_of(nifti(labels, shifted), DATA, volume=volume)
+    assert label_of(nifti(labels), DATA, volume=volume).max() == 2

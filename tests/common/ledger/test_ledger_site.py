@@ -272,8 +272,7 @@ def test_receipts_are_checked_and_kept(world: World, site: Hospital) -> None:
         receipt = run_batch(world, site, batch, 2 * number, 2 * number + 1)
         site.ledger.record_receipt(receipt, public_key=world.key.public_key())
         assert receipt.after == world.ledger.spent("aachen-mri") == site.ledger.spent()
-    assert receipt.clipping_norms == (1.0, 1.0)
-    assert receipt.noise_multipliers[0] == MECHANISM.noise_std / (2 * MECHANISM.radius_int)
+    assert receipt.mechanisms == (MECHANISM, MECHANISM)
     assert [entry[0] for entry in receipt.roster] == ["aachen", "bergen", "cadiz"]
     site.reopen()
     assert len(site.ledger.receipts()) == 3

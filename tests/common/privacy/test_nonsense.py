@@ -244,18 +244,12 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: planner.spectrum_errors([1.0], noise_variance=1.0, power=x),
         lambda x: planner.spectrum_errors([x], noise_variance=1.0, power=1.0),
     ],
-    "planner.water_fill": [
-        lambda x: planner.water_fill([1.0], x, 1.0),
-        lambda x: planner.water_fill([1.0], 1.0, x),
-        lambda x: planner.water_fill([x], 1.0, 1.0),
-    ],
     "quantise.clip": [
         lambda x: quantise.clip(np.ones(2), radius=x),
         lambda x: quantise.clip(np.array([1.0, x if x != x else math.inf]), radius=1.0),
     ],
     "quantise.quantise": [
         lambda x: quantise.quantise(np.ones(2), radius_int=x),
-        lambda x: quantise.quantise(np.ones(2), radius_int=9, weights=np.array([1.0, float(x) or -1.0])),
         lambda x: quantise.quantise(np.array([1.0, x if x != x else math.inf]), radius_int=9),
     ],
     "quantise.within": [lambda x: quantise.within(CODE, bound_int=x)],
@@ -359,6 +353,5 @@ def test_the_table_calls_what_it_says_and_sound_numbers_pass() -> None:
         lambda: auditing.residual_finding(np.ones(9), 1.0),
         lambda: auditing.spectral_finding("q", np.ones((2, 9))),
         lambda: planner.verdict_of(1.0, 0.5),
-        lambda: planner.water_fill([1.0], 1.0, 1.0),
     ):
         sound()
