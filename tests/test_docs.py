@@ -40,12 +40,32 @@ def test_the_readme_has_its_two_commands_and_says_whom_it_trusts():
     assert len(COMMANDS) >= 15
 
 
-def test_every_linked_document_exists():
-    for target in re.findall(r"\]\((docs/[^)]+)\)", README):
-        assert (ROOT / target).exists(), target
-
-
 def test_every_epsilon_in_the_readme_has_its_delta_unit_and_relation_nearby():
     for match in re.finditer(r"ε = [\d.]+", README):
         around = README[match.start() - 400 : match.end() + 400]
         assert all(word in around for word in ("δ", "unit", "replace-one")), match.group()
+
+
+ADRS = sorted(path for path in (ROOT / "docs" / "adr").glob("*.md") if path.name != "README.md")
+
+
+@pytest.mark.parametrize("path", ADRS, ids=lambda path: path.name)
+def test_every_decision_has_number_status_and_date_and_stands_in_the_index(path):
+    form = r"# (\d+)\. (.+)\n\nStatus: ((?:accepted|proposed|replaced).*)\. Date: (\d{4}-\d\d-\d\d)\.\n"
+    stated = re.match(form, path.read_text(encoding="utf-8"))
+    assert stated is not None, "'# N. Title', an empty line, 'Status: … Date: YYYY-MM-DD.'"
+    assert f"{int(stated[1]):04d}" == path.name.partition("-")[0]
+    row = f"| [{stated[1]}]({path.name}) | {stated[2]} | {stated[3]} | {stated[4]} |"
+    assert row in (ROOT / "docs" / "adr" / "README.md").read_text(encoding="utf-8").splitlines()
+
+
+def test_decisions_are_numbered_one_after_the_other():
+    assert [int(path.name.partition("-")[0]) for path in ADRS] == list(range(1, len(ADRS) + 1))
+
+
+def test_every_link_between_documents_leads_somewhere():
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", path.read_text(encoding="utf-8")):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"
+        for target in re.findall(r"`(docs/[\w/.-]+\.md)`", path.read_text(encoding="utf-8")):
+            assert (ROOT / target).exists(), f"{path.name}: {target}"

@@ -12,7 +12,7 @@ import errno
 import importlib
 import os
 import sys
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from typing import Annotated, Any
 
 import click
@@ -82,7 +82,20 @@ app = typer.Typer(
 def _print_version(value: bool) -> None:
     if value:
         typer.echo(f"consilium {version('consilium')}")
+        if shared := _others_with_our_names():
+            typer.echo(
+                f"warning: installed as well: {', '.join(shared)}, whose files lie among ours; to fix: install "
+                "Consilium into a virtual environment of its own",
+                err=True,
+            )
         raise typer.Exit
+
+
+def _others_with_our_names() -> list[str]:
+    """Distributions that claim a package's name of ours: pip lets the later one overwrite files of the earlier."""
+    owners = packages_distributions()
+    claims = {owner for name in ("client", "common", "consilium", "server") for owner in owners.get(name, ())}
+    return sorted(claims - {"consilium"})
 
 
 @app.callback()

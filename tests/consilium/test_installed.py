@@ -1,0 +1,53 @@
+"""Beside foreign packages of the same names Consilium refuses or says so (docs/adr/0021-installed-names.md)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+START = "from consilium.cli.main import main; main()"
+
+
+def run(*arguments: str, cwd: Path, first: Path) -> subprocess.CompletedProcess[str]:
+    """The command line in an interpreter that looks into ``first`` before it finds Consilium."""
+    path = os.pathsep.join((str(first), str(ROOT)))
+    return subprocess.run(
+        [sys.executable, "-P", "-c", START, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", ["common", "client", "server"])
+def test_a_foreign_package_ahead_on_the_path_runs_nothing(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("print('foreign code ran')\n", encoding="utf-8")
+    done = run("--version", cwd=tmp_path, first=tmp_path)
+    assert done.returncode != 0
+    assert "foreign code ran" not in done.stdout
+    assert f"the package {name!r} beside Consilium's" in done.stderr
+    assert "virtual environment of its own" in done.stderr
+
+
+def test_version_names_a_distribution_that_claims_one_of_our_names(tmp_path: Path) -> None:
+    alone = run("--version", cwd=tmp_path, first=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    assert (alone.stdout.startswith("consilium "), alone.stderr) == (True, "")
+
+    facts = tmp_path / "handy_things-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: handy-things\nVersion: 1.0\n", encoding="utf-8")
+    (facts / "top_level.txt").write_text("common\nhandy\n", encoding="utf-8")
+    beside = run("--version", cwd=tmp_path, first=tmp_path)
+    assert beside.returncode == 0
+    assert beside.stdout == alone.stdout
+    assert "handy-things" in beside.stderr
