@@ -23,6 +23,7 @@ from common.errors import InvalidInput
 from common.ledger.keys import signing_public_key
 from common.messages import Offer
 from common.privacy.mechanism import AccountantName, QuerySpec, Relation, Unit
+from common.protocols.base import SiteProtocol, site_protocol
 from common.study_mechanism import study_mechanism
 
 SITE_SCHEMA = 1
@@ -230,16 +231,17 @@ def _owned(document: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """The consented study with the noise it is asked with; built once, since calibration is the slow part."""
+    """The consented study, how it asks and with which noise; built once, since calibration is the slow part."""
 
     study: Study
     noise_std: Fraction
     radius_int: int
+    protocol: SiteProtocol
 
     @classmethod
     def of(cls, study: Study) -> Consent:
         mechanism = study_mechanism(study, dimension=1)
-        return cls(study=study, noise_std=mechanism.noise_std, radius_int=mechanism.radius_int)
+        return cls(study, mechanism.noise_std, mechanism.radius_int, site_protocol(study))
 
 
 def review(offer: Offer, consent: Consent) -> str:
@@ -262,9 +264,8 @@ def _review_query(query: QuerySpec, consent: Consent) -> str:
     study, mechanism = consent.study, query.mechanism
     if query.edition != study.privacy.edition:
         return "wrong-edition"
-    shaped = query.centre != "zero" if study.codec.joint else query.centre == "zero" and len(query.volumes) == 1
     fits = mechanism.dimension <= study.codec.max_dimension * len(query.volumes)
-    if not shaped or not fits or query.weights != "codec":
+    if not consent.protocol.describes(query) or not fits or query.weights != "codec":
         return "wrong-codec"
     sound = (
         mechanism.radius_int == consent.radius_int

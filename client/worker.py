@@ -38,7 +38,6 @@ from client.operations.staff_decisions import retired_voters
 from client.policy import Consent, SiteConfig, load_site, review
 from client.site.books import open_books
 from common.codecs.base import Codec, load_codec
-from common.codecs.frame import Frame
 from common.config import DataConfig, load_study
 from common.envelope import answered, open_asked
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, Refused
@@ -59,6 +58,7 @@ from common.messages import (
 from common.pki import shared
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
+from common.protocols.base import Encoder, Fetch
 from common.sealing import SealContext, seal
 from common.worker_api import HEALTH, SERVICE, channel_options
 
@@ -98,8 +98,6 @@ class _VolumeVoters:
 
 
 T = TypeVar("T")
-Fetch = Callable[[str], bytes]
-"""Gets a public object by content hash, verified."""
 
 
 class Worker:
@@ -285,8 +283,8 @@ class Worker:
         mechanism = query.mechanism
         total = np.zeros(mechanism.dimension, dtype=np.int64)
         try:
-            codec, frame = self._codec(query), self._frame(query)
-            codes = [self._encoded(codec, frame, volume, query) for volume in query.volumes]
+            encoder = self._consent.protocol.encoder(query, self._codec(query), fetch=self._fetch)
+            codes = [self._encoded(encoder, volume, query) for volume in query.volumes]
         except Exception as error:  # noqa: BLE001
             log.warning("event=zero-code query=%s cause=%s", query.id[:12], type(error).__name__)
             return total, "zero-code"
@@ -296,8 +294,7 @@ class Worker:
                 known = [code for code, _ in each if code is not None]
                 if len(known) < len(each):
                     raise InvalidInput("voter's codes", limit="one a volume")
-                code = known[0] if frame is None else frame.encode(np.stack(known))
-                vote = quantise(code, radius_int=mechanism.radius_int)
+                vote = quantise(encoder.of_voter(np.stack(known)), radius_int=mechanism.radius_int)
                 if vote.shape != total.shape:
                     raise InvalidInput("voter's code", value=vote.shape, limit=str(total.shape))
                 if not all(votes for _, votes in each):
@@ -309,7 +306,7 @@ class Worker:
         return total, f"zero-votes-{zero_votes}" if zero_votes else "stored"
 
     def _encoded(
-        self, codec: Codec, frame: Frame | None, volume: str, query: QuerySpec
+        self, encoder: Encoder, volume: str, query: QuerySpec
     ) -> list[tuple[NDArray[np.float64] | None, bool]]:
         """The unclipped code of one public volume in each of the study's m slots, and whether the slot may vote.
 
@@ -321,21 +318,20 @@ class Worker:
         codes: list[tuple[NDArray[np.float64] | None, bool]] = []
         for slot in range(query.mechanism.voters_per_site):
             try:
-                code, votes = self._code(asks[slot] if slot < len(asks) else _nobody, codec, frame)
+                code, votes = self._code(asks[slot] if slot < len(asks) else _nobody, encoder)
                 codes.append((code, votes and slot not in silent))
             except Exception as error:  # noqa: BLE001
                 log.warning("event=no-code query=%s slot=%d cause=%s", query.id[:12], slot, type(error).__name__)
                 codes.append((None, False))
         return codes
 
-    def _code(self, ask: Ask, codec: Codec, frame: Frame | None) -> tuple[NDArray[np.float64], bool]:
+    def _code(self, ask: Ask, encoder: Encoder) -> tuple[NDArray[np.float64], bool]:
         """One voter's unclipped code of one volume, that of nobody's prediction in an empty slot, and which it is.
 
         The map itself is gone when this returns. # sensitive
         """
         answer = ask()
-        probabilities = self._uniform() if answer is None else answer
-        return codec.encode(probabilities if frame is None else frame.sharpen(probabilities)), answer is not None
+        return encoder.of_volume(self._uniform() if answer is None else answer), answer is not None
 
     def _uniform(self) -> NDArray[np.float32]:
         """Nobody's prediction: every label as likely as the others."""
@@ -349,21 +345,7 @@ class Worker:
             if codec.grid != study.data.grid or codec.labels != len(study.data.labels):
                 raise InvalidInput("codec", limit="the study's grid and labels")
             self._codecs[query.codec] = codec
-        codec = self._codecs[query.codec]
-        if query.centre == "zero" and codec.dimension != query.mechanism.dimension:
-            raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(codec.dimension))
-        return codec
-
-    def _frame(self, query: QuerySpec) -> Frame | None:
-        """The frame of a joint query, None for a query about one volume."""
-        if query.centre == "zero":
-            return None
-        frame = Frame.from_bytes(self._fetch(query.centre))
-        if (frame.codec, frame.volumes) != (query.codec, len(query.volumes)):
-            raise InvalidInput("frame of a joint query", limit="the query's codec and volumes")
-        if frame.dimension != query.mechanism.dimension:
-            raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(frame.dimension))
-        return frame
+        return self._codecs[query.codec]
 
 
 def _nobody() -> None:

@@ -139,8 +139,9 @@ class PrivacyConfig(StatedBudget):
 class CodecConfig:
     """Which codec, and how it is fitted on public label maps; ``max_dimension`` bounds l, ``radius`` is C.
 
-    ``joint``: every query asks about all public volumes at once (``common.codecs.frame``), and l is a volume's share;
-    then ``privacy.planned_queries`` are rounds.
+    ``joint``: every query asks about all public volumes at once, and l is a volume's share; then
+    ``privacy.planned_queries`` are rounds. ``protocol`` names another way to ask (``common.protocols.base``), in place
+    of the two that ``joint`` decides between.
     """
 
     name: str = "pca"
@@ -148,6 +149,7 @@ class CodecConfig:
     max_dimension: int = 128
     augmentations: int = 240
     joint: bool = False
+    protocol: str = ""
 
     def __post_init__(self) -> None:
         if not 2**-8 <= self.radius <= 2**10:
@@ -158,6 +160,17 @@ class CodecConfig:
             raise InvalidInput("codec.augmentations", value=self.augmentations, limit="0 to 10000")
         if self.joint and self.name != "pca":
             raise InvalidInput("codec.joint", value=self.name, limit="codec pca")
+        if self.joint and self.protocol:
+            raise InvalidInput("codec.protocol", value=self.protocol, limit="none where codec.joint is true")
+
+    @property
+    def in_proportion(self) -> bool:
+        """Whether a code's coordinates vary as the shapes do: a frame spreads the radius, over all volumes at once."""
+        return self.joint
+
+    def to_table(self) -> dict[str, Any]:
+        """The section's keys and values; ``protocol`` only where it decides, so that ids of studies stay."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value or key != "protocol"}
 
 
 AUGMENTATIONS = ("smooth", "rotate-mirror")
@@ -261,7 +274,7 @@ class Study:
     def to_json(self) -> dict[str, object]:
         """What a site consents to, in canonical form; recipes and deadlines change no guarantee and stay out."""
         data = _plain(dataclasses.asdict(self.data))
-        codec = _plain(dataclasses.asdict(self.codec))
+        codec = _plain(self.codec.to_table())
         return {
             "codec": codec,
             "data": data,
@@ -316,7 +329,9 @@ def render_study(study: Study) -> str:
     lines = [f"schema = {STUDY_SCHEMA}", f"name = {json.dumps(study.name)}"]
     for section in ("data", "privacy", "codec", "teacher", "student", "collection"):
         lines += ["", f"[{section}]"]
-        for key, value in dataclasses.asdict(getattr(study, section)).items():
+        part = getattr(study, section)
+        table = part.to_table() if section == "codec" else dataclasses.asdict(part)
+        for key, value in table.items():
             plain = list(value) if isinstance(value, tuple) else value
             lines.append(f"{key} = {json.dumps(plain, ensure_ascii=False)}")
     return "\n".join(lines) + "\n"

@@ -20,7 +20,14 @@ PACKAGES = ("common", "server", "client", "consilium")
 FLWR_FILES = {"server/app.py", "server/operations/superlink.py", "client/app.py", "common/wire.py"}
 FASTAPI_FOLDER = "server/dashboard/"
 PRIVACY_PATH = ("client/app.py", "client/policy.py", "server/aggregation/aggregator.py", "common/wire.py")
-PRIVACY_FOLDERS = ("common/privacy/", "common/ledger/", "server/ledger/", "client/ledger/", "server/planning/")
+PRIVACY_FOLDERS = (
+    "common/privacy/",
+    "common/ledger/",
+    "server/ledger/",
+    "client/ledger/",
+    "server/planning/",
+    "common/protocols/",
+)
 
 # Spelled in pieces, so that this file does not find itself.
 REGISTRY_HOSTS = tuple(

@@ -165,7 +165,7 @@ class PcaCodec:
         samples = np.stack([(r * metric).ravel() for r in ratios])
         basis, variances = principal_components(samples, most=config.max_dimension)
         power = (FILL * config.radius) ** 2
-        if config.joint:  # the frame of a joint query spreads the radius, over coordinates and volumes at once
+        if config.in_proportion:
             powers = power * variances / variances.sum()
         else:
             powers = water_fill(variances, noise_std=provenance.noise_std, power=power)

@@ -24,13 +24,13 @@ from client.ledger.site_ledger import SiteLedger
 from client.policy import Caps, Consent, ServerFacts, SiteConfig
 from client.worker import Ask, Worker
 from common.canonical import digest
-from common.codecs.frame import Frame
 from common.config import Study
 from common.errors import ConsiliumError
 from common.events import EventLog, read_events
 from common.ledger.keys import create_signing_key, load_signing_key, public_hex
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
 from common.privacy.mechanism import AccountantName, QuerySpec
+from common.protocols.joint.frame import Frame
 from common.sealing import SealContext, seal
 from common.sealing_rotation import load_sealing_keys
 from consilium.audit.subject import Limit, Subject

@@ -18,13 +18,13 @@ from jaxtyping import Float, Int64
 
 from common.canonical import sha256_bytes
 from common.codecs.base import Provenance, load_codec
-from common.codecs.frame import Frame
 from common.codecs.pca import PcaCodec
 from common.codecs.shapes import to_probabilities
 from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
 from common.privacy.claim import claimed_epsilon, claimed_mu, claimed_reach
 from common.privacy.mechanism import Budget
+from common.protocols.joint.frame import Frame
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
 

@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Float
 
 from common.canonical import sha256_bytes
-from common.codecs.frame import plan_frame
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.objects import write_atomically
+from common.protocols.joint.frame import plan_frame
 from consilium.research.utility import RECIPE, Bench
 from server.protocols.joint.kernel import coordinates
 from server.protocols.joint.student import RESIDUAL, SPREAD, TEMPERATURE, Start, codes_of, refine

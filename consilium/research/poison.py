@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.table import Table
 
 from common.canonical import sha256_bytes
-from common.codecs.frame import Frame, sharpen
 from common.errors import InvalidInput
 from common.models.fit import predict
 from common.models.unet import weights_to_bytes
@@ -31,6 +30,7 @@ from common.privacy.gaussian import rounded_gaussian
 from common.privacy.mechanism import GRID_BITS
 from common.privacy.quantise import quantise
 from common.privacy.release import noisy_sum
+from common.protocols.joint.frame import Frame, sharpen
 from consilium.research.table import heading, interval, paired
 from consilium.research.utility import Bench, Setting, settings_json
 from server.postprocess.student import score

@@ -24,7 +24,6 @@ from client.training.private.settings import defaults
 from client.training.private.teachers import train_privately
 from common.canonical import digest, sha256_bytes
 from common.codecs import fit_codec
-from common.codecs.frame import FRAME, MAX_COORDINATES, Frame, Observation
 from common.codecs.pca import PcaCodec
 from common.config import JOINT_ROUNDS, CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.models.fit import fit, one_hot, predict
@@ -34,6 +33,7 @@ from common.privacy.mechanism import GRID_BITS, AccountantName, Budget, Mechanis
 from common.privacy.quantise import quantise
 from common.privacy.release import noisy_sum
 from common.privacy.training import Neighbours
+from common.protocols.joint.frame import FRAME, MAX_COORDINATES, Frame, Observation
 from common.study_mechanism import study_mechanism
 from consilium.research.roles import Cases, Roles
 from server.planning.recommend import joint_noise

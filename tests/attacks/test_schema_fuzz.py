@@ -39,7 +39,6 @@ from hypothesis import strategies as st
 from client.app import _timeout_s
 from common.canonical import canonical_bytes
 from common.codecs.base import load_codec
-from common.codecs.frame import Frame
 from common.envelope import answered, asked, body_of
 from common.errors import ConsiliumError, InvalidInput, QuorumNotReached
 from common.events import EventLog
@@ -57,6 +56,7 @@ from common.messages import (
     decode,
     encode,
 )
+from common.protocols.joint.frame import Frame
 from server.aggregation.aggregator import Aggregator, Reply
 from tests.federation import Federation, LoopTransport, make_study, part
 

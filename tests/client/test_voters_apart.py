@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.codecs.frame import plan_frame
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
+from common.protocols.joint.frame import plan_frame
 from server.study.workspace import CodecRecord
 from tests.federation import Federation, ball, make_study
 

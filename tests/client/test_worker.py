@@ -15,6 +15,7 @@ from client.teachers.teacher import SAMPLES, Posterior, Teacher, Teachers, avera
 from client.worker import _VolumeVoters
 from common.config import DataConfig
 from common.models.unet import build_unet
+from common.protocols.per_volume import PlainEncoder
 from tests.federation import Federation, make_study
 
 DATA = DataConfig(labels=("background", "core"), spacing_mm=(1, 1, 1), grid=(8, 8, 8))
@@ -40,7 +41,7 @@ def test_a_site_of_many_voters_holds_two_maps_at_most(tmp_path, monkeypatch) -> 
     worker = fed.workers[fed.sites[0].node_id]
     worker._voters = _VolumeVoters(Many(), DATA)  # type: ignore[arg-type]
     query = fed.planned()[0]
-    codes = worker._encoded(fed.codec, None, fed.volumes[0], query)
+    codes = worker._encoded(PlainEncoder(fed.codec), fed.volumes[0], query)
     fed.close()
     assert len(codes) == len(alive) == 9
     assert most <= 2

@@ -36,7 +36,6 @@ from client.training.private.settings import PrivateSettings
 from client.training.site import Crash, VoterOutcome, VoterTask, train_site, train_voter
 from client.worker import Ask, Voters, Worker, _VolumeVoters
 from common.codecs.base import Codec, fit_codec
-from common.codecs.frame import Frame
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.envelope import asked, body_of
 from common.ledger.keys import public_hex
@@ -45,6 +44,7 @@ from common.models.unet import build_unet, save_weights
 from common.objects import ObjectStore
 from common.privacy.mechanism import QuerySpec
 from common.privacy.training import TrainingEvent
+from common.protocols.joint.frame import Frame
 from server.aggregation.aggregator import plan_queries
 from server.study.workspace import CodecRecord
 from tests.sensitivity.axes import Choice

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from client.policy import Consent, review
-from common.codecs.frame import Frame, plan_frame
 from common.config import MAX_JOINT_ROUNDS, CodecConfig, render_study
 from common.errors import InvalidInput, QuorumNotReached
 from common.messages import Offer
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
+from common.protocols.joint.frame import Frame, plan_frame
 from server.aggregation.aggregator import plan_queries
 from server.ledger.server_ledger import StoredAnswer
 from server.protocols.joint.rounds import answered_rounds, ask_rounds, believed, query_after

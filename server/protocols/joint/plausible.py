@@ -28,8 +28,8 @@ REMEDY = "Ask sites to run `consilium site evaluate` before anybody uses the stu
 
 @dataclass(frozen=True, slots=True)
 class Plausible:
-    """``surprise``: :meth:`~common.codecs.frame.Frame.surprise` of all rounds together, of ``dimension`` degrees of
-    freedom. ``volumes``: each structure's voxels in the decoded labels, as a share of the public start's."""
+    """``surprise``: :meth:`~common.protocols.joint.frame.Frame.surprise` of all rounds together, of ``dimension``
+    degrees of freedom. ``volumes``: each structure's voxels in the decoded labels, as a share of the public start's."""
 
     surprise: float
     dimension: int

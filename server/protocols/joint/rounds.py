@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float
 
-from common.codecs.frame import Frame, Observation
 from common.privacy.mechanism import GRID_BITS, QuerySpec
+from common.protocols.joint.frame import Frame, Observation
 from common.study_mechanism import study_mechanism
 from server.aggregation.aggregator import plan_queries
 from server.ledger.server_ledger import Ledger, StoredAnswer

@@ -18,12 +18,12 @@ from jaxtyping import Float
 
 from common.canonical import sha256_bytes
 from common.codecs.base import Codec
-from common.codecs.frame import Frame, plan_frame, sharpen
 from common.codecs.pca import PcaCodec
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import OnStep, fit, predict
 from common.models.unet import build_unet
+from common.protocols.joint.frame import Frame, plan_frame, sharpen
 from server.postprocess.dealing import DERANGEMENT_SEED, derangement
 
 PUBLIC_PASSES = 3

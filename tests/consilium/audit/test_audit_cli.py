@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from common.codecs.frame import Frame
 from common.codecs.pca import PcaCodec
 from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.keys import load_signing_key
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.mechanism import AccountantName, Budget
+from common.protocols.joint.frame import Frame
 from consilium.audit.subject import from_workspace
 from consilium.cli.audit import audit_app
 from server.aggregation.aggregator import Aggregator

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.codecs.frame import Frame, Observation, plan_frame
+from common.protocols.joint.frame import Frame, Observation, plan_frame
 from server.protocols.joint.plausible import FALSE_ALARMS, REMEDY, Plausible, shares
 
 NOISE = 0.2

@@ -11,10 +11,10 @@ import torch
 from scipy.special import softmax
 
 from common.codecs import fit_codec
-from common.codecs.frame import Frame
 from common.codecs.pca import PcaCodec
 from common.config import TrainingConfig
 from common.errors import InvalidInput
+from common.protocols.joint.frame import Frame
 from server.postprocess.controls import CONTROLS
 from server.protocols.joint import kernel as tangent
 from server.protocols.joint.student import (

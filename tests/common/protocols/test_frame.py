@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from common.codecs.base import pack
-from common.codecs.frame import (
+from common.errors import InvalidInput
+from common.protocols.joint.frame import (
     FILL,
     MAX_COORDINATES,
     Frame,
@@ -17,7 +18,6 @@ from common.codecs.frame import (
     plan_frame,
     sharpen,
 )
-from common.errors import InvalidInput
 
 CODEC = hashlib.sha256(b"codec").hexdigest()
 VOLUMES, KEPT, LENGTH = 6, 3, 4

@@ -1,0 +1,40 @@
+"""One query a public volume, at the site: a voter's code of that volume is what it sends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from common.codecs.base import Codec
+from common.errors import InvalidInput
+from common.privacy.mechanism import QuerySpec
+from common.protocols.base import Encoder, Fetch
+
+
+class PerVolumeSite:
+    """See :class:`~common.protocols.base.SiteProtocol`."""
+
+    def describes(self, query: QuerySpec) -> bool:
+        return query.centre == "zero" and len(query.volumes) == 1
+
+    def encoder(self, query: QuerySpec, codec: Codec, *, fetch: Fetch) -> Encoder:
+        if codec.dimension != query.mechanism.dimension:
+            raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(codec.dimension))
+        return PlainEncoder(codec)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainEncoder:
+    """The codec as it is, on one volume."""
+
+    codec: Codec
+
+    def of_volume(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
+        return self.codec.encode(probabilities)
+
+    def of_voter(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "l"]:
+        (code,) = codes
+        result: np.ndarray = code
+        return result
