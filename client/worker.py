@@ -14,31 +14,20 @@ with the codes of all queries asked for or of none, whatever each of them cost. 
 
 from __future__ import annotations
 
-import argparse
 import logging
 import math
-import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from client.data.cases import has_trained, load_cases
 from client.ledger.site_ledger import SiteLedger
-from client.operations.staff_decisions import retired_voters
-from client.policy import Consent, SiteConfig, load_site, review
-from client.site.books import open_books
+from client.policy import Consent, SiteConfig, review
 from common.codecs.base import Codec, load_codec
-from common.config import DataConfig, load_study
 from common.envelope import answered, open_asked
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, Refused
 from common.ledger.receipts import Receipt
@@ -55,20 +44,12 @@ from common.messages import (
     decode,
     encode,
 )
-from common.pki import shared
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
 from common.protocols.base import Encoder, Fetch
 from common.sealing import SealContext, seal
-from common.worker_api import HEALTH, SERVICE, channel_options
-
-if TYPE_CHECKING:
-    from client.teachers.teacher import Teachers
 
 log = logging.getLogger(__name__)
-
-REPLY_TICK_S = 1.0
-"""A reply to a codes request leaves at the end of a tick of this length, counted from the request's arrival."""
 
 Ask = Callable[[], NDArray[np.float32] | None]
 """Asks one voter: its probabilities [c, x, y, z], or None for an empty slot. Whatever it raises is that voter's own."""
@@ -83,18 +64,6 @@ class Voters(Protocol):
         What this itself raises must depend on the volume alone: it silences all voters. An empty slot's question takes
         as long as another's. Put one at a time: m maps of a large volume would not fit.
         """
-
-
-class _VolumeVoters:
-    """Teachers that take a public volume's bytes."""
-
-    def __init__(self, teachers: Teachers, data: DataConfig) -> None:
-        self._teachers, self._data = teachers, data
-
-    def predict(self, volume: bytes) -> Sequence[Ask]:
-        from common.data.volume import volume_from_bytes
-
-        return self._teachers.ask(volume_from_bytes(volume, self._data).image)
 
 
 T = TypeVar("T")
@@ -359,111 +328,3 @@ def _attempt(make: Callable[[], T], part: Part) -> T | ConsiliumError:
     except ConsiliumError as error:
         log.warning("event=refused part=%s cause=%s", type(part).__name__, type(error).__name__)
         return error
-
-
-def serve(worker: Worker, *, socket: Path) -> grpc.Server:
-    """Start serving ``worker`` on a Unix socket; returns the started server.
-
-    Only this user can open it, or, in a folder that was given to a group, that group.
-    """
-
-    def handle(body: bytes, context: grpc.ServicerContext) -> bytes:
-        try:
-            return worker.answer(body)
-        except ConsiliumError as error:
-            log.warning("event=refused cause=%s", type(error).__name__)
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "refused")
-        except Exception as error:  # noqa: BLE001  the text may hold patients' data
-            log.error("event=failed cause=%s", type(error).__name__)
-            context.abort(grpc.StatusCode.INTERNAL, "failed")
-        raise AssertionError("unreachable")
-
-    def health(_body: bytes, _context: grpc.ServicerContext) -> bytes:
-        return b"ok"
-
-    server = grpc.server(ThreadPoolExecutor(max_workers=4), options=channel_options())
-    methods = {
-        "Handle": grpc.unary_unary_rpc_method_handler(handle),
-        HEALTH.rsplit("/", 1)[1]: grpc.unary_unary_rpc_method_handler(health),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
-    socket.unlink(missing_ok=True)
-    before = os.umask(0o117 if shared(socket.parent) else 0o177)
-    try:
-        if server.add_insecure_port(f"unix:{socket}") == 0:
-            raise InvalidInput("worker socket", value=str(socket), limit="a path of at most 100 bytes, writable")
-        server.start()
-    finally:
-        os.umask(before)
-    return server
-
-
-def open_worker(directory: Path, *, sleep: Callable[[float], object] = time.sleep) -> Worker:
-    """The worker of a site's directory, with its models loaded and what they are on the site's record.
-
-    A voter whose teacher cannot be loaded, or that lost a patient since it was trained, is an empty slot.
-    """
-    from client.operations.fetch import PublicObjects  # torch and TLS only where a real worker runs
-    from client.teachers.teacher import Teachers
-
-    config = load_site(directory)
-    study = load_study(config.path(config.study))
-    ledger = open_books(config)
-    ledger.consent(study)
-    _state_identity(ledger, directory)  # before anything is accepted
-    loaded_at, retired = ledger.row_count, retired_voters(directory / "teachers")
-    teachers = Teachers.load(
-        directory / "teachers", data=study.data, voters=study.privacy.voters_per_site, recipe=study.teacher
-    )
-    gone = ledger.withdrawn_weights()
-    teachers = teachers.without(
-        retired | {slot for slot, weights in enumerate(teachers.weights) if (slot, weights) in gone}
-    )
-    objects = PublicObjects(config)
-    return Worker(
-        config=config,
-        consent=Consent.of(study),
-        ledger=ledger,
-        voters=_VolumeVoters(teachers, study.data),
-        fetch=objects.get,
-        teachers=ledger.state_teachers(teachers.served),
-        loaded_at=loaded_at,
-        tick_s=REPLY_TICK_S,
-        sleep=sleep,
-    )
-
-
-def _state_identity(ledger: SiteLedger, directory: Path) -> None:
-    """What counts as a patient, from the record of the last training. One that cannot be read stops nothing: it was
-    written with the patients' files, and the training itself was put on record before."""
-    if not has_trained(directory):
-        return
-    try:
-        ledger.state_identity(load_cases(directory).patient_identity)
-    except InvalidInput as error:
-        log.warning("event=no-identity cause=%s", type(error).__name__)
-
-
-def run_worker(directory: Path, *, socket: Path) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    server = serve(open_worker(directory, sleep=stop.wait), socket=socket)
-    log.info("event=ready")
-    stop.wait()
-    server.stop(grace=2).wait()
-
-
-def main() -> None:
-    """``python -m client.worker --site-dir DIR --socket PATH``: serve until SIGTERM or SIGINT."""
-    parser = argparse.ArgumentParser(description="Consilium's teacher worker")
-    parser.add_argument("--site-dir", type=Path, required=True)
-    parser.add_argument("--socket", type=Path)
-    arguments = parser.parse_args()
-    run_worker(arguments.site_dir, socket=arguments.socket or arguments.site_dir / "worker.sock")
-
-
-if __name__ == "__main__":
-    main()

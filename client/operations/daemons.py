@@ -177,7 +177,7 @@ def worker(
     return DaemonSpec(
         role="worker",
         name=folder.name,
-        argv=(sys.executable, "-P", "-m", "client.worker", "--site-dir", str(folder), "--socket", str(where)),
+        argv=(sys.executable, "-P", "-m", "client.operations.serve", "--site-dir", str(folder), "--socket", str(where)),
         env=base_env(**proxy_env()),
         cwd=folder,
         log=folder / "logs" / "worker.log",

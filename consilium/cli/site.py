@@ -170,7 +170,7 @@ def serve(
 
     Example: consilium site serve --site-dir /srv/consilium
     """
-    from client.worker import run_worker
+    from client.operations.serve import run_worker
 
     run_worker(site_dir, socket=socket or site_dir / "worker.sock")
 

@@ -23,7 +23,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from client.app import call_worker
-from client.worker import Worker, serve
+from client.operations.serve import serve
+from client.worker import Worker
 from common.envelope import SIGNATURE_BYTES, answered, asked, body_of, open_answered, open_asked
 from common.errors import InvalidInput, QuorumNotReached, Refused
 from common.ledger.keys import public_hex

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.worker import REPLY_TICK_S, Worker
+from client.operations.serve import REPLY_TICK_S
+from client.worker import Worker
 from common.errors import InvalidInput, Refused
 from common.messages import CodesReply, OfferReply, Several, decode, encode
 from tests.federation import Federation, StubVoters

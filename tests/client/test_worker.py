@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import client.teachers.teacher
+from client.operations.serve import TeacherVoters
 from client.teachers.teacher import SAMPLES, Posterior, Teacher, Teachers, averaged
-from client.worker import _VolumeVoters
 from common.config import DataConfig
 from common.models.unet import build_unet
 from common.protocols.per_volume import PlainEncoder
@@ -36,10 +36,10 @@ def test_a_site_of_many_voters_holds_two_maps_at_most(tmp_path, monkeypatch) -> 
             most = max(most, sum(ref() is not None for ref in alive))
             return made
 
-    monkeypatch.setattr("common.data.volume.volume_from_bytes", lambda *_: SimpleNamespace(image=None))
+    monkeypatch.setattr("client.operations.serve.volume_from_bytes", lambda *_: SimpleNamespace(image=None))
     fed = Federation(tmp_path, study=make_study(voters_per_site=9))
     worker = fed.workers[fed.sites[0].node_id]
-    worker._voters = _VolumeVoters(Many(), DATA)  # type: ignore[arg-type]
+    worker._voters = TeacherVoters(Many(), DATA)  # type: ignore[arg-type]
     query = fed.planned()[0]
     codes = worker._encoded(PlainEncoder(fed.codec), fed.volumes[0], query)
     fed.close()

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from client.worker import serve
+from client.operations.serve import serve
 from common.config import TrainingConfig, render_study
 from common.events import read_events
 from common.ledger.server_state import Spend

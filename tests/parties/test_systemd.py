@@ -23,7 +23,12 @@ STUDY, SITE, DATA = "/srv/consilium/study", "/srv/consilium/site", "/srv/data/no
 SERVER, WORKER, NODE = "consilium-server", "consilium-site-worker", "consilium-site-node"
 ROLES = {
     **dict.fromkeys(
-        ("client.worker", "server.operations.superlink", "server.operations.fleet", "server.operations.gateway"),
+        (
+            "client.operations.serve",
+            "server.operations.superlink",
+            "server.operations.fleet",
+            "server.operations.gateway",
+        ),
         "consilium",
     ),
     **dict.fromkeys(("client.app", "flower-supernode"), "consilium-node"),

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 import client.training.private.engine as engine
 from client.data.layouts import DatasetSettings, open_for_training
 from client.ledger.site_ledger import SiteLedger
+from client.operations.serve import TeacherVoters
 from client.policy import Caps, Consent, ServerFacts, SiteConfig
 from client.teachers.teacher import Teachers
 from client.training.patient_deal import Slots, deal, save_slots
@@ -34,7 +35,7 @@ from client.training.private.clipped_sums import Parts, silent
 from client.training.private.sampling import Entropy, Sampler
 from client.training.private.settings import PrivateSettings
 from client.training.site import Crash, VoterOutcome, VoterTask, train_site, train_voter
-from client.worker import Ask, Voters, Worker, _VolumeVoters
+from client.worker import Ask, Voters, Worker
 from common.codecs.base import Codec, fit_codec
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.envelope import asked, body_of
@@ -679,7 +680,7 @@ def load_teachers(folder: Path, study: Study) -> Teachers:
 
 
 def site_voters(teachers: Teachers, study: Study) -> Voters:
-    return _VolumeVoters(teachers, study.data)
+    return TeacherVoters(teachers, study.data)
 
 
 def make_worker(config: SiteConfig, study: Study, ledger: SiteLedger, voters: Voters, objects: ObjectStore) -> Worker:

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from client.data.cases import counts_for_server, load_cases, record_cases
 from client.ledger.site_ledger import SiteLedger
+from client.operations.serve import open_worker
 from client.policy import load_site
-from client.worker import open_worker
 from common.data.dataset import Dataset, Doubled, PatientIdentity
 from common.data.msd import Case, write_dataset
 from common.errors import InvalidInput, Refused

@@ -22,8 +22,9 @@ from typing import Any
 import grpc
 
 from client.ledger.site_ledger import SiteLedger
+from client.operations.serve import serve
 from client.policy import Caps, Consent, ServerFacts, SiteConfig
-from client.worker import Worker, serve
+from client.worker import Worker
 from common.config import Study
 from common.errors import QuorumNotReached
 from common.events import EventLog

@@ -15,12 +15,13 @@ from typer.testing import CliRunner
 
 from client.ledger.site_ledger import SiteLedger
 from client.operations.readiness import _teachers
+from client.operations.serve import open_worker
 from client.operations.staff_decisions import withdraw_patient
 from client.policy import load_site
 from client.training.private.charge import record_trained, record_trainings
 from client.training.private.settings import PrivateSettings
 from client.training.site import SiteReport, VoterReport, plan_site, voter_directory
-from client.worker import Worker, open_worker
+from client.worker import Worker
 from common.canonical import sha256_bytes
 from common.config import Study, load_study
 from common.data.msd import Case, Dataset, write_dataset
