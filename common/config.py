@@ -296,7 +296,7 @@ def load_study(path: Path) -> Study:
 
 
 def parse_study(text: str) -> Study:
-    """Parse the text of a study file (TOML)."""
+    """The study in the text of a study file (TOML); every mistake names the key, its value and the limit."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -1,13 +1,22 @@
-"""The ``consilium`` command: joins the server's and the site's commands, and runs the demo with both on one host.
+"""Accounting, calibration, noise, codecs, ledger verification and the planner, for who computes with them.
 
-Refuses to be imported where ``common``, ``client`` or ``server`` would come from somewhere else: other distributions
-use these names too, and whoever is first on the path would run with a ledger's key.
+The names of ``consilium.api``, each loaded when it is first asked for; importing this package alone loads nothing.
+``__version__`` is the installed release's. Refuses to be imported where ``common``, ``client`` or ``server`` would come
+from somewhere else: other distributions use these names too, and whoever is first on the path would run with a ledger's
+key.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from consilium.api import *  # noqa: F403
+
+    __version__: str
 
 for _name in ("common", "client", "server"):
     _spec, _here = find_spec(_name), Path(__file__).resolve().parent.parent
@@ -16,3 +25,19 @@ for _name in ("common", "client", "server"):
             f"the package {_name!r} beside Consilium's is {_spec and _spec.origin}, expected below {_here}; to fix: "
             "install Consilium into a virtual environment of its own, and start it where no folder has this name"
         )
+
+
+if not TYPE_CHECKING:  # else a type checker would take any name for a public one
+
+    def __getattr__(name: str) -> Any:
+        """PEP 562: a public name, ``__all__`` or ``__version__``."""
+        if name == "__version__":
+            return import_module("importlib.metadata").version("consilium")
+        if name == "__all__" or not name.startswith("_"):
+            api = import_module("consilium.api")
+            if name == "__all__" or name in api.__all__:
+                return getattr(api, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return [*__getattr__("__all__"), "__version__"]

@@ -51,3 +51,8 @@ def test_version_names_a_distribution_that_claims_one_of_our_names(tmp_path: Pat
     assert beside.returncode == 0
     assert beside.stdout == alone.stdout
     assert "handy-things" in beside.stderr
+
+
+@pytest.mark.parametrize("name", ["client", "common", "consilium", "server"])
+def test_every_package_says_that_it_is_typed(name: str) -> None:
+    assert (ROOT / name / "py.typed").is_file()
