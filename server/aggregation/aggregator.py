@@ -537,9 +537,8 @@ class Aggregator:
                     continue
                 self._note_held(site, message)
                 missing[site.node_id] = self._missing_receipts(site)
-                if missing[site.node_id] == ():
+                if missing[site.node_id] == () and waiting.pop(site.node_id, None) is not None:
                     self._events.emit("receipts-held", site=site.name, ledger_row=message.ledger_row)
-                    del waiting[site.node_id]
         for site in waiting.values():
             self._events.emit("receipts-missing", site=site.name, reason="no-reply-or-refused")
 

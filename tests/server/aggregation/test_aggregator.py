@@ -327,6 +327,19 @@ def test_a_receipt_lost_on_the_way_is_sent_again_with_the_next(federation):
     assert len(fed.site_ledgers["site-1"].receipts()) == 2
 
 
+def test_a_site_that_says_twice_what_it_holds_is_heard_once_and_ends_no_run(federation):
+    fed = federation()
+
+    class Twice(LoopTransport):
+        def exchange(self, bodies, *, timeout_s):
+            for reply in super().exchange(bodies, timeout_s=timeout_s):
+                yield from (reply, reply)
+
+    fed.core().run(Twice(fed.workers))
+    assert len(fed.ledger.answers(fed.study.id)) == fed.study.privacy.planned_queries
+    assert len(fed.events("receipts-held")) == len(fed.sites)
+
+
 def test_receipts_lost_in_a_crash_are_delivered_by_the_next_run(federation, monkeypatch):
     fed = federation()
     monkeypatch.setattr(Aggregator, "_send_receipts", lambda *_: None)
