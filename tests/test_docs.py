@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ import pytest
 import typer
 
 from consilium.cli.main import app
+from tests import command_reference
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -44,6 +46,21 @@ def test_every_epsilon_in_the_readme_has_its_delta_unit_and_relation_nearby():
     for match in re.finditer(r"ε = [\d.]+", README):
         around = README[match.start() - 400 : match.end() + 400]
         assert all(word in around for word in ("δ", "unit", "replace-one")), match.group()
+
+
+def test_the_command_reference_names_every_command_and_option_as_they_are_now():
+    assert command_reference.DOCUMENT.read_text(encoding="utf-8") == command_reference.reference(), (
+        "docs/commands.md is old: python -m tests.command_reference writes it anew"
+    )
+    assert len(list(command_reference.commands())) > 50
+
+
+def test_the_newest_release_in_the_changelog_is_the_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[(\d[^\]]*)\] - \d{4}-\d\d-\d\d\n\nTag `v\1`", changelog, re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == version
 
 
 ADRS = sorted(path for path in (ROOT / "docs" / "adr").glob("*.md") if path.name != "README.md")
