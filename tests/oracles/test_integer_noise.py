@@ -53,3 +53,38 @@ def test_the_discrete_gaussians_true_delta_exceeds_the_analytic_curve_on_coarse_
         std = shift * ratio
         true = true_delta(discrete(std), shift, 8.0, std)
         assert float(true / mpmath.mpf(delta_exact(float(1 / ratio), 8.0))) - 1 == pytest.approx(excess, rel=0.01)
+
+
+def sum_of_rounded(std: mpmath.mpf, shares: int) -> tuple[Mass, mpmath.mpf]:
+    """The masses of the sum of so many independent rounded Gaussians, by convolution, and √shares · std."""
+    reach = int(14 * std) + 2
+    one = [rounded(std)(k) for k in range(-reach, reach + 1)]
+    masses = one
+    for _ in range(shares - 1):
+        longer = [mpmath.mpf(0)] * (len(masses) + len(one) - 1)
+        for i, left in enumerate(masses):
+            for j, right in enumerate(one):
+                longer[i + j] += left * right
+        masses = longer
+    middle = len(masses) // 2
+    return lambda k: masses[middle + k] if abs(k) <= middle else mpmath.mpf(0), mpmath.sqrt(shares) * std
+
+
+@pytest.mark.parametrize("shares", [2, 4, 8])
+@pytest.mark.parametrize("std", ["0.6", "1", "2"])
+def test_the_sum_of_rounded_gaussians_stays_below_the_curve_of_their_total(shares: int, std: str) -> None:
+    """So noise may be drawn in shares, one a hospital, without another accountant (docs/adr, the sealed sum)."""
+    with mpmath.workdps(40):
+        mass, total = sum_of_rounded(mpmath.mpf(std), shares)
+        for ratio in (0.5, 1.0, 2.0):
+            shift = max(1, round(float(total) * ratio))
+            for epsilon in (0.5, 1.0, 2.0, 4.0):
+                true = true_delta(mass, shift, epsilon, total)
+                assert true <= mpmath.mpf(delta_exact(float(shift / total), epsilon)) * (1 + mpmath.mpf(10) ** -9)
+
+
+def test_shares_of_a_fraction_of_a_grid_step_are_not_covered() -> None:
+    """What the lemma needs: below half a step a share rounds to nothing most of the time, and the sum shows more."""
+    with mpmath.workdps(40):
+        mass, total = sum_of_rounded(mpmath.mpf("0.15"), 4)
+        assert true_delta(mass, 1, 0.5, total) > mpmath.mpf(delta_exact(float(1 / total), 0.5))
