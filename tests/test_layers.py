@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.house import circles
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("common", "server", "client", "consilium")
 
@@ -93,17 +95,6 @@ def imports_any(file: str, *packages: str) -> set[str]:
 
 def module_of(file: str) -> str:
     return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
-def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
-    """Groups of nodes of which each reaches every other along the edges: strongly connected, more than one node."""
-    reach = {node: set(next_ones) for node, next_ones in graph.items()}
-    for middle in graph:  # Warshall
-        for ends in reach.values():
-            if middle in ends:
-                ends |= reach[middle]
-    groups = (frozenset({node} | {other for other in reach[node] if node in reach[other]}) for node in graph)
-    return {group for group in groups if len(group) > 1}
 
 
 def on_privacy_path(file: str) -> bool:

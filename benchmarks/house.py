@@ -1,0 +1,90 @@
+"""The house in figures: ``python -m benchmarks.house [REVISION …]`` prints a table of what a reader has to carry.
+
+Reads Python sources of the four packages from git, nothing else. Lines are non-blank ones, docstrings and comments too;
+the length of a function or a module counts every line. Research, which the product does not import, is counted in all
+rows, and its lines once by themselves.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+
+PACKAGES = ("common", "server", "client", "consilium")
+LONG_FUNCTION, LONG_MODULE = 50, 450
+RESEARCH = ("consilium/research/", "consilium/bench/")
+
+
+def sources(revision: str) -> dict[str, str]:
+    """The packages' Python files by path, as they were at a revision."""
+    command = ["git", "archive", revision, *PACKAGES]
+    with tarfile.open(fileobj=io.BytesIO(subprocess.run(command, capture_output=True, check=True).stdout)) as archive:
+        files = [member for member in archive if member.isfile() and member.name.endswith(".py")]
+        return {member.name: archive.extractfile(member).read().decode() for member in files}  # type: ignore[union-attr]
+
+
+def imported(tree: ast.Module, modules: set[str]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name for name in whole if name in modules)
+            if node.module in modules and not all(name in modules for name in whole):
+                yield node.module
+
+
+def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
+    """Groups of modules of which each reaches every other."""
+    reach = {name: set(others) for name, others in graph.items()}
+    for middle in graph:
+        for ends in reach.values():
+            if middle in ends:
+                ends |= reach[middle]
+    groups = (frozenset({name} | {other for other in reach[name] if name in reach[other]}) for name in graph)
+    return {group for group in groups if len(group) > 1}
+
+
+def figures(revision: str) -> dict[str, int]:
+    """The table's column of one revision."""
+    files = sources(revision)
+    trees = {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): ast.parse(files[name]) for name in files
+    }
+    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    conditions = [node.test for node in nodes if isinstance(node, ast.If | ast.IfExp)]
+    graph = {name: set(imported(tree, set(trees))) - {name} for name, tree in trees.items()}
+    return {
+        "modules": len(files),
+        "non-blank lines": sum(map(non_blank, files.values())),
+        "of them research": sum(non_blank(text) for name, text in files.items() if name.startswith(RESEARCH)),
+        f"functions over {LONG_FUNCTION} lines": sum(
+            (node.end_lineno or 0) - node.lineno >= LONG_FUNCTION for node in functions
+        ),
+        f"modules over {LONG_MODULE} lines": sum(len(text.splitlines()) > LONG_MODULE for text in files.values()),
+        "import circles": len(circles(graph)),
+        "conditions on codec.joint": sum(
+            any(isinstance(part, ast.Attribute) and part.attr == "joint" for part in ast.walk(test))
+            for test in conditions
+        ),
+    }
+
+
+def non_blank(text: str) -> int:
+    return sum(bool(line.strip()) for line in text.splitlines())
+
+
+def main(revisions: list[str]) -> None:
+    columns = [figures(revision) for revision in revisions]
+    print("| | " + " | ".join(revisions) + " |\n|" + "---|" * (len(revisions) + 1))
+    for what in columns[0]:
+        print(f"| {what} | " + " | ".join(f"{column[what]:,}" for column in columns) + " |")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["HEAD"])
