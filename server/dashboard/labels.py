@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fastapi import HTTPException
 
-from common.canonical import sha256_file
 from common.config import Study
 from server.dashboard.pictures import VolumeFacts, picture_key, read_facts
+from server.dashboard.service import Service
 from server.postprocess.decisions import MAX_NOTE_CHARACTERS, Decision, Verdict, standing
 from server.study.workspace import Workspace
-
-if TYPE_CHECKING:
-    from server.dashboard.service import Service
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,33 +70,6 @@ class StudentPage:
     examples: tuple[VolumeFacts, ...]
 
 
-class LabelFiles:
-    """SHA-256 of label files and of the student's weights, read again only when a file changed."""
-
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
-        self._known: dict[Path, tuple[int, str]] = {}
-
-    def hash(self, volume: str) -> str | None:
-        """The SHA-256 of a volume's label file; None before it is decoded."""
-        return self._hash(self._workspace.labels_dir / f"{volume}.npz")
-
-    def student(self) -> str:
-        """The SHA-256 of the student's weights; empty before it is trained."""
-        return self._hash(self._workspace.student_dir / "weights.pt") or ""
-
-    def _hash(self, path: Path) -> str | None:
-        try:
-            stamp = path.stat().st_mtime_ns
-        except FileNotFoundError:
-            return None
-        known = self._known.get(path)
-        if known is None or known[0] != stamp:
-            known = (stamp, sha256_file(path))
-            self._known[path] = known
-        return known[1]
-
-
 def published(workspace: Workspace, study: Study) -> tuple[str, ...]:
     """The public volumes that are queried, in order; none before they are published. A joint query is about all."""
     if not (workspace.root / "public.json").exists():
@@ -108,9 +77,9 @@ def published(workspace: Workspace, study: Study) -> tuple[str, ...]:
     return workspace.volumes() if study.codec.joint else workspace.volumes()[: study.privacy.planned_queries]
 
 
-def labels_page(service: Service, files: LabelFiles) -> LabelsPage:
+def labels_page(service: Service) -> LabelsPage:
     """The Labels page; starts the preparation of pictures that are missing or out of date."""
-    follower = service.follower
+    follower, files = service.follower, service.label_files
     study, workspace = follower.study, follower.workspace
     decided = standing(service.decisions.decisions(), study.id)
     points, student = len(follower.ledger.points), files.student()
@@ -142,12 +111,10 @@ def labels_page(service: Service, files: LabelFiles) -> LabelsPage:
     )
 
 
-def take_decision(
-    service: Service, files: LabelFiles, volume: str, *, user: str, verdict: Verdict, note: str
-) -> Decision:
+def take_decision(service: Service, volume: str, *, user: str, verdict: Verdict, note: str) -> Decision:
     """Enter a decision about a volume's label as it is now; 404 for a volume without one."""
     study = service.follower.study
-    label = files.hash(volume)
+    label = service.label_files.hash(volume)
     if label is None or volume not in published(service.follower.workspace, study):
         raise HTTPException(404, "there is no label of this volume")
     if len(note) > MAX_NOTE_CHARACTERS:

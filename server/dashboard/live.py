@@ -11,6 +11,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
 
 PERIOD_S = 1.0
 TICK_S = 5.0
@@ -32,7 +35,7 @@ class Live:
     """Blocks of every open page. ``render`` gives a page's blocks and runs in a thread of its own."""
 
     def __init__(self, render: Render, *, version: Callable[[], int]) -> None:
-        self._render, self._version = render, version
+        self.render, self._version = render, version
         self._pages: dict[str, _Page] = {}
         self._news = asyncio.Event()
         self._wanted = asyncio.Event()
@@ -52,7 +55,7 @@ class Live:
     async def _refresh(self) -> None:
         for name, page in list(self._pages.items()):
             if page.readers:
-                self._update(page, await asyncio.to_thread(self._render, name))
+                self._update(page, await asyncio.to_thread(self.render, name))
         if not any(page.readers for page in self._pages.values()):
             self._wanted.clear()
         self._news.set()
@@ -72,7 +75,7 @@ class Live:
         page = self._pages.setdefault(name, _Page())
         page.readers += 1
         try:
-            self._update(page, await asyncio.to_thread(self._render, name))
+            self._update(page, await asyncio.to_thread(self.render, name))
             self._wanted.set()
             yield b"retry: 3000\n\n" + page.full
             sent = page.seq
@@ -96,3 +99,12 @@ def message(seq: int, blocks: Mapping[str, str]) -> bytes:
     """One server-sent event with the blocks as JSON."""
     data = json.dumps({"seq": seq, "blocks": dict(blocks)}, ensure_ascii=False)
     return f"event: blocks\nid: {seq}\ndata: {data}\n\n".encode()
+
+
+def _live(request: Request) -> Live:
+    live: Live = request.app.state.live
+    return live
+
+
+LivePages = Annotated[Live, Depends(_live)]
+"""The live pages of the dashboard that a request reached."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -11,6 +11,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from server.dashboard.service import Service
+from server.dashboard.views.alarms import LEVELS
+from server.dashboard.views.overview import Overview
+from server.dashboard.views.sites import SiteView
 
 STATES = ("up", "idle", "late", "declined", "offline", "unseen")
 
@@ -25,64 +28,66 @@ class _Standing(Collector):
         counter.add_metric(["released"], view.answers)
         counter.add_metric(["refused"], view.refused)
         yield counter
-        spent = GaugeMetricFamily(
-            "pate_privacy_epsilon_spent",
-            "Epsilon a site's pool has spent over all studies, by its gate",
-            labels=["site"],
-        )
-        budget = GaugeMetricFamily("pate_privacy_epsilon_budget", "Epsilon a site's pool may spend", labels=["site"])
-        share = GaugeMetricFamily(
-            "pate_privacy_budget_spent_ratio", "Share spent of what a site's gate admits", labels=["site"]
-        )
-        left = GaugeMetricFamily("pate_privacy_answers_left", "Further answers a pool's budget covers", labels=["site"])
-        seen = GaugeMetricFamily(
-            "pate_client_last_seen_timestamp_seconds", "When a site was last heard from", labels=["site"]
-        )
-        state = GaugeMetricFamily("pate_client_state", "1 for the state a site is in", labels=["site", "state"])
-        codes = CounterMetricFamily("pate_codes_received", "Codes received and accepted from a site", labels=["site"])
-        bad = CounterMetricFamily("pate_codes_refused", "Codes of a site that failed a check", labels=["site"])
-        missing = CounterMetricFamily("pate_replies_missing", "Requests a site did not answer", labels=["site"])
-        receipts = GaugeMetricFamily(
-            "pate_receipts_row", "Ledger row up to which a site holds receipts", labels=["site"]
-        )
-        for site in view.sites:
-            if site.budget:
-                spent.add_metric([site.name], site.budget.epsilon)
-                budget.add_metric([site.name], site.budget.budget)
-                share.add_metric([site.name], site.budget.share)
-                left.add_metric([site.name], site.budget.answers_left)
-            if site.last_seen:
-                seen.add_metric([site.name], datetime.fromisoformat(site.last_seen).timestamp())
-            for name in STATES:
-                state.add_metric([site.name, name], float(site.state == name))
-            codes.add_metric([site.name], site.codes)
-            bad.add_metric([site.name], site.codes_refused)
-            missing.add_metric([site.name], site.replies_missing)
-            receipts.add_metric([site.name], site.receipts_row)
-        yield from (spent, budget, share, left, seen, state, codes, bad, missing, receipts)
-        study = GaugeMetricFamily(
-            "pate_study_privacy_epsilon_spent", "Epsilon the study has spent, by accountant", labels=["accountant"]
-        )
-        for reading in view.budget.readings:
-            study.add_metric([reading.accountant], reading.epsilon)
-        yield study
-        yield GaugeMetricFamily("pate_study_privacy_epsilon_budget", "The study's budget", value=view.budget.budget)
-        yield GaugeMetricFamily("pate_study_queries_planned", "Planned queries", value=view.planned)
-        yield GaugeMetricFamily("pate_run_active", "1 while a run goes on", value=float(view.run.state == "running"))
-        progress = GaugeMetricFamily("pate_stage_progress_ratio", "Share of a stage that is done", labels=["stage"])
-        for stage in view.run.stages:
-            progress.add_metric([stage.name], stage.done / stage.total if stage.total else 0.0)
-        yield progress
-        alarms = GaugeMetricFamily("pate_alarms", "Alarms that stand", labels=["level"])
-        for level in ("critical", "warning", "info"):
-            alarms.add_metric([level], sum(alarm.level == level for alarm in view.alarms))
-        yield alarms
-        yield GaugeMetricFamily(
-            "pate_ledger_rows", "Rows of the ledger that were read and hold", value=view.ledger.rows
-        )
-        yield GaugeMetricFamily(
-            "pate_ledger_readable", "1 while the ledger can be followed", value=float(view.ledger.problem is None)
-        )
+        yield from _of_sites(view.sites)
+        yield from _of_the_study(view)
+
+
+def _of_sites(sites: Sequence[SiteView]) -> Iterator[Metric]:
+    def gauge(name: str, words: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"pate_{name}", words, labels=["site"])
+
+    def counter(name: str, words: str) -> CounterMetricFamily:
+        return CounterMetricFamily(f"pate_{name}", words, labels=["site"])
+
+    spent = gauge("privacy_epsilon_spent", "Epsilon a site's pool has spent over all studies, by its gate")
+    budget = gauge("privacy_epsilon_budget", "Epsilon a site's pool may spend")
+    share = gauge("privacy_budget_spent_ratio", "Share spent of what a site's gate admits")
+    left = gauge("privacy_answers_left", "Further answers a pool's budget covers")
+    seen = gauge("client_last_seen_timestamp_seconds", "When a site was last heard from")
+    state = GaugeMetricFamily("pate_client_state", "1 for the state a site is in", labels=["site", "state"])
+    codes = counter("codes_received", "Codes received and accepted from a site")
+    bad = counter("codes_refused", "Codes of a site that failed a check")
+    missing = counter("replies_missing", "Requests a site did not answer")
+    receipts = gauge("receipts_row", "Ledger row up to which a site holds receipts")
+    for site in sites:
+        if site.budget:
+            spent.add_metric([site.name], site.budget.epsilon)
+            budget.add_metric([site.name], site.budget.budget)
+            share.add_metric([site.name], site.budget.share)
+            left.add_metric([site.name], site.budget.answers_left)
+        if site.last_seen:
+            seen.add_metric([site.name], datetime.fromisoformat(site.last_seen).timestamp())
+        for name in STATES:
+            state.add_metric([site.name, name], float(site.state == name))
+        codes.add_metric([site.name], site.codes)
+        bad.add_metric([site.name], site.codes_refused)
+        missing.add_metric([site.name], site.replies_missing)
+        receipts.add_metric([site.name], site.receipts_row)
+    yield from (spent, budget, share, left, seen, state, codes, bad, missing, receipts)
+
+
+def _of_the_study(view: Overview) -> Iterator[Metric]:
+    study = GaugeMetricFamily(
+        "pate_study_privacy_epsilon_spent", "Epsilon the study has spent, by accountant", labels=["accountant"]
+    )
+    for reading in view.budget.readings:
+        study.add_metric([reading.accountant], reading.epsilon)
+    yield study
+    yield GaugeMetricFamily("pate_study_privacy_epsilon_budget", "The study's budget", value=view.budget.budget)
+    yield GaugeMetricFamily("pate_study_queries_planned", "Planned queries", value=view.planned)
+    yield GaugeMetricFamily("pate_run_active", "1 while a run goes on", value=float(view.run.state == "running"))
+    progress = GaugeMetricFamily("pate_stage_progress_ratio", "Share of a stage that is done", labels=["stage"])
+    for stage in view.run.stages:
+        progress.add_metric([stage.name], stage.done / stage.total if stage.total else 0.0)
+    yield progress
+    alarms = GaugeMetricFamily("pate_alarms", "Alarms that stand", labels=["level"])
+    for level in LEVELS:
+        alarms.add_metric([level], sum(alarm.level == level for alarm in view.alarms))
+    yield alarms
+    yield GaugeMetricFamily("pate_ledger_rows", "Rows of the ledger that were read and hold", value=view.ledger.rows)
+    yield GaugeMetricFamily(
+        "pate_ledger_readable", "1 while the ledger can be followed", value=float(view.ledger.problem is None)
+    )
 
 
 def exposition(service: Service) -> tuple[bytes, str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,9 @@ from common.objects import write_atomically
 from server.study.workspace import Workspace
 
 PictureLayer = Literal["none", "label", "student", "confidence", "disagreement"]
+Picture = dict[str, UInt8[np.ndarray, "x y z"]]
+"""The arrays of one picture file by name: image, label, confidence and, once there is one, student."""
+
 PlaneName = Literal["axial", "coronal", "sagittal"]
 LAYERS: tuple[PictureLayer, ...] = ("label", "student", "confidence", "disagreement", "none")
 SIDE = 420
@@ -98,7 +102,7 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
         image = volume_from_bytes(workspace.objects.get(volume), study.data).image
         with np.load(label_file, allow_pickle=False) as stored:
             probabilities = as_stored(stored["probabilities"])
-        arrays: dict[str, np.ndarray] = {
+        arrays: Picture = {
             "image": grey(image[0]),
             "label": probabilities.argmax(axis=0).astype(np.uint8),
             "confidence": np.round(255 * probabilities.max(axis=0)).astype(np.uint8),
@@ -110,7 +114,7 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
         stream = io.BytesIO()
         np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
         write_atomically(out / f"{volume}.npz", stream.getvalue())
-        write_atomically(out / f"{volume}.json", json.dumps({"key": key, "facts": facts}).encode())
+        write_atomically(out / f"{volume}.json", json.dumps({"key": key, "facts": asdict(facts)}).encode())
         made += 1
     return made
 
@@ -131,43 +135,43 @@ def grey(image: Float[np.ndarray, "x y z"]) -> UInt8[np.ndarray, "x y z"]:
 def summarise(
     volume: str,
     label: str,
-    arrays: dict[str, np.ndarray],
+    arrays: Picture,
     *,
     names: tuple[str, ...],
     spacing_mm: tuple[float, float, float],
-) -> dict[str, Any]:
-    """The JSON of :class:`VolumeFacts`: volumes in ml, mean confidence where a structure is labelled, Dice against the
-    student; None where there is nothing to average."""
+) -> VolumeFacts:
+    """A picture's figures: volumes in ml, mean confidence where a structure is labelled, Dice against the student; None
+    where there is nothing to average."""
     hard, sure, student = arrays["label"], arrays["confidence"], arrays.get("student")
     voxel_ml = float(np.prod(spacing_mm)) / 1000
-    structures: list[dict[str, Any]] = []
+    structures: list[Structure] = []
     for value, name in enumerate(names[1:], start=1):
         inside = hard == value
         theirs = None if student is None else student == value
         together = 0 if theirs is None else int(inside.sum() + theirs.sum())
         structures.append(
-            {
-                "name": name,
-                "ml": float(inside.sum() * voxel_ml),
-                "confidence": float(sure[inside].mean() / 255) if inside.any() else None,
-                "student_ml": None if theirs is None else float(theirs.sum() * voxel_ml),
-                "dice": None if theirs is None or not together else float(2 * (inside & theirs).sum() / together),
-            }
+            Structure(
+                name=name,
+                ml=float(inside.sum() * voxel_ml),
+                confidence=float(sure[inside].mean() / 255) if inside.any() else None,
+                student_ml=None if theirs is None else float(theirs.sum() * voxel_ml),
+                dice=None if theirs is None or not together else float(2 * (inside & theirs).sum() / together),
+            )
         )
     found = np.argwhere(hard > 0)
-    centre = np.median(found, axis=0).astype(int) if len(found) else np.array(hard.shape) // 2
-    dices = [one["dice"] for one in structures if one["dice"] is not None]
-    return {
-        "volume": volume,
-        "label": label,
-        "grid": list(hard.shape),
-        "spacing_mm": list(spacing_mm),
-        "centre": [int(index) for index in centre],
-        "has_student": student is not None,
-        "confidence": float(sure[hard > 0].mean() / 255) if len(found) else None,
-        "agreement": sum(dices) / len(dices) if dices else None,
-        "structures": structures,
-    }
+    x, y, z = np.median(found, axis=0).astype(int) if len(found) else np.array(hard.shape) // 2
+    dices = [one.dice for one in structures if one.dice is not None]
+    return VolumeFacts(
+        volume=volume,
+        label=label,
+        grid=hard.shape,
+        spacing_mm=spacing_mm,
+        centre=(int(x), int(y), int(z)),
+        has_student=student is not None,
+        confidence=float(sure[hard > 0].mean() / 255) if len(found) else None,
+        agreement=sum(dices) / len(dices) if dices else None,
+        structures=tuple(structures),
+    )
 
 
 def read_facts(folder: Path, volume: str) -> tuple[VolumeFacts, str] | None:
@@ -182,7 +186,7 @@ def read_facts(folder: Path, volume: str) -> tuple[VolumeFacts, str] | None:
     return VolumeFacts(**facts, structures=structures), record["key"]
 
 
-def load_picture(folder: Path, volume: str) -> dict[str, UInt8[np.ndarray, "x y z"]]:
+def load_picture(folder: Path, volume: str) -> Picture:
     """The arrays of one picture file; InvalidInput before it is made."""
     path = folder / f"{volume}.npz"
     if not path.exists():
@@ -192,7 +196,7 @@ def load_picture(folder: Path, volume: str) -> dict[str, UInt8[np.ndarray, "x y 
 
 
 def draw(
-    arrays: dict[str, UInt8[np.ndarray, "x y z"]],
+    arrays: Picture,
     *,
     plane: PlaneName,
     index: int,
@@ -222,7 +226,16 @@ def draw(
         return np.asarray(Image.fromarray(cut).resize(shape, how))
 
     base = scaled("image", Image.Resampling.BICUBIC)
-    picture: np.ndarray = np.repeat(base[..., None], 3, axis=2).astype(np.float32)
+    picture = _overlaid(np.repeat(base[..., None], 3, axis=2).astype(np.float32), layer, scaled)
+    stream = io.BytesIO()
+    Image.fromarray(np.round(np.clip(picture, 0, 255)).astype(np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def _overlaid(
+    picture: Float[np.ndarray, "v u 3"], layer: PictureLayer, scaled: Callable[[str, Image.Resampling], np.ndarray]
+) -> Float[np.ndarray, "v u 3"]:
+    """``picture`` under a layer; ``scaled`` gives a named array's slice in its pixels."""
     if layer in ("label", "student"):
         values = scaled(layer, Image.Resampling.NEAREST)
         for value in range(1, int(values.max()) + 1):
@@ -239,9 +252,7 @@ def draw(
         marks = (((ours > 0) & (ours != theirs), (86, 180, 233)), ((ours == 0) & (theirs > 0), (255, 122, 47)))
         for mask, tint in marks:
             picture[mask] = 0.35 * picture[mask] + 0.65 * np.array(tint, dtype=np.float32)
-    stream = io.BytesIO()
-    Image.fromarray(np.round(np.clip(picture, 0, 255)).astype(np.uint8)).save(stream, "PNG")
-    return stream.getvalue()
+    return picture
 
 
 def edge(mask: Bool[np.ndarray, "v u"], width: int = 2) -> Bool[np.ndarray, "v u"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -14,7 +13,7 @@ from common.config import Study
 from common.privacy.accounting import Guarantee
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
-from server.planning.planner import plan
+from server.planning.planner import Plan, plan
 from server.study.workspace import Workspace
 
 MOST_QUERIES = 100_000
@@ -59,14 +58,37 @@ def wishes_of(study: Study, *, hospitals: int, dimension: int) -> Wishes:
     )
 
 
-def planned(wishes: Wishes, study: Study, spectrum: Spectrum | None) -> dict[str, Any]:
-    """What the planner says about these wishes, JSON-ready. InvalidInput for unsound combinations."""
+@dataclass(frozen=True, slots=True)
+class WishedPlan:
+    """What the planner says about wishes; ``components_above_noise`` where the codec's spectrum was used."""
+
+    wishes: Wishes
+    plan: Plan
+    uses_codec_spectrum: bool
+    components_above_noise: int | None
+
+    def to_json(self) -> dict[str, object]:
+        plan = self.plan
+        return {
+            **plan.to_json(),
+            "written": {
+                "guarantees": [_written(one) for one in plan.guarantees],
+                "known_twice": None if plan.known_twice is None else _written(plan.known_twice),
+            },
+            "uses_codec_spectrum": self.uses_codec_spectrum,
+            "components_above_noise": self.components_above_noise,
+            "wishes": self.wishes.model_dump(mode="json"),
+        }
+
+
+def planned(wishes: Wishes, study: Study, spectrum: Spectrum | None) -> WishedPlan:
+    """What the planner says about these wishes. InvalidInput for unsound combinations."""
     return _planned(wishes, study.codec.radius, spectrum)
 
 
 @lru_cache(maxsize=512)
-def _planned(wishes: Wishes, radius: float, spectrum: Spectrum | None) -> dict[str, Any]:
-    fits = spectrum is not None and len(spectrum.stds) == wishes.dimension
+def _planned(wishes: Wishes, radius: float, spectrum: Spectrum | None) -> WishedPlan:
+    stds = spectrum.stds if spectrum is not None and len(spectrum.stds) == wishes.dimension else None
     result = plan(
         budget=Budget(epsilon=wishes.epsilon, delta=wishes.delta),
         accountant=wishes.accountant,
@@ -76,21 +98,10 @@ def _planned(wishes: Wishes, radius: float, spectrum: Spectrum | None) -> dict[s
         voters_per_site=wishes.voters,
         radius=radius,
         dimension=wishes.dimension,
-        spectrum=[std**2 for std in spectrum.stds] if fits and spectrum else None,
+        spectrum=None if stds is None else [std**2 for std in stds],
     )
-    above = None
-    if fits and spectrum is not None:
-        above = sum(std > result.noise_per_coordinate for std in spectrum.stds)
-    return {
-        **result.to_json(),
-        "written": {
-            "guarantees": [_written(one) for one in result.guarantees],
-            "known_twice": None if result.known_twice is None else _written(result.known_twice),
-        },
-        "uses_codec_spectrum": fits,
-        "components_above_noise": above,
-        "wishes": wishes.model_dump(mode="json"),
-    }
+    above = None if stds is None else sum(std > result.noise_per_coordinate for std in stds)
+    return WishedPlan(wishes, result, stds is not None, above)
 
 
 def _written(one: Guarantee) -> dict[str, object]:

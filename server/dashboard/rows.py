@@ -11,7 +11,7 @@ from typing import Any
 
 from common.errors import InvalidInput
 from common.privacy.figures import epsilon_text
-from server.dashboard.read_model import open_ledger
+from server.dashboard.ledger_fold import open_ledger
 
 KINDS = ("genesis", "study", "pool", "release", "recovered", "reuse", "refusal", "key", "note")
 MOST_ON_A_PAGE = 500

@@ -1,5 +1,7 @@
 """What every answer carries and every request is checked for: headers, sessions, roles, forgery.
 
+A route needs to say nothing to be closed: :func:`admitted` is asked before every one of them.
+
 Refuses a request without a session (pages go to the sign-in, the API answers 401), a change by a role that may not make
 it, a form without its session's token, and a form sent from another site.
 """
@@ -9,10 +11,10 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from fastapi import HTTPException, Request
+from fastapi import Depends, HTTPException, Request
 
 from server.dashboard.auth import Session
 
@@ -82,29 +84,68 @@ class Gate:
     def session(self, request: Request) -> Session | None:
         return self.lookup(request.cookies.get(self.cookie))
 
-    def for_page(self, request: Request) -> Session:
-        """The session, or a redirect to the sign-in that leads back here."""
-        found = self.session(request)
-        if found is None:
-            path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-            why = "&ended=1" if request.cookies.get(self.cookie) else ""
-            target = f"/login?next={quote(path, safe='')}{why}"
-            raise HTTPException(303, headers={"location": target})
-        return found
 
-    def for_api(self, request: Request) -> Session:
-        """The session, or 401."""
-        found = self.session(request)
-        if found is None:
-            raise HTTPException(401, "sign in at /login; the session's cookie is what the API asks for")
-        return found
+OPEN = frozenset({"/login", "/healthz", "/metrics"})
+"""The paths that anybody may ask for; each says itself what it answers to whom."""
 
-    def for_change(self, request: Request) -> Session:
-        """The session of an API request that changes something: its token must be in ``X-CSRF-Token``."""
-        found = self.for_api(request)
+
+async def admitted(request: Request) -> None:
+    """Every route's dependency: a path that is not :data:`OPEN` needs a session, and any change its session's token.
+
+    Without a session a page leads to the sign-in and back, and everything else is answered 401. What may change
+    something (any method but GET) is refused when it comes from another site or without the token: in ``X-CSRF-Token``
+    for the API, as ``csrf`` in a page's form. Handlers take what was found as :data:`SignedIn` and :data:`Form`.
+    """
+    path: str = request.scope["path"]  # not the URL's: that is put together from the Host header, which a caller writes
+    if path in OPEN:
+        return
+    page, changes = not for_machines(request), request.method != "GET"
+    if changes:
         check_origin(request)
-        check_token(found, request.headers.get("x-csrf-token"))
-        return found
+    gate: Gate = request.app.state.gate
+    session = gate.session(request)
+    if session is None and page:
+        asked = path + (f"?{request.url.query}" if request.url.query else "")
+        why = "&ended=1" if request.cookies.get(gate.cookie) else ""
+        raise HTTPException(303, headers={"location": f"/login?next={quote(asked, safe='')}{why}"})
+    if session is None:
+        raise HTTPException(401, "sign in at /login; the session's cookie is what the API asks for")
+    form = await read_form(request) if page and changes else {}
+    if changes:
+        check_token(session, form.get("csrf") if page else request.headers.get("x-csrf-token"))
+    request.state.session, request.state.form = session, form
+
+
+def _session(request: Request) -> Session:
+    session: Session = request.state.session
+    return session
+
+
+def _form(request: Request) -> dict[str, str]:
+    form: dict[str, str] = request.state.form
+    return form
+
+
+def _decider(session: SignedIn) -> Session:
+    if not session.role.may_decide:
+        raise HTTPException(403, "a privacy officer reads; decisions about labels are an operator's")
+    return session
+
+
+SignedIn = Annotated[Session, Depends(_session)]
+"""Whose request it is."""
+
+Form = Annotated[dict[str, str], Depends(_form)]
+"""The fields of a page's form, its token checked."""
+
+Decider = Annotated[Session, Depends(_decider)]
+"""Whose request it is, if the role may decide about labels; 403 otherwise."""
+
+
+def for_machines(request: Request) -> bool:
+    """Whether programs, no person, read what is asked for."""
+    path: str = request.scope["path"]
+    return path.startswith(("/api/", "/metrics", "/healthz", "/static/"))
 
 
 def check_origin(request: Request) -> None:
@@ -122,12 +163,6 @@ def check_token(session: Session, token: str | None) -> None:
     """403 unless ``token`` is the session's own."""
     if token is None or not hmac.compare_digest(token.encode(), session.csrf.encode()):
         raise HTTPException(403, "the form's token is not this session's; reload the page and try again")
-
-
-def check_may_decide(session: Session) -> None:
-    """403 unless the role may decide about labels."""
-    if not session.role.may_decide:
-        raise HTTPException(403, "a privacy officer reads; decisions about labels are an operator's")
 
 
 async def read_form(request: Request) -> dict[str, str]:

@@ -6,14 +6,18 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from server.dashboard import views
+from fastapi import Depends, Request
+
 from server.dashboard.jobs import Job, work
-from server.dashboard.labels import LabelFiles
+from server.dashboard.label_files import LabelFiles
+from server.dashboard.pictures import Picture
 from server.dashboard.planning import Spectra
 from server.dashboard.read_model import Follower
 from server.dashboard.reports import SiteReport, read_reports
+from server.dashboard.views.overview import Overview, overview
+from server.dashboard.views.study import NoiseView, StudyPage, noise_view, study_page
 from server.postprocess.decisions import DecisionStore
 
 T = TypeVar("T")
@@ -54,8 +58,17 @@ class Service:
         self.label_files = LabelFiles(follower.workspace)
         self.spectra = Spectra(follower.workspace)
         self._views: dict[Hashable, tuple[tuple[int, int], Any]] = {}
-        self._arrays: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._arrays: dict[str, tuple[str, Picture]] = {}
         self._making = threading.Lock()
+
+    @property
+    def ledger_file(self) -> Path:
+        return self.follower.workspace.ledger_file
+
+    @property
+    def ledger_id(self) -> str:
+        """The identity of the ledger as far as it was read."""
+        return self.follower.ledger.books.key.ledger_id
 
     def view(self, key: Hashable, make: Callable[[], T]) -> T:
         """``make()`` under the read model's lock, once for each version and every few seconds."""
@@ -70,13 +83,13 @@ class Service:
         value: T = known[1]
         return value
 
-    def overview(self) -> views.Overview:
-        return self.view("overview", lambda: views.overview(self.follower, now=self.now()))
+    def overview(self) -> Overview:
+        return self.view("overview", lambda: overview(self.follower, now=self.now()))
 
-    def study(self) -> views.StudyPage:
-        return self.view("study", lambda: views.study_page(self.follower))
+    def study(self) -> StudyPage:
+        return self.view("study", lambda: study_page(self.follower))
 
-    def arrays(self, volume: str, key: str, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def arrays(self, volume: str, key: str, load: Callable[[], Picture]) -> Picture:
         """A volume's arrays, the last few kept in memory while their picture is the same."""
         known = self._arrays.pop(volume, None)
         if known is None or known[0] != key:
@@ -86,10 +99,10 @@ class Service:
             self._arrays.pop(next(iter(self._arrays)), None)
         return known[1]
 
-    def noise(self) -> views.NoiseView | None:
+    def noise(self) -> NoiseView | None:
         """None before a codec is fitted, and for one that states no spectrum."""
         spectrum = self.spectra.get()
-        return None if spectrum is None else self.view("noise", lambda: views.noise_view(self.follower, spectrum.stds))
+        return None if spectrum is None else self.view("noise", lambda: noise_view(self.follower, spectrum.stds))
 
     def reports(self) -> dict[str, SiteReport]:
         return read_reports(self.follower.workspace.root / "site-reports")
@@ -99,3 +112,12 @@ class Service:
         for job in (self.verify, self.pictures, self.certificate):
             if job is not None:
                 job.stop()
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+Here = Annotated[Service, Depends(_service)]
+"""The service of the dashboard that a request reached."""

@@ -15,7 +15,7 @@ from common.events import EventLog, read_events
 from common.privacy.mechanism import AccountantName
 from consilium.cli.study import study_app
 from server.aggregation import pipeline
-from server.dashboard.read_model import EventFold
+from server.dashboard.event_fold import EventFold
 from server.ledger.server_ledger import Ledger
 from server.postprocess.controls import CONTROLS, load_control
 from server.postprocess.finish import load_labels, load_student

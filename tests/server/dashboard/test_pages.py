@@ -110,7 +110,7 @@ def test_every_table_goes_out_as_csv(reader):
 
 
 def test_a_spreadsheet_takes_no_text_for_a_formula():
-    from server.dashboard.api import csv_response
+    from server.dashboard.tables import csv_response
 
     text = csv_response("x", [{"a": "=1+1", "b": -2.5, "c": "@x"}]).body.decode()
     assert text.splitlines()[1] == "'=1+1,-2.5,'@x"
@@ -284,12 +284,12 @@ def test_a_volumes_figures_are_voxel_counts():
         names=("background", "a", "b"),
         spacing_mm=(10.0, 10.0, 10.0),
     )
-    first, second = facts["structures"]
-    assert (first["ml"], first["student_ml"]) == (2.0, 3.0)
-    assert first["confidence"] == pytest.approx(0.8)
-    assert first["dice"] == pytest.approx(2 * 1 / 5)
-    assert (second["ml"], second["confidence"], second["dice"]) == (0.0, None, None)
-    assert facts["agreement"] == pytest.approx(0.4)
+    first, second = facts.structures
+    assert (first.ml, first.student_ml) == (2.0, 3.0)
+    assert first.confidence == pytest.approx(0.8)
+    assert first.dice == pytest.approx(2 * 1 / 5)
+    assert (second.ml, second.confidence, second.dice) == (0.0, None, None)
+    assert facts.agreement == pytest.approx(0.4)
 
 
 # --- decisions and training

@@ -11,8 +11,11 @@ import pytest
 
 from common.events import EventLog, read_events
 from common.privacy.mechanism import AccountantName
-from server.dashboard import views
-from server.dashboard.read_model import Follower, open_ledger
+from server.dashboard.ledger_fold import open_ledger
+from server.dashboard.read_model import Follower
+from server.dashboard.views.overview import overview
+from server.dashboard.views.study import study_page
+from server.dashboard.wording import duration
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
 from tests.dashboard_study import QUERIES, SITES, make_study_directory
@@ -40,7 +43,7 @@ def followed(workspace: Workspace) -> Follower:
 
 
 def test_an_empty_study_is_shown_as_one_that_has_spent_nothing(study):
-    view = views.overview(followed(study.workspace), now=now())
+    view = overview(followed(study.workspace), now=now())
     assert (view.answers, view.budget.epsilon, view.budget.share) == (0, 0, 0)
     assert view.budget.answers_left == QUERIES
     assert view.run.state == "none"
@@ -49,7 +52,7 @@ def test_an_empty_study_is_shown_as_one_that_has_spent_nothing(study):
 
 
 def test_spending_is_the_ledgers_own_for_the_study_and_for_every_site(collected):
-    view = views.overview(followed(collected.workspace), now=now())
+    view = overview(followed(collected.workspace), now=now())
     with Ledger.open(collected.workspace.ledger_file) as ledger:
         study = ledger.study_guarantees(collected.workspace.study().id)
         pools = {pool.site: ledger.pool_guarantees(pool.pool) for pool in ledger.pools()}
@@ -67,7 +70,7 @@ def test_spending_is_the_ledgers_own_for_the_study_and_for_every_site(collected)
 
 
 def test_the_curve_ends_at_the_ledgers_figures_and_accountants_keep_their_order(collected):
-    curve = views.study_page(followed(collected.workspace)).curve
+    curve = study_page(followed(collected.workspace)).curve
     with Ledger.open(collected.workspace.ledger_file) as ledger:
         spent = ledger.study_guarantees(collected.workspace.study().id)
     assert [point.answers for point in curve] == list(range(1, QUERIES + 1))
@@ -89,7 +92,7 @@ def test_rows_and_events_count_as_they_appear_and_none_twice(study, tmp_path):
     assert follower.version > before
     fresh = followed(study.workspace)
     moment = now()
-    assert views.overview(follower, now=moment) == views.overview(fresh, now=moment)
+    assert overview(follower, now=moment) == overview(fresh, now=moment)
     assert follower.events.count == sum(1 for _ in read_events(study.workspace.events_file))
     assert {name: follower.events.sites[name].codes for name in SITES} == dict.fromkeys(SITES, QUERIES)
 
@@ -97,20 +100,20 @@ def test_rows_and_events_count_as_they_appear_and_none_twice(study, tmp_path):
 def test_sites_are_up_while_they_answer_and_late_when_they_are_quiet(collected, tmp_path):
     workspace = copy(collected, tmp_path / "study")
     follower = followed(workspace)
-    assert {site.state for site in views.overview(follower, now=now()).sites} <= {"up", "idle"}
+    assert {site.state for site in overview(follower, now=now()).sites} <= {"up", "idle"}
     events = EventLog(workspace.events_file, study=workspace.study().id)
     events.emit("reply-missing", batch="b", attempt=1, site="north", reason="deadline")
     events.emit("offer-answered", batch="b", site="east", accepted=False, reason="offline")
     events.emit("offer-answered", batch="b", site="south", accepted=False, reason="paused")
     follower.poll()
-    view = views.overview(follower, now=now())
+    view = overview(follower, now=now())
     states = {site.name: site.state for site in view.sites}
     assert (states["north"], states["east"], states["south"]) == ("late", "offline", "declined")
     assert any("east" in alarm.title for alarm in view.alarms)
     for _ in range(2):
         events.emit("reply-missing", batch="b", attempt=2, site="north", reason="deadline")
     follower.poll()
-    assert views.overview(follower, now=now()).sites[1].state == "offline"
+    assert overview(follower, now=now()).sites[1].state == "offline"
 
 
 def test_what_went_wrong_is_an_alarm_with_a_remedy(collected, tmp_path):
@@ -122,7 +125,7 @@ def test_what_went_wrong_is_an_alarm_with_a_remedy(collected, tmp_path):
     events.emit("code-refused", batch="b", site="west", query="q", reason="code-norm", codes=1)
     events.emit("receipts-missing", site="north", reason="no-reply-or-refused")
     events.emit("run-failed", run="1", reason="quorum")
-    view = views.overview(followed(workspace), now=now())
+    view = overview(followed(workspace), now=now())
     said = " ".join(alarm.title for alarm in view.alarms)
     for words in (
         "Quorum missed: 1 of 3",
@@ -140,9 +143,9 @@ def test_what_went_wrong_is_an_alarm_with_a_remedy(collected, tmp_path):
 
 def test_a_silent_run_is_told_and_a_live_one_is_not(collected):
     follower = followed(collected.workspace)
-    quiet = [alarm.title for alarm in views.overview(follower, now=now()).alarms]
+    quiet = [alarm.title for alarm in overview(follower, now=now()).alarms]
     assert not any("said nothing" in title for title in quiet)
-    late = views.overview(follower, now=now() + timedelta(hours=2))
+    late = overview(follower, now=now() + timedelta(hours=2))
     assert any("said nothing for 2 h" in alarm.title for alarm in late.alarms)
 
 
@@ -153,7 +156,7 @@ def test_a_stage_says_how_far_it_is_and_about_how_long_it_takes(collected, tmp_p
     events = EventLog(workspace.events_file, study=workspace.study().id, clock=lambda: next(times))
     events.emit("stage-started", stage="student", total=100)
     events.emit("student-step", step=25, total=100, loss=0.5)
-    view = views.overview(followed(workspace), now=start + timedelta(seconds=30))
+    view = overview(followed(workspace), now=start + timedelta(seconds=30))
     stage = next(stage for stage in view.run.stages if stage.name == "student")
     assert (stage.state, stage.done, stage.total) == ("active", 25, 100)
     assert stage.eta_s == pytest.approx(90)
@@ -169,7 +172,7 @@ def test_a_changed_row_is_an_alarm_and_what_came_before_it_stands(collected, tmp
                 connection.execute(f"DROP TRIGGER {trigger}")
         connection.execute("UPDATE rows SET body = replace(body, 'batch', 'botch') WHERE seq = 9")
     connection.close()
-    view = views.overview(followed(workspace), now=now())
+    view = overview(followed(workspace), now=now())
     assert "row 9" in view.ledger.problem
     assert view.ledger.rows == 8
     assert view.alarms[0].level == "critical"
@@ -203,4 +206,4 @@ def test_looking_leaves_no_file_beside_a_ledger_that_nobody_has_open(collected, 
     [(0.42, "0.4 s"), (12.4, "12 s"), (185, "3 min 5 s"), (7800, "2 h 10 min"), (360000, "4 d 4 h")],
 )
 def test_durations_read_as_a_person_says_them(seconds, words):
-    assert views.duration(seconds) == words
+    assert duration(seconds) == words

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
 from pathlib import Path
 
 import pytest
+from fastapi import HTTPException, Request
+from fastapi.routing import iter_route_contexts
 
 from common.errors import InvalidInput
 from server.dashboard.auth import Role, Sessions, Throttle, UserFile
-from server.dashboard.security import local_path
+from server.dashboard.security import admitted, local_path
 from tests.server.dashboard.conftest import PASSWORD, Clock, Recorded, TestClient
 
 PAGES = ("/", "/study", "/sites", "/ledger", "/labels", "/student", "/planner")
@@ -23,6 +26,66 @@ def test_without_a_session_pages_lead_to_the_sign_in_and_the_api_says_401(client
         assert (answer.status_code, answer.headers["location"].split("?")[0]) == (303, "/login"), path
     for path in ("/api/overview", "/api/openapi.json", "/api/live/overview", "/api/blocks/overview", "/metrics"):
         assert client.get(path).status_code == 401, path
+
+
+ANYBODY = {("GET", "/login"), ("POST", "/login"), ("GET", "/healthz")}
+
+
+def routes(client: TestClient) -> list[tuple[str, str]]:
+    """Method and path of every route of the application, with parameters filled in."""
+    values = {"name": "sites", "seq": "7", "ending": "pdf", "volume": "a" * 64, "page": "overview"}
+    found = [
+        (method, re.sub(r"{(\w+)}", lambda name: values[name[1]], str(route.path)))
+        for route in iter_route_contexts(client.app.routes)
+        for method in sorted(getattr(route, "methods", None) or ())
+    ]
+    assert len(found) > 35
+    return found
+
+
+def test_every_route_refuses_whoever_has_no_session(client):
+    for method, path in routes(client):
+        answer = client.request(method, path)
+        if (method, path) in ANYBODY:
+            assert answer.status_code in (200, 415), path
+        elif path.startswith(("/api/", "/metrics")):
+            assert answer.status_code == 401, (method, path)
+        else:
+            assert (answer.status_code, answer.headers["location"].split("?")[0]) == (303, "/login"), (method, path)
+
+
+def test_no_route_changes_anything_without_the_sessions_token(signed_in):
+    client = signed_in("ada")
+    changing = [path for method, path in routes(client) if method != "GET" and path != "/login"]
+    assert len(changing) >= 7
+    for path in changing:
+        for sent in ({}, {"data": {"csrf": "guess"}}, {"headers": {"x-csrf-token": "guess"}}):
+            assert client.post(path, **{"data": {"x": "y"}, **sent}).status_code == 403, path
+
+
+def test_what_an_operator_decides_is_closed_to_a_privacy_officer_and_nothing_else_is(signed_in):
+    client = signed_in("paul")
+    token = client.get("/api/me").json()["csrf"]
+    for method, path in routes(client):
+        if method == "GET" or path in ("/login", "/logout"):
+            continue
+        sent = {"json": {"verdict": "reject"}} if path.startswith("/api/") else {"data": {"csrf": token}}
+        answer = client.post(path, headers={"x-csrf-token": token}, **sent)
+        assert (answer.status_code == 403) == path.endswith("/decision"), path
+
+
+@pytest.mark.parametrize("path", ["/new", "/api/new"])
+def test_a_route_that_names_no_gate_is_closed(client, path):
+    client.app.add_api_route(path, lambda: "a figure", methods=["GET", "POST"])
+    assert client.get(path).status_code == (303 if path == "/new" else 401)
+    assert client.post(path, data={"x": "y"}).status_code == (303 if path == "/new" else 401)
+
+
+def test_the_host_a_caller_names_opens_no_path(client):
+    scope = {"type": "http", "method": "GET", "path": "/api/overview", "query_string": b"", "app": client.app}
+    with pytest.raises(HTTPException) as refused:
+        asyncio.run(admitted(Request({**scope, "headers": [(b"host", b"localhost/login?")]})))
+    assert refused.value.status_code == 401
 
 
 def test_signing_in_leads_back_and_its_cookie_is_strict_and_closed_to_scripts(client):

@@ -1,0 +1,269 @@
+"""The event log folded into facts: the newest run and its stages, every site, every batch, the student.
+
+It is followed from where the last pass ended; a line torn by a crash and a line of another schema count for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from common.events import EVENT_SCHEMA
+from server.dashboard.wording import EventView, event_view
+
+RECENT = 60
+ROUTINE = frozenset({"stage-progress", "student-step", "receipts-held", "label-decoded"})
+"""Kinds of event that a list of what happened leaves out, beside accepted offers."""
+
+STAGES = ("collect", "decode", "student", "controls", "export")
+
+
+@dataclass(slots=True)
+class StageState:
+    """Where a stage of the newest run stands; ``base`` is what was done when it began."""
+
+    total: int = 0
+    done: int = 0
+    base: int | None = None
+    started: str | None = None
+    finished: bool = False
+    seconds: float | None = None
+
+
+@dataclass(slots=True)
+class SiteState:
+    """What the event log says about one site."""
+
+    last_seen: str | None = None
+    offer: str | None = None
+    offered: str | None = None
+    accepted: int = 0
+    declined: int = 0
+    codes: int = 0
+    refused: int = 0
+    missing: int = 0
+    missing_in_a_row: int = 0
+    last_problem: str | None = None
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=500))
+    receipts_row: int = 0
+    receipts_time: str | None = None
+    receipts_problem: str | None = None
+
+
+@dataclass(slots=True)
+class BatchState:
+    """A batch as the event log shows it: who was offered and accepted, who answered when, what became of it."""
+
+    id: str
+    time: str
+    accepted: dict[str, str] = field(default_factory=dict)
+    replies: list[tuple[str, float]] = field(default_factory=list)
+    attempts: int = 0
+    released: int = 0
+    refused: int = 0
+    quorum_missed: bool = False
+    needed: int | None = None
+
+
+@dataclass(slots=True)
+class RunState:
+    """The newest run: when it began, and how it ended if it did."""
+
+    id: str
+    started: str
+    resumed: bool
+    ended: str | None = None
+    outcome: str | None = None
+    reason: str = ""
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumMissed:
+    """How many sites accepted the last offer that found too few, and how many it takes."""
+
+    accepted: int
+    needed: int
+
+
+class EventFold:
+    """The event log folded into the state of the newest run, of every site and of the student."""
+
+    def __init__(self, path: Path, *, study_id: str) -> None:
+        self._path, self._study = path, study_id
+        self._clear()
+
+    def _clear(self) -> None:
+        self._offset, self._inode = 0, 0
+        self.count = 0
+        self.last_time: str | None = None
+        self.run: RunState | None = None
+        self.stages: dict[str, StageState] = {}
+        self.sites: dict[str, SiteState] = {}
+        self.batches: dict[str, BatchState] = {}
+        self.losses: list[tuple[int, float]] = []
+        self.loss_total = 0
+        self.student: tuple[str, str, float] | None = None
+        self.controls: dict[str, tuple[str, str]] = {}
+        self.bundle: tuple[str, str] | None = None
+        self.labels: dict[str, str] = {}
+        self.quorum_missed: QuorumMissed | None = None
+        self.implausible: tuple[str, ...] = ()
+        self.budget_refused = False
+        self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self.outcomes: dict[str, int] = {}
+
+    def step(self, lock: threading.RLock) -> bool:
+        """Fold whole lines that were appended since the last call; whether there were any."""
+        try:
+            stat = self._path.stat()
+        except FileNotFoundError:
+            return False
+        if stat.st_ino != self._inode or stat.st_size < self._offset:
+            with lock:
+                self._clear()
+                self._inode = stat.st_ino
+        if stat.st_size <= self._offset:
+            return False
+        with self._path.open("rb") as stream:
+            stream.seek(self._offset)
+            content = stream.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        with lock:
+            self._offset += len(whole)
+            for line in whole.splitlines():
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue  # torn by a crash
+                if isinstance(event, dict) and event.get("schema") == EVENT_SCHEMA:
+                    self._enter(event)
+        return bool(whole)
+
+    def latest(self, count: int) -> tuple[EventView, ...]:
+        """The newest events that say something, in words, newest first."""
+        return tuple(event_view(event) for event in islice(self._recent, count))
+
+    def site(self, name: str) -> SiteState:
+        return self.sites.setdefault(name, SiteState())
+
+    def _batch(self, event: dict[str, Any]) -> BatchState:
+        return self.batches.setdefault(event["batch"], BatchState(event["batch"], event["time"]))
+
+    def _enter(self, event: dict[str, Any]) -> None:
+        kind, time = event["event"], event["time"]
+        self.count += 1
+        self.last_time = time
+        if kind not in ROUTINE and not event.get("accepted"):
+            self._recent.appendleft(event)
+        if "site" in event:
+            self._site_event(kind, time, event)
+        elif not (self._run_event(kind, time, event) or self._student_event(kind, time, event)):
+            self._batch_event(kind, event)
+
+    def _run_event(self, kind: str, time: str, event: dict[str, Any]) -> bool:
+        match kind:
+            case "run-started":
+                self.run = RunState(event["run"], time, event["resumed"])
+                self.stages, self.quorum_missed, self.budget_refused = {}, None, False
+            case "run-finished" | "run-failed" if self.run is not None:
+                self.run.ended, self.run.outcome = time, kind.removeprefix("run-")
+                self.run.reason, self.run.seconds = event.get("reason", ""), event.get("seconds")
+            case "stop-requested" if self.run is not None:
+                self.run.reason = "stop requested"
+            case "stage-started":
+                self.stages[event["stage"]] = StageState(total=event["total"], started=time)
+                if event["stage"] == "student":
+                    self.losses = []
+            case "stage-progress":
+                self._progress(event["stage"], event["done"], event["total"], time)
+            case "stage-finished":
+                stage = self.stages.setdefault(event["stage"], StageState())
+                stage.finished, stage.seconds = True, event["seconds"]
+            case _:
+                return False
+        return True
+
+    def _student_event(self, kind: str, time: str, event: dict[str, Any]) -> bool:
+        match kind:
+            case "label-decoded":
+                self.labels[event["volume"]] = event["query"]
+                stage = self.stages.get("decode", StageState())
+                stage.done = min(stage.done + 1, stage.total)
+            case "answers-weighed":
+                self.implausible = tuple(event["warnings"])
+            case "student-step":
+                self._progress("student", event["step"], event["total"], time)
+                self.losses.append((event["step"], event["loss"]))
+                self.loss_total = event["total"]
+            case "student-trained":
+                self.student = (event["weights"], time, event["seconds"])
+            case "control-trained":
+                self.controls[event["name"]] = (event["weights"], time)
+            case "bundle-exported":
+                self.bundle = (event["sha256"], time)
+            case _:
+                return False
+        return True
+
+    def _batch_event(self, kind: str, event: dict[str, Any]) -> None:
+        match kind:
+            case "quorum-missed":
+                self.quorum_missed = QuorumMissed(event["accepted"], event["needed"])
+                batch = self._batch(event)
+                batch.quorum_missed, batch.needed = True, event["needed"]
+            case "budget-refused":
+                self.budget_refused = True
+                self._count("refused", len(event["queries"]))
+                if event["batch"]:
+                    self._batch(event).refused = len(event["queries"])
+            case "released":
+                batch = self._batch(event)
+                batch.released += len(event["queries"])
+                self._count("released", len(event["queries"]))
+            case "batch-dispatched":
+                self._batch(event).attempts = event["attempt"]
+
+    def _count(self, outcome: str, queries: int) -> None:
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + queries
+
+    def _progress(self, name: str, done: int, total: int, time: str) -> None:
+        stage = self.stages.setdefault(name, StageState(started=time))
+        if stage.base is None:
+            stage.base = done if name == "collect" else 0
+        stage.done, stage.total = done, total
+
+    def _site_event(self, kind: str, time: str, event: dict[str, Any]) -> None:
+        site = self.site(event["site"])
+        match kind:
+            case "offer-answered":
+                site.offer, site.offered = event["reason"], time
+                self._batch(event).accepted[event["site"]] = event["reason"]
+                if event["accepted"]:
+                    site.accepted += 1
+                else:
+                    site.declined += 1
+                if event["reason"] not in ("offline", "deadline", "budget"):
+                    site.last_seen = time
+            case "reply-received":
+                site.last_seen, site.missing_in_a_row = time, 0
+                site.codes += event["codes"]
+                site.latencies.append(event["seconds"])
+                self._batch(event).replies.append((event["site"], event["seconds"]))
+            case "reply-missing":
+                site.missing += 1
+                site.missing_in_a_row += 1
+                site.last_problem = event["reason"]
+            case "code-refused":
+                site.refused += 1
+                site.last_problem = event["reason"]
+            case "receipts-held":
+                site.last_seen = site.receipts_time = time
+                site.receipts_row, site.receipts_problem = event["ledger_row"], None
+            case "receipts-missing":
+                site.receipts_problem = event["reason"]

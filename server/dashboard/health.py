@@ -1,0 +1,46 @@
+"""What machines ask: whether the process follows the study, its metrics, and the API's own description."""
+
+from __future__ import annotations
+
+import hmac
+
+from fastapi import APIRouter, HTTPException, Request
+from fastapi.responses import JSONResponse, Response
+
+from server.dashboard.metrics import exposition
+from server.dashboard.security import Gate
+from server.dashboard.service import Here
+
+routes = APIRouter(include_in_schema=False)
+
+
+@routes.get("/healthz")
+def health(service: Here) -> JSONResponse:
+    """Whether the process follows the study; says nothing about the study itself."""
+    follower = service.follower
+    following = follower.silent_s < 60
+    ok = following and follower.ledger.problem is None
+    facts = {
+        "ok": ok,
+        "following": following,
+        "up_to_date": follower.looked is not None and follower.ledger.complete,
+        "ledger_readable": follower.ledger.problem is None,
+    }
+    return JSONResponse(facts, status_code=200 if ok else 503)
+
+
+@routes.get("/metrics")
+def metrics(request: Request, service: Here) -> Response:
+    """Prometheus text, for a signed-in user or a bearer of the metrics token."""
+    given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+    token: str | None = request.app.state.metrics_token
+    gate: Gate = request.app.state.gate
+    if not (token and hmac.compare_digest(given, token.encode())) and gate.session(request) is None:
+        raise HTTPException(401, "give the metrics token as a bearer", headers={"www-authenticate": "Bearer"})
+    text, kind = exposition(service)
+    return Response(text, media_type=kind)
+
+
+@routes.get("/api/openapi.json")
+def openapi(request: Request) -> JSONResponse:
+    return JSONResponse(request.app.openapi())

@@ -1,0 +1,35 @@
+"""Label files and the student's weights by their hashes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.canonical import sha256_file
+from server.study.workspace import Workspace
+
+
+class LabelFiles:
+    """SHA-256 of label files and of the student's weights, read again only when a file changed."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._known: dict[Path, tuple[int, str]] = {}
+
+    def hash(self, volume: str) -> str | None:
+        """The SHA-256 of a volume's label file; None before it is decoded."""
+        return self._hash(self._workspace.labels_dir / f"{volume}.npz")
+
+    def student(self) -> str:
+        """The SHA-256 of the student's weights; empty before it is trained."""
+        return self._hash(self._workspace.student_dir / "weights.pt") or ""
+
+    def _hash(self, path: Path) -> str | None:
+        try:
+            stamp = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+        known = self._known.get(path)
+        if known is None or known[0] != stamp:
+            known = (stamp, sha256_file(path))
+            self._known[path] = known
+        return known[1]

@@ -1,0 +1,180 @@
+"""The ledger folded into facts, row by row as they appear.
+
+It is opened for reading, for the length of one pass, and every row is checked against the chain and the rules before it
+counts. Nothing is written beside it where no run has it open. A row that does not hold stops the fold and is told as
+the ledger's problem; what was folded before stands.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from common.errors import ConsiliumError
+from common.ledger.chain import Row, check_link, connect
+from common.ledger.records import RefusalRecord, ReleaseRecord
+from common.ledger.server_state import Books
+
+ROWS_A_STEP = 250
+
+
+def open_ledger(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write: SQLite's read-only mode with ``query_only``, for a short while.
+
+    Where no writer has the file open it is read as it lies, without the lock files a reader would leave beside it.
+    """
+    return connect(path, read_only=True, as_it_lies=not Path(f"{path}-wal").exists())
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePoint:
+    """One release of the study: its row, time, batch and Σμ² of the pool it cost most, after it."""
+
+    seq: int
+    time: str
+    batch: str
+    worst: Fraction
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch as the ledger shows it: rows, roster and voters of its releases."""
+
+    id: str
+    time: str
+    first_row: int
+    last_row: int
+    answers: int
+    roster: tuple[str, ...]
+    voters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A refusal row: what was not released, why, which pool had how much Σμ² left of how much requested."""
+
+    seq: int
+    time: str
+    batch: str
+    queries: int
+    reason: str
+    pool: str
+    requested: str
+    remaining: str
+
+
+class LedgerFold:
+    """A server ledger's rows folded into the books and this study's history."""
+
+    def __init__(self, path: Path, *, study_id: str) -> None:
+        self._path, self._study = path, study_id
+        self._clear()
+
+    def _clear(self) -> None:
+        self.books = Books()
+        self.last: Row | None = None
+        self.kinds: dict[str, int] = {}
+        self.points: list[ReleasePoint] = []
+        self.batches: dict[str, Batch] = {}
+        self.refusals: list[Refusal] = []
+        self.problem: str | None = None
+        self.rows_in_file = 0
+        self._stamp: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return self.last.seq if self.last else 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything the file held at the last look has been folded."""
+        return self.rows >= self.rows_in_file
+
+    def steps(self, lock: threading.RLock) -> Iterator[bool]:
+        """Fold what is new, a few hundred rows at a time under ``lock``; yields whether anything changed."""
+        stamp = file_stamp(self._path)
+        if stamp == self._stamp and self.complete:
+            return
+        connection = None
+        try:
+            connection = open_ledger(self._path)
+            if self._rewritten(connection):
+                with lock:
+                    self._clear()
+            self.rows_in_file = int(connection.execute("SELECT coalesce(max(seq), 0) FROM rows").fetchone()[0])
+            while rows := self._next_rows(connection):
+                with lock:
+                    for row in rows:
+                        self._enter(row)
+                yield True
+            with lock:
+                changed, self.problem, self._stamp = self.problem is not None, None, stamp
+            yield changed
+        except (ConsiliumError, sqlite3.Error) as error:
+            with lock:
+                changed, self.problem = self.problem != str(error), str(error)
+            yield changed
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _rewritten(self, connection: sqlite3.Connection) -> bool:
+        if self.last is None:
+            return False
+        found = connection.execute("SELECT hash FROM rows WHERE seq = ?", (self.last.seq,)).fetchone()
+        return found is None or found[0] != self.last.hash
+
+    def _next_rows(self, connection: sqlite3.Connection) -> list[Row]:
+        sql = "SELECT seq, time_utc, kind, body, prev_hash, hash FROM rows WHERE seq > ? ORDER BY seq LIMIT ?"
+        return [Row(*values) for values in connection.execute(sql, (self.rows, ROWS_A_STEP))]
+
+    def _enter(self, row: Row) -> None:
+        check_link("server", row, self.last)
+        record = self.books.enter(row)
+        self.last = row
+        self.kinds[row.kind] = self.kinds.get(row.kind, 0) + 1
+        if isinstance(record, ReleaseRecord) and record.study_id == self._study:
+            self._release(row, record)
+        elif isinstance(record, RefusalRecord) and record.study_id == self._study:
+            self.refusals.append(
+                Refusal(
+                    seq=row.seq,
+                    time=row.time_utc,
+                    batch=record.batch_id,
+                    queries=len(record.query_ids),
+                    reason=record.reason,
+                    pool=record.pool,
+                    requested=record.requested,
+                    remaining=record.remaining,
+                )
+            )
+
+    def _release(self, row: Row, record: ReleaseRecord) -> None:
+        worst = max(self.books.spent_in(self._study, entry.pool).mu_squared for entry in record.roster)
+        if self.points:
+            worst = max(worst, self.points[-1].worst)
+        self.points.append(ReleasePoint(row.seq, row.time_utc, record.batch_id, worst))
+        batch = self.batches.get(record.batch_id)
+        if batch is None:
+            roster = tuple(entry.site for entry in record.roster)
+            self.batches[record.batch_id] = Batch(
+                record.batch_id, row.time_utc, row.seq, row.seq, 1, roster, record.voters
+            )
+        else:
+            batch.answers, batch.last_row, batch.time = batch.answers + 1, row.seq, row.time_utc
+
+
+def file_stamp(path: Path) -> tuple[int, ...]:
+    """What changes when a file, or the write-ahead log beside it, does."""
+    found: list[int] = []
+    for name in (path, Path(f"{path}-wal")):
+        try:
+            stat = name.stat()
+            found += [stat.st_ino, stat.st_size, stat.st_mtime_ns]
+        except OSError:
+            found += [0, 0, 0]
+    return tuple(found)

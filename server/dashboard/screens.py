@@ -1,0 +1,170 @@
+"""Templates and what they are rendered from: live pages block by block, filters for numbers, times and hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import jinja2
+from fastapi import Depends, Request
+from fastapi.responses import HTMLResponse
+from markupsafe import Markup, escape
+
+from common.privacy.figures import delta_text, epsilon_text
+from server.dashboard.auth import Session
+from server.dashboard.labels import labels_page, student_page
+from server.dashboard.security import SignedIn
+from server.dashboard.service import Here, Service
+from server.dashboard.wording import duration
+
+HERE = Path(__file__).parent
+LIVE: Mapping[str, tuple[str, ...]] = {
+    "overview": ("status", "alarms", "budget", "sites", "run", "recent"),
+    "study": ("status", "budget", "batches", "refusals"),
+    "sites": ("status", "sites"),
+    "ledger": ("status",),
+    "labels": ("status", "list"),
+    "student": ("status", "facts"),
+    "planner": ("status",),
+}
+"""Live pages and their blocks; each block is ``templates/blocks/<page>_<block>.html``, ``status`` is every page's."""
+
+NAVIGATION = (
+    ("/", "overview", "Overview"),
+    ("/study", "study", "Study"),
+    ("/sites", "sites", "Sites"),
+    ("/ledger", "ledger", "Ledger"),
+    ("/labels", "labels", "Labels"),
+    ("/student", "student", "Student"),
+    ("/planner", "planner", "Planner"),
+)
+
+
+def live_facts(service: Service, page: str) -> dict[str, Any]:
+    """What the blocks of a live page are rendered from."""
+    facts: dict[str, Any] = {"overview": service.overview(), "page": page}
+    match page:
+        case "study":
+            facts["study"] = service.study()
+        case "sites":
+            facts["reports"] = service.reports()
+        case "labels" | "student":
+            facts["labels"] = labels_page(service)
+            if page == "student":
+                facts["student"] = student_page(service, facts["labels"])
+    return facts
+
+
+def live_blocks(service: Service, templates: jinja2.Environment, page: str) -> dict[str, str]:
+    """The HTML of every block of a live page."""
+    facts = live_facts(service, page)
+    return {name: templates.get_template(block_file(page, name)).render(facts) for name in LIVE[page]}
+
+
+def block_file(page: str, block: str) -> str:
+    return f"blocks/{'all' if block == 'status' else page}_{block}.html"
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """Where a page is shown: to whom, of which dashboard."""
+
+    service: Service
+    session: Session
+    templates: jinja2.Environment
+
+    def show(self, name: str, facts: Mapping[str, Any] = {}, *, template: str = "") -> HTMLResponse:
+        """The page ``name`` with its own facts; ``template`` for one that is not live."""
+        everything = {
+            "user": self.session,
+            "navigation": NAVIGATION,
+            "live": not template,
+            **live_facts(self.service, name),
+            **facts,
+        }
+        return HTMLResponse(self.templates.get_template(template or f"{name}.html").render(everything))
+
+
+def _screen(request: Request, service: Here, session: SignedIn) -> Screen:
+    return Screen(service, session, request.app.state.templates)
+
+
+OnScreen = Annotated[Screen, Depends(_screen)]
+"""What a page's handler shows its answer on."""
+
+
+def environment() -> jinja2.Environment:
+    """The dashboard's templates, strict and escaped."""
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters.update(FILTERS)
+    made.globals["asset_version"] = version("consilium") + "-" + static_version(HERE / "static")
+    return made
+
+
+def static_version(folder: Path) -> str:
+    """A short hash of every static file: a page asks for them under it, so a new release is never half old."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            total.update(path.read_bytes())
+    return total.hexdigest()[:8]
+
+
+def _clock(time: str | None) -> str:
+    return "" if time is None else datetime.fromisoformat(time).strftime("%H:%M:%S")
+
+
+def _day(time: str | None) -> str:
+    return "" if time is None else datetime.fromisoformat(time).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return "–"
+    return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+
+
+def _maybe(make: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: "–" if value is None else make(value)
+
+
+def _marked(text: str) -> Markup:
+    """Commands between backticks are set as code; the rest is escaped."""
+    parts = str(text).split("`")
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else escape(part) for number, part in enumerate(parts)
+    )
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    "marked": _marked,
+    "clock": _clock,
+    "day": _day,
+    "percent": _percent,
+    "epsilon": _maybe(epsilon_text),
+    "delta": _maybe(delta_text),
+    "size": _size,
+    "short": lambda name: name[:10],
+    "duration": _maybe(duration),
+    "count": _maybe(lambda value: f"{value:,}"),
+    "number": _maybe(lambda value: f"{value:.4g}"),
+    "dice": _maybe(lambda value: f"{value:.3f}"),
+    "json": lambda value: json.dumps(value, indent=1, ensure_ascii=False),
+}

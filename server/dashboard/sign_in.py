@@ -1,0 +1,102 @@
+"""Signing in and out: passwords checked two at a time, guesses slowed down, a cookie that no script reads."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from server.dashboard.auth import Sessions, Throttle, UserFile
+from server.dashboard.security import Gate, check_origin, local_path, read_form
+from server.dashboard.service import Service
+
+SIGN_INS_AT_ONCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Who may come in, who is in, and how often somebody tried. ``secure``: the cookie travels over TLS only."""
+
+    users: UserFile
+    sessions: Sessions
+    throttle: Throttle
+    secure: bool
+    scrypts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SIGN_INS_AT_ONCE))
+
+
+def _door(request: Request) -> Door:
+    door: Door = request.app.state.door
+    return door
+
+
+def _gate(request: Request) -> Gate:
+    gate: Gate = request.app.state.gate
+    return gate
+
+
+AtDoor = Annotated[Door, Depends(_door)]
+AtGate = Annotated[Gate, Depends(_gate)]
+
+routes = APIRouter(include_in_schema=False)
+
+
+@routes.get("/login")
+def login_page(request: Request, door: AtDoor, gate: AtGate, next: str = "/", ended: str = "") -> Response:
+    if gate.session(request) is not None:
+        return RedirectResponse(local_path(next), 303)
+    problem = "Your session has ended. Sign in again." if ended else ""
+    return _form(request, door, problem=problem, target=local_path(next))
+
+
+@routes.post("/login")
+async def login(request: Request, door: AtDoor, gate: AtGate) -> Response:
+    check_origin(request)
+    fields = await read_form(request)
+    name, password = fields.get("name", "")[:64], fields.get("password", "")
+    target = local_path(fields.get("next"))
+    address = request.client.host if request.client else ""
+    wait = door.throttle.wait_s(name=name, address=address)
+    if wait > 0:
+        problem = f"Too many wrong sign-ins. Try again in {max(1, round(wait))} s."
+        answer = _form(request, door, status=429, problem=problem, name=name, target=target)
+        answer.headers["retry-after"] = str(max(1, round(wait)))
+        return answer
+    async with door.scrypts:
+        user = await asyncio.to_thread(door.users.check, name, password)
+    if user is None:
+        door.throttle.failed(name=name, address=address)
+        return _form(request, door, status=401, problem="Name or password is wrong.", name=name, target=target)
+    door.throttle.succeeded(name=name, address=address)
+    token, _ = door.sessions.begin(user)
+    response = RedirectResponse(target, 303)
+    response.set_cookie(
+        gate.cookie,
+        token,
+        max_age=round(door.sessions.lifetime_s),
+        httponly=True,
+        samesite="strict",
+        secure=door.secure,
+        path="/",
+    )
+    return response
+
+
+@routes.post("/logout")
+def logout(request: Request, door: AtDoor, gate: AtGate) -> Response:
+    door.sessions.end(request.cookies.get(gate.cookie))
+    response = RedirectResponse("/login", 303)
+    response.delete_cookie(gate.cookie, path="/", httponly=True, samesite="strict", secure=door.secure)
+    return response
+
+
+def _form(
+    request: Request, door: Door, *, status: int = 200, problem: str = "", name: str = "", target: str = "/"
+) -> HTMLResponse:
+    service: Service = request.app.state.service
+    html = request.app.state.templates.get_template("login.html").render(
+        problem=problem, name=name, target=target, nobody=not door.users.users(), study=service.follower.study.name
+    )
+    return HTMLResponse(html, status_code=status)

@@ -1,0 +1,84 @@
+"""Tables and rows as files: CSV that no spreadsheet takes for formulas, and JSON line by line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import chain
+from typing import Any
+
+from fastapi.responses import Response
+
+from server.dashboard.labels import LabelView
+from server.dashboard.views.sites import SiteView
+
+
+def csv_response(name: str, rows: Sequence[dict[str, Any]]) -> Response:
+    """A table as CSV; an empty one has no columns either."""
+    names = tuple(rows[0]) if rows else ()
+    text = "".join(csv_lines(names, ([row[key] for key in names] for row in rows)))
+    return Response(text, media_type="text/csv; charset=utf-8", headers=attached(f"{name}.csv"))
+
+
+def csv_lines(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """Lines of CSV, the header first."""
+    for row in chain([names], rows):
+        stream = io.StringIO()
+        csv.writer(stream).writerow([_cell(value) for value in row])
+        yield stream.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A spreadsheet must not take a text for a formula."""
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    return value
+
+
+def json_lines(rows: Iterable[tuple[int, str, str, str, str, str]]) -> Iterator[str]:
+    """A JSON list of ledger rows, a row a line."""
+    yield "["
+    for number, (seq, time, kind, body, prev_hash, row_hash) in enumerate(rows):
+        fact = {"seq": seq, "time_utc": time, "kind": kind, "body": json.loads(body)}
+        fact |= {"prev_hash": prev_hash, "hash": row_hash}
+        yield ("," if number else "") + "\n" + json.dumps(fact, ensure_ascii=False)
+    yield "\n]\n"
+
+
+def flat_site(site: SiteView) -> dict[str, Any]:
+    """A site as one line of a table."""
+    facts = {name: value for name, value in asdict(site).items() if name != "budget"}
+    budget = site.budget
+    return facts | {
+        "epsilon_spent": None if budget is None else budget.epsilon,
+        "epsilon_budget": None if budget is None else budget.budget,
+        "accountant": None if budget is None else budget.accountant,
+        "delta": None if budget is None else budget.delta,
+        "unit": None if budget is None else budget.unit,
+        "relation": None if budget is None else budget.relation,
+        "answers_left": None if budget is None else budget.answers_left,
+    }
+
+
+def flat_label(label: LabelView) -> dict[str, Any]:
+    """A label as one line of a table."""
+    facts = label.facts
+    return {
+        "number": label.number,
+        "volume": label.volume,
+        "state": label.state,
+        "verdict": label.verdict,
+        "confidence": None if facts is None else facts.confidence,
+        "agreement_with_student": None if facts is None else facts.agreement,
+        "decided_by": None if label.decision is None else label.decision.user,
+        "decided": None if label.decision is None else label.decision.time,
+    }
+
+
+def attached(name: str) -> dict[str, str]:
+    """The header that has a browser save an answer under ``name``."""
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)
+    return {"content-disposition": f'attachment; filename="{safe}"'}

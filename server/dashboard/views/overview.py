@@ -1,0 +1,79 @@
+"""The first page: budget, sites, run, alarms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from server.dashboard.read_model import Follower
+from server.dashboard.views.alarms import Alarm, alarms
+from server.dashboard.views.budget import BudgetView, study_budget
+from server.dashboard.views.run import RunView, run_view
+from server.dashboard.views.sites import SiteView, site_views
+from server.dashboard.wording import EventView
+
+RECENT_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerState:
+    """How far the read model has come with the ledger, and what is wrong with it if anything is."""
+
+    rows: int
+    rows_in_file: int
+    ledger_id: str
+    head: str
+    head_time: str | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The first page."""
+
+    study: str
+    study_id: str
+    planned: int
+    answers: int
+    refused: int
+    quorum: int
+    alarms: tuple[Alarm, ...]
+    run: RunView
+    budget: BudgetView
+    sites: tuple[SiteView, ...]
+    recent: tuple[EventView, ...]
+    ledger: LedgerState
+
+
+def overview(follower: Follower, *, now: datetime) -> Overview:
+    """Everything on the first screen."""
+    study, ledger = follower.study, follower.ledger
+    run = run_view(follower, now=now)
+    sites = site_views(follower, run=run, now=now)
+    budget = study_budget(follower)
+    return Overview(
+        study=study.name,
+        study_id=study.id,
+        planned=study.privacy.planned_queries,
+        answers=len(ledger.points),
+        refused=sum(refusal.queries for refusal in ledger.refusals),
+        quorum=study.privacy.quorum,
+        alarms=alarms(follower, run=run, sites=sites, budget=budget, now=now),
+        run=run,
+        budget=budget,
+        sites=sites,
+        recent=follower.events.latest(RECENT_SHOWN),
+        ledger=ledger_state(follower),
+    )
+
+
+def ledger_state(follower: Follower) -> LedgerState:
+    ledger = follower.ledger
+    return LedgerState(
+        rows=ledger.rows,
+        rows_in_file=ledger.rows_in_file,
+        ledger_id=ledger.books.key.ledger_id,
+        head=ledger.last.hash if ledger.last else "",
+        head_time=ledger.last.time_utc if ledger.last else None,
+        problem=ledger.problem,
+    )

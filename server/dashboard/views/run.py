@@ -1,0 +1,73 @@
+"""The newest run and its stages: how far it is, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from server.dashboard.event_fold import STAGES
+from server.dashboard.read_model import Follower
+
+STAGE_WORDS = {
+    "collect": "Collect codes and release",
+    "decode": "Decode answers",
+    "student": "Train the student",
+    "controls": "Train its controls",
+    "export": "Export the bundle",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StageView:
+    """One step of a run: ``state`` is waiting, active or done."""
+
+    name: str
+    words: str
+    state: str
+    done: int
+    total: int
+    seconds: float | None
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """The newest run: ``state`` is none, running, stopped, finished or failed."""
+
+    state: str
+    words: str
+    started: str | None
+    ended: str | None
+    stages: tuple[StageView, ...]
+
+
+def run_view(follower: Follower, *, now: datetime) -> RunView:
+    """The newest run with its stages."""
+    events = follower.events
+    run = events.run
+    stages = tuple(_stage(follower, name, now=now) for name in STAGES)
+    if run is None:
+        return RunView("none", "No run has been started yet.", None, None, stages)
+    if run.ended is None:
+        active = next((stage for stage in stages if stage.state == "active"), None)
+        words = f"Running: {active.words.lower()}." if active else "Running."
+        return RunView("running", words, run.started, None, stages)
+    if run.outcome == "failed":
+        return RunView("failed", f"The last run failed: {run.reason}", run.started, run.ended, stages)
+    if run.reason:
+        return RunView("stopped", "The last run was stopped on request.", run.started, run.ended, stages)
+    return RunView("finished", "The last run finished.", run.started, run.ended, stages)
+
+
+def _stage(follower: Follower, name: str, *, now: datetime) -> StageView:
+    state = follower.events.stages.get(name)
+    running = follower.events.run is not None and follower.events.run.ended is None
+    if state is None:
+        return StageView(name, STAGE_WORDS[name], "waiting", 0, 0, None, None)
+    if state.finished:
+        return StageView(name, STAGE_WORDS[name], "done", state.total, state.total, state.seconds, None)
+    eta = None
+    if running and state.started and state.done > (state.base or 0):
+        elapsed = (now - datetime.fromisoformat(state.started)).total_seconds()
+        eta = max(0.0, elapsed / (state.done - (state.base or 0)) * (state.total - state.done))
+    return StageView(name, STAGE_WORDS[name], "active" if running else "waiting", state.done, state.total, None, eta)

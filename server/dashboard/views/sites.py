@@ -1,0 +1,94 @@
+"""Every site's standing: whether it answers, what it holds, what its pool has left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from fractions import Fraction
+from statistics import median
+
+from server.dashboard.event_fold import SiteState
+from server.dashboard.read_model import Follower
+from server.dashboard.views.budget import BudgetView, gate_epsilons, pool_budget
+from server.dashboard.views.run import RunView
+from server.dashboard.wording import DECLINED, MISSED
+
+QUIET_S = 120.0
+"""Seconds beyond its deadline after which a site counts as late."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteView:
+    """A site's standing: ``state`` is one of up, idle, late, declined, offline, unseen."""
+
+    name: str
+    pool: str
+    state: str
+    words: str
+    last_seen: str | None
+    codes: int
+    codes_refused: int
+    replies_missing: int
+    accepted: int
+    declined: int
+    latency_s: float | None
+    receipts_row: int
+    receipts_behind: int
+    receipts_problem: str | None
+    budget: BudgetView | None
+    study_epsilon: float | None
+
+
+def site_views(follower: Follower, *, run: RunView, now: datetime) -> tuple[SiteView, ...]:
+    """Every registered site, by name."""
+    return tuple(_site(follower, site.name, site.pool, run=run, now=now) for site in follower.sites)
+
+
+def _site(follower: Follower, name: str, pool: str, *, run: RunView, now: datetime) -> SiteView:
+    seen = follower.events.sites.get(name, SiteState())
+    books, study = follower.ledger.books, follower.study
+    state, words = _standing(seen, run=run, now=now, patience_s=study.collection.deadline_s + QUIET_S)
+    newest = max((batch.last_row for batch in follower.ledger.batches.values() if name in batch.roster), default=0)
+    behind = sum(
+        batch.last_row > seen.receipts_row for batch in follower.ledger.batches.values() if name in batch.roster
+    )
+    inside = books.spent_in(study.id, pool).mu_squared if study.id in books.studies else Fraction(0)
+    return SiteView(
+        name=name,
+        pool=pool,
+        state=state,
+        words=words,
+        last_seen=seen.last_seen,
+        codes=seen.codes,
+        codes_refused=seen.refused,
+        replies_missing=seen.missing,
+        accepted=seen.accepted,
+        declined=seen.declined,
+        latency_s=median(seen.latencies) if seen.latencies else None,
+        receipts_row=seen.receipts_row,
+        receipts_behind=behind if newest > seen.receipts_row else 0,
+        receipts_problem=seen.receipts_problem,
+        budget=pool_budget(follower, name, pool),
+        study_epsilon=dict(gate_epsilons(inside, study.privacy.budget, study.privacy.protection))[
+            str(study.privacy.accountant)
+        ],
+    )
+
+
+def _standing(seen: SiteState, *, run: RunView, now: datetime, patience_s: float) -> tuple[str, str]:
+    if seen.offer is None and seen.last_seen is None:
+        return "unseen", "not heard from yet"
+    if seen.offer in MISSED:
+        return "offline", MISSED[seen.offer]
+    if seen.missing_in_a_row:
+        times = "once" if seen.missing_in_a_row == 1 else f"{seen.missing_in_a_row} times in a row"
+        return ("late" if seen.missing_in_a_row < 3 else "offline"), f"did not answer {times}; it is asked again"
+    if seen.offer != "accepted" and seen.offer is not None:
+        return "declined", f"declined: {DECLINED.get(seen.offer, seen.offer)}"
+    if run.state != "running":
+        return "idle", "answered in the last run"
+    if seen.last_seen and (now - datetime.fromisoformat(seen.last_seen)).total_seconds() > patience_s:
+        if any(stage.name == "collect" and stage.state == "active" for stage in run.stages):
+            return "late", "quiet for longer than its deadline"
+        return "idle", "its part of this run is done"
+    return "up", "answering"

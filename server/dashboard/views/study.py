@@ -1,0 +1,221 @@
+"""The Study page: ε over releases, how batches went, what was refused, the code's spectrum against the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from common.canonical import parse_rational
+from common.privacy.calibration import noise_multiplier
+from common.privacy.figures import epsilon_text
+from common.privacy.mechanism import GRID_BITS
+from server.dashboard.ledger_fold import Refusal
+from server.dashboard.read_model import Follower
+from server.dashboard.views.budget import BudgetView, epsilon_of, mechanism_of, study_budget
+
+CURVES = ("exact", "rdp", "paper")
+CURVE_POINTS = 160
+ACCOUNTANT_NOTE = (
+    "One mechanism, several upper bounds. The exact curve is the tightest that holds. Rényi DP keeps only moments of "
+    "the privacy loss and gives a little away when they are turned into ε, so it reads higher for the same noise; the "
+    "paper's formula gives away more. Only the gate's reading stops the study."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """ε by every accountant after so many answers, as numbers to draw and as texts, rounded up, to read."""
+
+    answers: int
+    time: str
+    exact: float | None
+    rdp: float | None
+    paper: float | None
+    exact_text: str
+    rdp_text: str
+    paper_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """A batch: what was released, who stood on its roster, how long the sites took."""
+
+    id: str
+    time: str
+    answers: int
+    refused: int
+    accepted: int
+    offered: int
+    quorum: int
+    quorum_missed: bool
+    attempts: int
+    first_row: int | None
+    last_row: int | None
+    median_s: float | None
+    slowest_s: float | None
+    slowest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalView:
+    """Queries that were not released, and why; costs nothing."""
+
+    row: int
+    time: str
+    queries: int
+    reason: str
+    pool: str
+    requested: float | None
+    remaining: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StudyPage:
+    """A study's spending and how its batches went; newest batches and refusals first."""
+
+    name: str
+    id: str
+    structures: tuple[str, ...]
+    grid: tuple[int, int, int]
+    spacing_mm: tuple[float, float, float]
+    unit: str
+    relation: str
+    delta: float
+    planned: int
+    quorum: int
+    voters_per_site: int
+    clipping_norm: float
+    noise_multiplier: float
+    budget: BudgetView
+    curve: tuple[CurvePoint, ...]
+    accountant_note: str
+    batches: tuple[BatchView, ...]
+    batch_count: int
+    refusals: tuple[RefusalView, ...]
+    declined: tuple[tuple[str, str, int], ...]
+
+
+def study_page(follower: Follower, *, batches: int = 100) -> StudyPage:
+    """The Study page."""
+    study = follower.study
+    privacy = study.privacy
+    views = [_batch(follower, name) for name in _batch_names(follower)[:batches]]
+    declined: dict[tuple[str, str], int] = {}
+    for batch in follower.events.batches.values():
+        for site, reason in batch.accepted.items():
+            if reason != "accepted":
+                declined[site, reason] = declined.get((site, reason), 0) + 1
+    return StudyPage(
+        name=study.name,
+        id=study.id,
+        structures=study.data.labels[1:],
+        grid=study.data.grid,
+        spacing_mm=study.data.spacing_mm,
+        unit=str(privacy.unit),
+        relation=str(privacy.relation),
+        delta=privacy.delta,
+        planned=privacy.planned_queries,
+        quorum=privacy.quorum,
+        voters_per_site=privacy.voters_per_site,
+        clipping_norm=study.codec.radius,
+        noise_multiplier=noise_multiplier(mechanism_of(study), privacy.protection),
+        budget=study_budget(follower),
+        curve=tuple(epsilon_curve(follower)),
+        accountant_note=ACCOUNTANT_NOTE,
+        batches=tuple(views),
+        batch_count=len(_batch_names(follower)),
+        refusals=tuple(_refusal(refusal) for refusal in reversed(follower.ledger.refusals[-100:])),
+        declined=tuple((site, reason, times) for (site, reason), times in sorted(declined.items())),
+    )
+
+
+def epsilon_curve(follower: Follower) -> list[CurvePoint]:
+    """ε over releases by every accountant, at most :data:`CURVE_POINTS` of them, the newest always among them."""
+    points, budget = follower.ledger.points, follower.study.privacy.budget
+    step = 1
+    while len(points) // step > CURVE_POINTS:
+        step *= 2  # a power of two: points once computed are used again as the curve grows
+    chosen = list(range(step - 1, len(points), step))
+    if points and (not chosen or chosen[-1] != len(points) - 1):
+        chosen.append(len(points) - 1)
+    curve = []
+    for index in chosen:
+        point = points[index]
+        by = {name: epsilon_of(name, point.worst, budget) for name in CURVES}
+        texts = {f"{name}_text": "–" if value is None else epsilon_text(value) for name, value in by.items()}
+        curve.append(CurvePoint(index + 1, point.time, by["exact"], by["rdp"], by["paper"], **texts))
+    return curve
+
+
+def _batch_names(follower: Follower) -> list[str]:
+    """Every batch the ledger or the log knows, newest first."""
+    ledger, events = follower.ledger.batches, follower.events.batches
+    names = {**{name: batch.time for name, batch in events.items()}, **{n: b.time for n, b in ledger.items()}}
+    return sorted(names, key=lambda name: names[name][:19], reverse=True)
+
+
+def _batch(follower: Follower, name: str) -> BatchView:
+    stored, seen = follower.ledger.batches.get(name), follower.events.batches.get(name)
+    replies = seen.replies if seen else []
+    slowest = max(replies, key=lambda reply: reply[1], default=None)
+    accepted = sum(reason == "accepted" for reason in seen.accepted.values()) if seen else 0
+    return BatchView(
+        id=name,
+        time=stored.time if stored else seen.time if seen else "",
+        answers=stored.answers if stored else 0,
+        refused=seen.refused if seen else 0,
+        accepted=max(accepted, len(stored.roster) if stored else 0),
+        offered=len(seen.accepted) if seen else 0,
+        quorum=follower.study.privacy.quorum,
+        quorum_missed=bool(seen and seen.quorum_missed and not stored),
+        attempts=seen.attempts if seen else 0,
+        first_row=stored.first_row if stored else None,
+        last_row=stored.last_row if stored else None,
+        median_s=median(seconds for _, seconds in replies) if replies else None,
+        slowest_s=slowest[1] if slowest else None,
+        slowest=slowest[0] if slowest else None,
+    )
+
+
+def _refusal(refusal: Refusal) -> RefusalView:
+    return RefusalView(
+        row=refusal.seq,
+        time=refusal.time,
+        queries=refusal.queries,
+        reason=refusal.reason,
+        pool=refusal.pool,
+        requested=float(parse_rational(refusal.requested)) if refusal.requested else None,
+        remaining=float(parse_rational(refusal.remaining)) if refusal.remaining else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseView:
+    """The code's public standard deviations, largest first, against the noise on the mean of ``voters`` codes."""
+
+    stds: tuple[float, ...]
+    noise: float
+    voters: int
+    above: int
+    words: str
+
+
+def noise_view(follower: Follower, stds: Sequence[float]) -> NoiseView:
+    """Which coordinates of an answer stand out of its noise, by public knowledge alone.
+
+    The voters are those of the newest release, or of all registered sites before there is one.
+    """
+    study = follower.study
+    batches = list(follower.ledger.batches.values())
+    voters = batches[-1].voters if batches else max(1, len(follower.sites)) * study.privacy.voters_per_site
+    noise = float(mechanism_of(study).noise_std) / 2**GRID_BITS / voters
+    above = sum(std > noise for std in stds)
+    return NoiseView(
+        stds=tuple(stds),
+        noise=noise,
+        voters=voters,
+        above=above,
+        words=f"{above} of {len(stds)} coordinates vary more over public shapes than the noise on the mean of {voters} "
+        f"codes; the decoder shrinks every coordinate by its own signal to noise.",
+    )

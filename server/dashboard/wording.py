@@ -1,0 +1,102 @@
+"""Counts, durations and events in words, as pages and alarms say them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from common.privacy.figures import epsilon_text
+
+DECLINED = {
+    "budget": "its budget does not cover the batch",
+    "daily-cap": "its own daily cap is reached",
+    "paused": "the site has paused the study",
+    "alarm": "its own ledger raised an alarm",
+    "not-allowed": "its policy does not allow these queries",
+}
+MISSED = {"offline": "was not connected at the last offer", "deadline": "did not answer the last offer in time"}
+
+
+@dataclass(frozen=True, slots=True)
+class EventView:
+    """One line of the log in words."""
+
+    time: str
+    kind: str
+    words: str
+    level: str
+
+
+def event_view(event: Mapping[str, Any]) -> EventView:
+    """A line of the log in words; a kind that is not known by its name."""
+    kind = event["event"]
+    say = _EVENTS.get(kind)
+    level = _LEVELS.get(kind, "info")
+    if (kind == "offer-answered" and not event["accepted"]) or (kind == "answers-weighed" and event["warnings"]):
+        level = "warning"
+    return EventView(event["time"], kind, kind.replace("-", " ") if say is None else say(event), level)
+
+
+def many(count: int, one: str, several: str = "") -> str:
+    """A count with its noun: 1 code, 2 codes."""
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for a person: 0.4 s, 12 s, 3 min 5 s, 2 h 10 min, 4 d 2 h."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, name, below, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // below
+            return f"{whole // size} {name}" + (f" {rest} {small}" if rest else "")
+    return f"{whole} s"
+
+
+def _offer(e: Mapping[str, Any]) -> str:
+    reason = e["reason"]
+    said = "accepted" if e["accepted"] else f"declined: {DECLINED.get(reason, reason)}"
+    return f"{e['site']} {MISSED.get(reason, said)}"
+
+
+def _released(e: Mapping[str, Any]) -> str:
+    return (
+        f"{many(len(e['queries']), 'answer')} released by {many(len(e['roster']), 'site')}; "
+        f"ε {epsilon_text(e['epsilon_exact'])} exact, {epsilon_text(e['epsilon_rdp'])} RDP"
+    )
+
+
+_EVENTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "run-started": lambda e: f"run {'resumed' if e['resumed'] else 'started'}",
+    "stage-started": lambda e: f"stage {e['stage']} began",
+    "stage-finished": lambda e: f"stage {e['stage']} done in {duration(e['seconds'])}",
+    "offer-answered": _offer,
+    "quorum-missed": lambda e: f"quorum missed: {e['accepted']} of {e['needed']} sites",
+    "batch-dispatched": lambda e: f"{many(e['queries'], 'query', 'queries')} asked of {many(e['sites'], 'site')}",
+    "reply-received": lambda e: f"{e['site']} sent {many(e['codes'], 'code')} in {duration(e['seconds'])}",
+    "reply-missing": lambda e: f"{e['site']} did not answer: {e['reason']}",
+    "code-refused": lambda e: f"{e['site']}: a code was refused: {e['reason']}",
+    "released": _released,
+    "budget-refused": lambda e: (
+        f"{many(len(e['queries']), 'query', 'queries')} refused: the budget does not cover more"
+    ),
+    "receipts-held": lambda e: f"{e['site']} holds its receipts up to row {e['ledger_row']}",
+    "receipts-missing": lambda e: f"{e['site']} could not be brought its receipts: {e['reason']}",
+    "label-decoded": lambda e: f"label of volume {e['volume'][:8]} decoded",
+    "answers-weighed": lambda e: "; ".join(e["warnings"]) or "the sites' answers are as large together as expected",
+    "student-trained": lambda e: f"student trained in {duration(e['seconds'])}",
+    "control-trained": lambda e: f"control {e['name'].replace('_', ' ')} trained in {duration(e['seconds'])}",
+    "bundle-exported": lambda e: f"bundle exported, {e['sha256'][:8]}",
+    "run-finished": lambda e: f"run finished in {duration(e['seconds'])}",
+    "run-failed": lambda e: f"run failed: {e['reason']}",
+}
+_LEVELS = {
+    "quorum-missed": "critical",
+    "run-failed": "critical",
+    "reply-missing": "warning",
+    "code-refused": "warning",
+    "budget-refused": "warning",
+    "receipts-missing": "warning",
+}
