@@ -30,7 +30,7 @@ from scipy.stats import norm, rankdata
 from client.training.base import Part
 from client.training.private.clipped_sums import silent
 from client.training.private.engine import run
-from client.training.private.journal import Journal, Plan
+from client.training.private.journal import Journal, TrainingPlan
 from client.training.private.settings import defaults
 from client.training.private.teachers import train_privately
 from client.training.standard import StandardTrainer
@@ -54,7 +54,7 @@ def confidences(x: torch.Tensor, y: torch.Tensor, member: np.ndarray, epsilon: f
     else:
         event = plan_noise(epsilon=epsilon, delta=DELTA, rate=RATE, steps=STEPS, neighbours=Neighbours.ADD_REMOVE)
     net = MlpSgd(Shape((x.shape[1], 32, 2)), x[rows], y[rows], clip=1.0, rate=lambda s, t: 0.02, seed=seed)
-    plan = Plan(event, epsilon or 8.0, DELTA, Neighbours.ADD_REMOVE, len(rows))
+    plan = TrainingPlan(event, epsilon or 8.0, DELTA, Neighbours.ADD_REMOVE, len(rows))
     run(net, Journal(plan), noise=silent if epsilon is None else rounded_gaussian)
     _, preacts = forward([w.detach() for w in net.weights], x, "relu")
     gap = (preacts[-1] * (2 * y - 1)).sum(dim=1)

@@ -53,7 +53,6 @@ TEXT_SUFFIXES = {".cfg", ".conf", ".css", ".html", ".js", ".json", ".md", ".prot
 KNOWN_CIRCLES = {
     frozenset({"server.protocols.joint.study", "server.postprocess.finish"}),
     frozenset({"server.dashboard.service", "server.dashboard.labels"}),
-    frozenset({"client.training.private.trainer", "client.training.site"}),
     frozenset({"consilium.demo.evaluate", "consilium.demo.run"}),
 }
 """Modules that still import each other in a circle. The set may only shrink."""

@@ -24,7 +24,7 @@ UNUSUAL_FACTOR = 4.0
 LEAST_CASES_TO_COMPARE = 8
 
 
-class Verdict(StrEnum):
+class CaseVerdict(StrEnum):
     """GOOD: used as it is. ODD: used, and something was put right or looks unusual. BROKEN: left out."""
 
     GOOD = "good"
@@ -42,7 +42,7 @@ class Examined:
 
     number: int
     case: str
-    verdict: Verdict
+    verdict: CaseVerdict
     findings: tuple[str, ...] = ()
     remedy: str = ""
     volumes_ml: tuple[float, ...] = ()
@@ -59,7 +59,7 @@ def examine(
     for number, name in enumerate(sorted(known.keys() | cases.keys()), start=1):
         if name in known:
             reason, remedy = _split(known[name].reason)
-            results.append(Examined(number, name, Verdict.BROKEN, (reason,), remedy))
+            results.append(Examined(number, name, CaseVerdict.BROKEN, (reason,), remedy))
         else:
             results.append(_examine(number, cases[name], dataset, data, seen, results))
         on_case(number)
@@ -77,7 +77,7 @@ def _examine(
             example = load_example(case, data)
     except InvalidInput as error:
         reason, remedy = _split(str(error))
-        return Examined(number, case.id, Verdict.BROKEN, (reason,), remedy)
+        return Examined(number, case.id, CaseVerdict.BROKEN, (reason,), remedy)
     voxel_ml = math.prod(data.spacing_mm) / 1000
     counts = np.bincount(example.label.ravel(), minlength=len(data.labels))[1:]
     content = hashlib.sha256(example.volume.image.tobytes()).hexdigest()
@@ -89,18 +89,18 @@ def _examine(
         return Examined(
             number,
             case.id,
-            Verdict.BROKEN,
+            CaseVerdict.BROKEN,
             (f"the same voxels as case {same}, {whose}",),
             "take one of them out",
             sizes,
         )
     findings = dict.fromkeys(example.notes)
-    return Examined(number, case.id, Verdict.ODD if findings else Verdict.GOOD, tuple(findings), "", sizes)
+    return Examined(number, case.id, CaseVerdict.ODD if findings else CaseVerdict.GOOD, tuple(findings), "", sizes)
 
 
 def _compared(results: list[Examined], data: DataConfig) -> Iterator[Examined]:
     """Structures of unusual size, told by the median over the cases that have them."""
-    sizes = np.array([r.volumes_ml for r in results if r.volumes_ml and r.verdict is not Verdict.BROKEN])
+    sizes = np.array([r.volumes_ml for r in results if r.volumes_ml and r.verdict is not CaseVerdict.BROKEN])
     if len(sizes) < LEAST_CASES_TO_COMPARE:
         yield from results
         return
@@ -112,8 +112,8 @@ def _compared(results: list[Examined], data: DataConfig) -> Iterator[Examined]:
             for name, size, median in zip(data.labels[1:], result.volumes_ml, medians, strict=False)
             if size > 0 and median > 0 and not 1 / UNUSUAL_FACTOR <= size / median <= UNUSUAL_FACTOR
         ]
-        if unusual and result.verdict is not Verdict.BROKEN:
-            result = replace(result, verdict=Verdict.ODD, findings=(*result.findings, *unusual))
+        if unusual and result.verdict is not CaseVerdict.BROKEN:
+            result = replace(result, verdict=CaseVerdict.ODD, findings=(*result.findings, *unusual))
         yield result
 
 

@@ -70,6 +70,14 @@ class DatasetSettings:
     channels: Mapping[str, str] = field(default_factory=dict)
     choice: Choice = field(default_factory=dict)
 
+    def overridden(self, *, layout: str | None, label_map: Path | None) -> DatasetSettings:
+        """These settings with what ``--layout`` and the file of ``--label-map`` say in their place."""
+        settings = self
+        if label_map is not None:
+            names = load_names(label_map)
+            settings = replace(settings, labels=names.labels, channels=names.channels, choice=names.choice)
+        return settings if layout is None else replace(settings, layout=layout)
+
 
 def read_settings(document: dict[str, object], *, root: Path) -> DatasetSettings:
     """Take ``[dataset]``, ``[labels]``, ``[channels]`` and ``[bids.…]`` out of a TOML document; paths are relative to

@@ -1,96 +1,60 @@
-"""What `consilium site doctor` finds: lines for the administrator, a report without patients' names.
-
-A check is a function that returns findings; groups of checks (the data, the network, the keys) know nothing of each
-other. A finding may have a subject, such as a case's name: the site's own terminal shows it, the report gives its
-number alone.
-"""
+"""What `consilium site doctor` looks at: the site's directory, its data, or both."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
-from common.objects import write_atomically
-
-NEEDS_REPAIR = 8
-"""Exit code: at least one finding is a failure."""
-
-
-class State(StrEnum):
-    """OK: fine. NOTE: works, and somebody should know. FAIL: something does not work until it is repaired."""
-
-    OK = "ok"
-    NOTE = "note"
-    FAIL = "fail"
+from client.data.layouts import DatasetSettings
+from client.operations.doctor_data import check_data
+from client.operations.findings import Finding
+from client.operations.readiness import check_site
+from client.policy import load_site
+from common.config import load_study
+from common.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check found. ``text`` and ``remedy`` name no patient; ``subject`` may, ``number`` stands in for it."""
+class DoctorOptions:
+    """What to look at, and how the data is to be read where that is not as site.toml says.
 
-    check: str
-    state: State
-    text: str
-    remedy: str = ""
-    number: int | None = None
-    subject: str = ""
-    picture: str = ""
-
-
-def exit_code(findings: Iterable[Finding]) -> int:
-    """0, or :data:`NEEDS_REPAIR`."""
-    return NEEDS_REPAIR if any(finding.state is State.FAIL for finding in findings) else 0
-
-
-def to_text(findings: Iterable[Finding]) -> str:
-    """The findings for the administrator's terminal, with their subjects."""
-    lines = []
-    for finding in findings:
-        state = "FAIL" if finding.state is State.FAIL else str(finding.state)
-        number = "" if finding.number is None else f" {finding.number}"
-        subject = f" ({finding.subject})" if finding.subject else ""
-        lines.append(f"{state:4} {finding.check}{number}{subject}: {finding.text}")
-        if finding.remedy:
-            lines.append(f"     to fix: {finding.remedy}")
-    return "\n".join(lines)
-
-
-def to_json(findings: Iterable[Finding]) -> str:
-    """The findings for a machine or for somebody else: without subjects."""
-    rows = [
-        {
-            "check": finding.check,
-            "state": str(finding.state),
-            "number": finding.number,
-            "finding": finding.text,
-            "remedy": finding.remedy,
-            "picture": finding.picture,
-        }
-        for finding in findings
-    ]
-    counts = {str(state): sum(row["state"] == state for row in rows) for state in State}
-    return json.dumps({"schema": 1, "counts": counts, "findings": rows}, indent=1, ensure_ascii=False)
-
-
-_WORDS = {State.FAIL: "repair", State.NOTE: "know", State.OK: "ok"}
-
-
-def write_report(directory: Path, findings: Iterable[Finding]) -> tuple[Path, Path]:
-    """Write ``doctor.json`` and ``doctor.html`` into ``directory``; returns their paths. No subject is in either.
-
-    The page begins with what is to be repaired.
+    ``report`` is the directory below which pictures of suspicious cases go; None: no pictures.
     """
-    from jinja2 import Environment, PackageLoader, select_autoescape
 
-    findings = tuple(findings)
-    page = Environment(loader=PackageLoader("client"), autoescape=select_autoescape()).get_template("doctor.html")
-    counts = {str(state): sum(finding.state is state for finding in findings) for state in State}
-    in_order = sorted(findings, key=lambda finding: list(_WORDS).index(finding.state))
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = directory / "doctor.json", directory / "doctor.html"
-    write_atomically(paths[0], (to_json(findings) + "\n").encode())
-    write_atomically(paths[1], page.render(findings=in_order, counts=counts, words=_WORDS).encode())
-    return paths
+    site_dir: Path | None = None
+    data: Path | None = None
+    study: Path | None = None
+    layout: str | None = None
+    label_map: Path | None = None
+    report: Path | None = None
+
+
+def look(options: DoctorOptions, *, on_case: Callable[[int, int], None]) -> list[Finding]:
+    """The findings about the site, then those about the data; ``on_case`` is told cases done and cases in all.
+
+    What the data is for, and how it is to be read, is taken from the site's directory where no option says otherwise.
+    """
+    if options.site_dir is None and options.data is None:
+        raise InvalidInput("nothing to look at", remedy="give --site-dir, --data, or both")
+    findings = [] if options.site_dir is None else list(check_site(options.site_dir))
+    return findings if options.data is None else [*findings, *_data(options, options.data, on_case)]
+
+
+def _data(options: DoctorOptions, data: Path, on_case: Callable[[int, int], None]) -> list[Finding]:
+    study, settings = options.study, DatasetSettings()
+    if options.site_dir is not None:
+        config = load_site(options.site_dir)
+        study, settings = study or config.path(config.study), config.dataset
+    if study is None:
+        raise InvalidInput("no study to check the data for", remedy="give --study, or --site-dir")
+    settings = settings.overridden(layout=options.layout, label_map=options.label_map)
+    terms = load_study(study)
+    return check_data(
+        data,
+        terms.data,
+        settings,
+        stated=terms.privacy,
+        pictures=None if options.report is None else options.report / "pictures",
+        on_case=on_case,
+    )

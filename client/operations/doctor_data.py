@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from client.data.case_checks import Examined, Verdict, examine
+from client.data.case_checks import CaseVerdict, Examined, examine
 from client.data.cases import delta_warning
 from client.data.layouts import DatasetSettings, match_study, open_dataset
-from client.operations.doctor import Finding, State
+from client.operations.findings import Finding, State
 from common.config import DataConfig, StatedBudget
 from common.data.dataset import Case, Dataset, PatientIdentity
 from common.data.patients import counted_once
@@ -23,7 +23,7 @@ from common.objects import write_atomically
 if TYPE_CHECKING:
     from jaxtyping import UInt8
 
-_STATES = {Verdict.GOOD: State.OK, Verdict.ODD: State.NOTE, Verdict.BROKEN: State.FAIL}
+_STATES = {CaseVerdict.GOOD: State.OK, CaseVerdict.ODD: State.NOTE, CaseVerdict.BROKEN: State.FAIL}
 _COLOURS = ("#ff5252", "#40c4ff", "#ffd740", "#69f0ae", "#e040fb", "#ff6e40")
 
 
@@ -69,8 +69,8 @@ def check_data(
         for pair in counted_once(dataset).doubled
     ]
     results = examine(dataset, data, on_case=lambda done: on_case(done, total))
-    good = sum(result.verdict is Verdict.GOOD for result in results)
-    usable = sum(result.verdict is not Verdict.BROKEN for result in results)
+    good = sum(result.verdict is CaseVerdict.GOOD for result in results)
+    usable = sum(result.verdict is not CaseVerdict.BROKEN for result in results)
     findings.append(
         Finding(
             "cases",
@@ -81,7 +81,7 @@ def check_data(
     )
     cases = {case.id: case for case in dataset.cases}
     for result in results:
-        if result.verdict is not Verdict.GOOD:
+        if result.verdict is not CaseVerdict.GOOD:
             findings.append(_case(result, cases.get(result.case), data, pictures))
     return findings
 

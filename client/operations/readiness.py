@@ -12,11 +12,11 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
+from client.operations.findings import Finding, State
 from client.policy import SiteConfig, load_site
 from common.admission import read_request
 from common.errors import ConsiliumError
@@ -30,25 +30,15 @@ TIMEOUT_S = 15.0
 _NO_OBJECT = "/public/" + "0" * 64
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check's outcome; ``remedy`` is empty when there is nothing to do."""
-
-    name: str
-    ok: bool
-    found: str
-    remedy: str = ""
-
-
 def check_site(directory: Path, *, now: datetime | None = None) -> tuple[Finding, ...]:
     """All checks in the order in which an administrator would make them; those that cannot be made are left out."""
     now = now or datetime.now(UTC)
     try:
         config = load_site(directory)
     except ConsiliumError as error:
-        return (Finding("site.toml", False, str(error), "correct it, or `consilium site init` from the kit"),)
+        return (Finding("site.toml", State.FAIL, str(error), "correct it, or `consilium site init` from the kit"),)
     findings = [
-        Finding("site.toml", True, f"site {config.site}, patient pool {config.pool}"),
+        Finding("site.toml", State.OK, f"site {config.site}, patient pool {config.pool}"),
         _keys(directory / "node" / "keys"),
         _authority(config, now),
         _disk(directory),
@@ -63,13 +53,13 @@ def check_site(directory: Path, *, now: datetime | None = None) -> tuple[Finding
 
 def _keys(folder: Path) -> Finding:
     if not (folder / "node").exists():
-        return Finding("keys", False, f"{folder / 'node'} is missing", "put it back, or set the site up anew")
+        return Finding("keys", State.FAIL, f"{folder / 'node'} is missing", "put it back, or set the site up anew")
     try:
         public = read_node_public_key(create_node_keys(folder).public)  # both are there: it only compares them
     except (ConsiliumError, OSError) as error:
-        return Finding("keys", False, str(error), "put the key back with mode 0600, or set the site up anew")
+        return Finding("keys", State.FAIL, str(error), "put the key back with mode 0600, or set the site up anew")
     whose = f"its owner's and the group {(folder / 'node').group()}'s" if shared(folder) else "its owner's alone"
-    return Finding("keys", True, f"the node key {node_fingerprint(public)} is {whose}")
+    return Finding("keys", State.OK, f"the node key {node_fingerprint(public)} is {whose}")
 
 
 def _authority(config: SiteConfig, now: datetime) -> Finding:
@@ -77,10 +67,12 @@ def _authority(config: SiteConfig, now: datetime) -> Finding:
     try:
         until = expires(path)
     except ConsiliumError as error:
-        return Finding("authority", False, str(error), "copy ca.crt from the kit again")
+        return Finding("authority", State.FAIL, str(error), "copy ca.crt from the kit again")
     if until < now:
-        return Finding("authority", False, f"{path} ran out on {until:%Y-%m-%d}", "ask the consortium for a new kit")
-    return Finding("authority", True, f"valid until {until:%Y-%m-%d}")
+        return Finding(
+            "authority", State.FAIL, f"{path} ran out on {until:%Y-%m-%d}", "ask the consortium for a new kit"
+        )
+    return Finding("authority", State.OK, f"valid until {until:%Y-%m-%d}")
 
 
 def _server(config: SiteConfig, now: datetime) -> list[Finding]:
@@ -103,20 +95,20 @@ def _server(config: SiteConfig, now: datetime) -> list[Finding]:
     except (OSError, ValueError) as error:
         return [_unreachable(error, way, proxied=bool(proxy))]
     findings = [
-        Finding("network", True, way),
-        Finding("certificate", True, "the kit's authority vouches for the server"),
+        Finding("network", State.OK, way),
+        Finding("certificate", State.OK, "the kit's authority vouches for the server"),
         _clock(date, now),
     ]
     match status, word:
         case 404, _:
-            findings.append(Finding("admission", True, "the server knows this site's key"))
+            findings.append(Finding("admission", State.OK, "the server knows this site's key"))
         case 401, "unknown-key":
-            findings.append(Finding("admission", False, "the server does not know this site's key", _ask(config)))
+            findings.append(Finding("admission", State.FAIL, "the server does not know this site's key", _ask(config)))
         case 401, "clock":
             pass  # said already
         case _:
             remedy = "is something else answering at this address?"
-            findings.append(Finding("admission", False, f"answer {status} {word}".strip(), remedy))
+            findings.append(Finding("admission", State.FAIL, f"answer {status} {word}".strip(), remedy))
     return findings
 
 
@@ -135,41 +127,41 @@ def _unreachable(error: Exception, way: str, *, proxied: bool) -> Finding:
         case ssl.SSLCertVerificationError():
             what = reason.verify_message
             if "expired" in what:
-                return Finding("certificate", False, what, "the consortium renews it: `consilium provision renew`")
+                return Finding("certificate", State.FAIL, what, "the consortium renews it: `consilium provision renew`")
             if "match" in what or "valid for" in what:
-                return Finding("certificate", False, what, "use the server's address as the kit has it")
+                return Finding("certificate", State.FAIL, what, "use the server's address as the kit has it")
             remedy = "if a proxy of yours inspects TLS, append its authority to node/ca.crt; else ask for a new kit"
-            return Finding("certificate", False, what, remedy)
+            return Finding("certificate", State.FAIL, what, remedy)
         case socket.gaierror():
-            return Finding("network", False, f"{way}: unknown name", "ask for it in your DNS, or set HTTPS_PROXY")
+            return Finding("network", State.FAIL, f"{way}: unknown name", "ask for it in your DNS, or set HTTPS_PROXY")
         case ConnectionRefusedError():
-            return Finding("network", False, f"{way}: refused", "is the server up? Else open this port outbound")
+            return Finding("network", State.FAIL, f"{way}: refused", "is the server up? Else open this port outbound")
         case TimeoutError():
-            return Finding("network", False, f"{way}: no answer", "open this port outbound, or set HTTPS_PROXY")
+            return Finding("network", State.FAIL, f"{way}: no answer", "open this port outbound, or set HTTPS_PROXY")
         case OSError() if "Tunnel connection failed" in str(reason):
-            return Finding("network", False, f"{way}: {reason}", "let the proxy pass CONNECT to this address")
+            return Finding("network", State.FAIL, f"{way}: {reason}", "let the proxy pass CONNECT to this address")
         case _:
             remedy = "check HTTPS_PROXY" if proxied else "open this port outbound, or set HTTPS_PROXY"
-            return Finding("network", False, f"{way}: {type(reason).__name__}", remedy)
+            return Finding("network", State.FAIL, f"{way}: {type(reason).__name__}", remedy)
 
 
 def _clock(date: str, now: datetime) -> Finding:
     try:
         ahead_s = (now - parsedate_to_datetime(date)).total_seconds()
     except ValueError:
-        return Finding("clock", False, "the answer has no date", "is something else answering at this address?")
+        return Finding("clock", State.FAIL, "the answer has no date", "is something else answering at this address?")
     if -MAX_AGE_S < ahead_s < MAX_LEAD_S:
-        return Finding("clock", True, f"within {abs(ahead_s):.0f} s of the server's")
+        return Finding("clock", State.OK, f"within {abs(ahead_s):.0f} s of the server's")
     word = "ahead of" if ahead_s > 0 else "behind"
-    return Finding("clock", False, f"{abs(ahead_s):.0f} s {word} the server's", "set the clock, best by NTP")
+    return Finding("clock", State.FAIL, f"{abs(ahead_s):.0f} s {word} the server's", "set the clock, best by NTP")
 
 
 def _disk(directory: Path) -> Finding:
     free = shutil.disk_usage(directory).free
     found = f"{free / 2**30:.1f} GiB free"
     if free < MIN_FREE_BYTES:
-        return Finding("disk", False, found, f"make room: at least {MIN_FREE_BYTES >> 30} GiB")
-    return Finding("disk", True, found)
+        return Finding("disk", State.FAIL, found, f"make room: at least {MIN_FREE_BYTES >> 30} GiB")
+    return Finding("disk", State.OK, found)
 
 
 def _teachers(config: SiteConfig) -> Finding:
@@ -182,24 +174,26 @@ def _teachers(config: SiteConfig) -> Finding:
         voters = study.privacy.voters_per_site
         found = Teachers.load(config.path("teachers"), data=study.data, voters=voters, recipe=study.teacher)
     except ConsiliumError as error:
-        return Finding("teachers", False, str(error), "put the kit's study.toml back, then `consilium site train`")
+        return Finding("teachers", State.FAIL, str(error), "put the kit's study.toml back, then `consilium site train`")
     loaded = f"{sum(map(bool, found.served))} of {voters} voters have a teacher; the others vote zero"
     if not found.problems:
-        return Finding("teachers", True, loaded)
+        return Finding("teachers", State.OK, loaded)
     reasons = "; ".join(f"voter {voter}: {problem}" for voter, problem in found.problems.items())
-    return Finding("teachers", False, f"{loaded} ({reasons})", "`consilium site train`, then restart the worker")
+    return Finding("teachers", State.FAIL, f"{loaded} ({reasons})", "`consilium site train`, then restart the worker")
 
 
 def _gpu(memory: Callable[[], tuple[int, int] | None] | None = None) -> Finding:
     """Free and total bytes by ``memory``; torch is asked if none is given."""
     found = (memory or _gpu_memory)()
     if found is None:
-        return Finding("graphics memory", True, "no GPU: teachers run on the processor, more slowly")
+        return Finding("graphics memory", State.OK, "no GPU: teachers run on the processor, more slowly")
     free, total = found
     text = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
     if free < MIN_GPU_BYTES:
-        return Finding("graphics memory", False, text, "end what else uses the GPU, or hide it: CUDA_VISIBLE_DEVICES=")
-    return Finding("graphics memory", True, text)
+        return Finding(
+            "graphics memory", State.FAIL, text, "end what else uses the GPU, or hide it: CUDA_VISIBLE_DEVICES="
+        )
+    return Finding("graphics memory", State.OK, text)
 
 
 def _gpu_memory() -> tuple[int, int] | None:

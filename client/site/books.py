@@ -118,6 +118,13 @@ def writing_teachers(directories: Iterable[Path]) -> Iterator[None]:
         yield
 
 
+def empty_slots(config: SiteConfig) -> tuple[int, ...]:
+    """The voters for which the worker that started last found no teacher to load."""
+    with read_books(config) as ledger:
+        loaded = ledger.teachers()
+    return () if loaded is None else tuple(voter for voter, (served, _) in enumerate(loaded.voters) if not served)
+
+
 def slots_file(config: SiteConfig) -> Path:
     """How the pool's patients are dealt to voters in this site's study: one file for each m, shared by every study.
 

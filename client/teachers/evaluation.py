@@ -31,7 +31,8 @@ from client.site.books import slots_file
 from client.teachers.comparison import Answer, Comparison, Gone, Missing, codec_of, compare, gone, references
 from client.teachers.student import STUDENT_DIR
 from client.training.patient_deal import load_slots
-from client.training.site import held_out_count, scans_by_patient
+from client.training.site import scans_by_patient
+from client.training.task import held_out_count
 from common.config import DataConfig, load_study
 from common.data.msd import Case, Dataset, Problem
 from common.data.volume import Volume, load_example

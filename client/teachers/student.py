@@ -20,13 +20,15 @@ from client.ledger.site_ledger import SiteLedger
 from client.operations.fetch import OnBytes, PublicObjects
 from client.policy import SiteConfig, load_site
 from client.site.books import read_books
+from client.teachers.bundle_values import check_same, read_values, regenerate
 from common.bundle_archive import unpack
 from common.config import Study, load_study
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import public_hex
 from common.ledger.receipts import Receipt, row_hashes
 from common.ledger.records import charge_of, parse_body
-from common.models.student_bundle import METADATA, PrivacyFacts, check_same, read_values, regenerate, write_bundle
+from common.models.bundle_facts import BundlePrivacy
+from common.models.student_bundle import METADATA, write_bundle
 from common.objects import write_atomically
 from common.privacy.accounting import Guarantee, max_mu_squared
 from common.privacy.mechanism import AccountantName
@@ -143,7 +145,7 @@ def _receipted(own: list[Receipt], study: Study) -> Fraction:
     return sum((charge_of(mechanism, protection, protection) for mechanism in mechanisms), start=Fraction(0))
 
 
-def _check_facts(facts: PrivacyFacts, statement: StudentStatement, study: Study) -> None:
+def _check_facts(facts: BundlePrivacy, statement: StudentStatement, study: Study) -> None:
     """The privacy facts in the bundle are those that were signed, about the study this site consented to."""
     privacy = study.privacy
     budget, protection = privacy.budget, privacy.protection

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from client.training.site import TRAIN_SCHEMA, voter_directory
+from client.training.task import TRAIN_SCHEMA, voter_directory
 from common.canonical import check_schema, digest
 from common.config import DataConfig, TrainingConfig
 from common.errors import InvalidInput

@@ -18,13 +18,10 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import TYPE_CHECKING
 
+from client.training.task import Crash, OnProgress, RunVoters, VoterOutcome, VoterTask
 from common.data.volume_cache import DEFAULT_BUDGET_BYTES
 from common.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from client.training.site import Crash, OnProgress, RunVoters, VoterOutcome, VoterTask
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 STOP_S = 5.0
@@ -58,8 +55,6 @@ class _Process:
 
 
 def _run(tasks: Sequence[VoterTask], *, jobs: int, on_progress: OnProgress) -> list[VoterOutcome | Crash]:
-    from client.training.site import Crash, VoterOutcome
-
     results: dict[int, VoterOutcome | Crash] = {}
     waiting = list(range(len(tasks)))[::-1]
     running: list[_Process] = []
@@ -146,7 +141,7 @@ def _work(connection: Connection, cache_bytes: int) -> None:
         os.environ[name] = "1"
     import torch
 
-    from client.training.site import train_voter
+    from client.training.voter import train_voter
 
     torch.set_num_threads(1)
     report: Callable[[int, float], None] = lambda step, loss: connection.send((step, loss))  # noqa: E731

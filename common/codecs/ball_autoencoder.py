@@ -30,19 +30,9 @@ import torch
 from jaxtyping import Float, UInt8
 from torch.nn import functional as F
 
-from common.canonical import checked_fields
 from common.codecs import shapes
 from common.codecs.ball import SLOPE, ball_activation
-from common.codecs.base import (
-    CODEC_SCHEMA,
-    Provenance,
-    check_code,
-    check_noise_std,
-    check_probabilities,
-    pack,
-    parse_grid,
-    parse_hex,
-)
+from common.codecs.base import Provenance, check_code, check_noise_std, check_probabilities, read_header, write_codec
 from common.codecs.pca import FILL, centre_and_metric, principal_components, water_fill
 from common.config import CodecConfig
 from common.errors import InvalidInput
@@ -140,34 +130,19 @@ class BallAutoencoder:
         return shapes.to_probabilities(self.centre + change, factor=self._factor)
 
     def to_bytes(self) -> bytes:
-        header = {
-            "grid": list(self.grid),
-            "name": self.name,
-            "provenance": self.provenance.to_json(),
-            "radius": self.radius.hex(),
-            "schema": CODEC_SCHEMA,
-        }
-        return pack(header, {"centre": self.centre, "metric": self.metric, "powers": self.powers, **dict(self.weights)})
+        arrays = {"centre": self.centre, "metric": self.metric, "powers": self.powers, **dict(self.weights)}
+        return write_codec(self, arrays, grid=True)
 
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> BallAutoencoder:
-        fields = checked_fields(
-            dict(header), {"grid": list, "name": str, "provenance": dict, "radius": str, "schema": int}
-        )
-        grid = parse_grid(fields["grid"], codec="ball-ae")
+        fields = read_header(header, grid=True)
         weights = dict(arrays)
         public = {field: weights.pop(field, np.zeros(0)) for field in ("centre", "metric", "powers")}
         if any(a.dtype != np.float64 for a in public.values()) or any(a.dtype != np.float32 for a in weights.values()):
             raise InvalidInput(
                 "ball-ae codec: arrays", value=sorted(arrays), limit="float64 statistics, float32 weights"
             )
-        return cls(
-            **public,
-            weights=weights,
-            radius=parse_hex(fields["radius"]),
-            grid=grid,
-            provenance=Provenance.from_json(fields["provenance"]),
-        )
+        return cls(**{**public, "weights": weights, **fields})
 
     @classmethod
     def fit(

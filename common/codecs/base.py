@@ -272,6 +272,32 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return header, arrays
 
 
+def write_codec(codec: Codec, arrays: Mapping[str, np.ndarray], *, grid: bool) -> bytes:
+    """A codec's bytes: its arrays, and in the header its name, provenance and radius, with ``grid`` also its grid."""
+    header = {
+        "name": codec.name,
+        "provenance": codec.provenance.to_json(),
+        "radius": codec.radius.hex(),
+        "schema": CODEC_SCHEMA,
+    }
+    return pack(header | ({"grid": list(codec.grid)} if grid else {}), arrays)
+
+
+def read_header(header: Mapping[str, Any], *, grid: bool) -> dict[str, Any]:
+    """What :func:`write_codec` put into a header, as a codec's constructor takes it; InvalidInput for anything else."""
+    kinds: dict[str, type] = {"name": str, "provenance": dict, "radius": str, "schema": int}
+    fields = checked_fields(dict(header), kinds | ({"grid": list} if grid else {}))
+    known = {"provenance": Provenance.from_json(fields["provenance"]), "radius": parse_hex(fields["radius"])}
+    return known | ({"grid": _parse_grid(fields["grid"], codec=fields["name"])} if grid else {})
+
+
+def _parse_grid(value: list[Any], *, codec: str) -> tuple[int, int, int]:
+    """Three integers from 8, in voxels; anything else is refused."""
+    if len(value) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 8 for n in value):
+        raise InvalidInput(f"{codec} codec: grid", value=value, limit="three integers from 8")
+    return value[0], value[1], value[2]
+
+
 def _check_size(member: IO[bytes], size: int) -> None:
     """That an array's header announces just the bytes that follow: nothing is allocated for what is not there."""
     if np.lib.format.read_magic(member) != (1, 0):
@@ -314,13 +340,6 @@ def check_noise_std(noise_std: float) -> float:
     if noise_std < 0:
         raise InvalidInput("noise on the mean code", value=noise_std, limit="a finite number ≥ 0")
     return float(noise_std)
-
-
-def parse_grid(value: list[Any], *, codec: str) -> tuple[int, int, int]:
-    """Read a codec header's grid: three integers from 8, in voxels; anything else is refused."""
-    if len(value) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 8 for n in value):
-        raise InvalidInput(f"{codec} codec: grid", value=value, limit="three integers from 8")
-    return value[0], value[1], value[2]
 
 
 def parse_hex(text: str) -> float:

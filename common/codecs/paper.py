@@ -24,17 +24,8 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from common.canonical import checked_fields
 from common.codecs import shapes
-from common.codecs.base import (
-    CODEC_SCHEMA,
-    Provenance,
-    check_code,
-    check_noise_std,
-    check_probabilities,
-    pack,
-    parse_hex,
-)
+from common.codecs.base import Provenance, check_code, check_noise_std, check_probabilities, read_header, write_codec
 from common.codecs.pca import principal_components
 from common.config import CodecConfig
 from common.errors import InvalidInput
@@ -95,20 +86,14 @@ class PaperPcaCodec:
         return result
 
     def to_bytes(self) -> bytes:
-        header = {
-            "name": self.name,
-            "provenance": self.provenance.to_json(),
-            "radius": self.radius.hex(),
-            "schema": CODEC_SCHEMA,
-        }
-        return pack(header, {field: getattr(self, field) for field in _DTYPES})
+        return write_codec(self, {field: getattr(self, field) for field in _DTYPES}, grid=False)
 
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> PaperPcaCodec:
-        fields = checked_fields(dict(header), {"name": str, "provenance": dict, "radius": str, "schema": int})
+        fields = read_header(header, grid=False)
         if arrays.keys() != _DTYPES.keys() or any(arrays[f].dtype != dtype for f, dtype in _DTYPES.items()):
             raise InvalidInput("paper-pca codec: arrays", value=sorted(arrays), limit=", ".join(_DTYPES))
-        return cls(**arrays, radius=parse_hex(fields["radius"]), provenance=Provenance.from_json(fields["provenance"]))
+        return cls(**{**arrays, **fields})
 
     @classmethod
     def fit(

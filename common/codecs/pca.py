@@ -15,18 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from common.canonical import checked_fields
 from common.codecs import shapes
-from common.codecs.base import (
-    CODEC_SCHEMA,
-    Provenance,
-    check_code,
-    check_noise_std,
-    check_probabilities,
-    pack,
-    parse_grid,
-    parse_hex,
-)
+from common.codecs.base import Provenance, check_code, check_noise_std, check_probabilities, read_header, write_codec
 from common.config import CodecConfig
 from common.errors import InvalidInput
 
@@ -111,31 +101,16 @@ class PcaCodec:
         return shapes.to_probabilities(self.centre + offset / self.metric, factor=self._factor)
 
     def to_bytes(self) -> bytes:
-        header = {
-            "grid": list(self.grid),
-            "name": self.name,
-            "provenance": self.provenance.to_json(),
-            "radius": self.radius.hex(),
-            "schema": CODEC_SCHEMA,
-        }
-        return pack(header, {field: getattr(self, field) for field in _DTYPES})
+        return write_codec(self, {field: getattr(self, field) for field in _DTYPES}, grid=True)
 
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> PcaCodec:
-        fields = checked_fields(
-            dict(header), {"grid": list, "name": str, "provenance": dict, "radius": str, "schema": int}
-        )
-        grid = parse_grid(fields["grid"], codec="pca")
+        fields = read_header(header, grid=True)
         if arrays.keys() != _DTYPES.keys() or any(arrays[f].dtype != dtype for f, dtype in _DTYPES.items()):
             raise InvalidInput("pca codec: arrays", value=sorted(arrays), limit=", ".join(_DTYPES))
         if arrays["metric"].ndim != 3 or arrays["variances"].ndim != 1 or arrays["powers"].ndim != 1:
             raise InvalidInput("pca codec", limit="finite arrays of matching shapes")
-        return cls(
-            **arrays,
-            radius=parse_hex(fields["radius"]),
-            grid=grid,
-            provenance=Provenance.from_json(fields["provenance"]),
-        )
+        return cls(**{**arrays, **fields})
 
     @classmethod
     def fit(

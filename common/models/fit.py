@@ -8,15 +8,12 @@ touched. Refuses shapes that do not match, targets that are not probabilities, a
 from __future__ import annotations
 
 import hashlib
-import io
-import logging
 import math
-import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -39,10 +36,8 @@ from monai.transforms import (
 from common.config import TrainingConfig
 from common.data.volume_cache import StoredVolumes
 from common.errors import InvalidInput
+from common.models.checkpoint import load_checkpoint, save_checkpoint
 from common.models.unet import weights_to_bytes
-from common.objects import write_atomically
-
-log = logging.getLogger(__name__)
 
 CHECKPOINT_SCHEMA = 1
 CHECKPOINT_EVERY = 50  # steps
@@ -106,8 +101,12 @@ def fit(
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=WEIGHT_DECAY)
     share = np.ones(len(images)) if weights is None else weights / weights.mean()
-    identity = _identity(model, images, targets, share, recipe, seed=seed, augment=augment)
-    step, losses = _resume(checkpoint, identity, model, optimizer)
+    run = {"identity": _identity(model, images, targets, share, recipe, seed=seed, augment=augment)}
+    step, losses = 0, list[float]()
+    if (saved := load_checkpoint(checkpoint, run=run)) is not None:
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step, losses = int(saved["step"]), list(saved["losses"])
     resumed_from = step
     if recipe.patch and any(n > size for n, size in zip(recipe.patch, images.shape[2:], strict=True)):
         raise InvalidInput("training patch", value=recipe.patch, limit=f"within the grid {images.shape[2:]}")
@@ -133,7 +132,8 @@ def fit(
         step += 1
         losses.append(value)
         if checkpoint is not None and (step % CHECKPOINT_EVERY == 0 or step == recipe.steps):
-            _save(checkpoint, identity, step, losses, model, optimizer)
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            save_checkpoint(checkpoint, {"step": step, "losses": losses, **state}, run=run)
         if on_step is not None:
             on_step(step, value)
     model.eval()
@@ -336,36 +336,3 @@ def _identity(
     total.update(np.ascontiguousarray(share).tobytes())
     total.update(weights_to_bytes(model))
     return total.hexdigest()
-
-
-def _save(
-    path: Path,
-    identity: str,
-    step: int,
-    losses: list[float],
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-) -> None:
-    stream = io.BytesIO()
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save({"identity": identity, "step": step, "losses": losses, **state}, stream)
-    write_atomically(path, stream.getvalue())
-
-
-def _resume(
-    path: Path | None, identity: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[int, list[float]]:
-    """Load a checkpoint of exactly this run; anything else means starting from the first step."""
-    if path is None or not path.exists():
-        return 0, []
-    try:
-        saved: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError):
-        log.warning("checkpoint=unreadable starting_from=0")
-        return 0, []
-    if not isinstance(saved, dict) or saved.get("identity") != identity:
-        log.warning("checkpoint=of_another_run starting_from=0")
-        return 0, []
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    return int(saved["step"]), list(saved["losses"])

@@ -16,15 +16,14 @@ from common.errors import InvalidInput
 from common.privacy.accounting import max_mu_squared
 from common.privacy.consent import guess_sentence
 from common.privacy.figures import delta_text, epsilon_text
+from consilium.cli.site_decisions import heads, pause, recover, resume, take_sealing_key, withdraw, withdraw_patient
+from consilium.cli.site_student import evaluate, student_app
 from consilium.cli.train import train
 
 site_app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="A hospital's side: train teachers, serve codes."
 )
 site_app.command("train")(train)
-
-student_app = typer.Typer(no_args_is_help=True, help="The study's student at this site.")
-site_app.add_typer(student_app, name="student")
 
 SiteDir = Annotated[Path, typer.Option("--site-dir", help="The site's directory.")]
 
@@ -150,10 +149,16 @@ def doctor(
     least one check failed; each such line says what to do.
     Example: consilium site doctor --site-dir /srv/consilium --data /data/north --report doctor
     """
-    from client.operations import doctor as findings_of
-    from consilium.cli.doctor import look
+    from rich.console import Console
+    from rich.progress import Progress
 
-    findings = look(site_dir, data=data, study=study, layout=layout, label_map=label_map, report=report)
+    from client.operations import findings as findings_of
+    from client.operations.doctor import DoctorOptions, look
+
+    options = DoctorOptions(site_dir, data, study, layout, label_map, report)
+    with Progress(console=Console(stderr=True), disable=data is None) as bar:
+        task = bar.add_task("cases", total=None)
+        findings = look(options, on_case=lambda done, total: bar.update(task, completed=done, total=total))
     if report is not None:
         paths = findings_of.write_report(report, findings)
         typer.echo(f"report: {paths[1]}", err=True)
@@ -208,6 +213,7 @@ def status(
     Example: consilium site status --site-dir /srv/consilium
     """
     from client.data.cases import delta_warning, has_trained, load_cases
+    from client.site.books import empty_slots
     from client.site.enrolment import site_status
 
     facts = site_status(site_dir)
@@ -219,7 +225,7 @@ def status(
         warning = delta_warning(load_site(site_dir).caps, patients=load_cases(site_dir).patients)
         if warning is not None:
             typer.echo(f"warning: {warning}")
-    for voter in empty_slots(site_dir):
+    for voter in empty_slots(load_site(site_dir)):
         typer.echo(f"warning: voter {voter} has no teacher and votes zero; to fix: `consilium site train`", err=True)
 
 
@@ -234,15 +240,6 @@ def joining_text(study: Study, *, file: Path) -> str:
             f"all of it, before you send the request: `consilium study show {file} --for-site`",
         ]
     )
-
-
-def empty_slots(site_dir: Path) -> tuple[int, ...]:
-    """The voters for which the worker that started last found no teacher to load."""
-    from client.site.books import read_books
-
-    with read_books(load_site(site_dir)) as ledger:
-        loaded = ledger.teachers()
-    return () if loaded is None else tuple(voter for voter, (served, _) in enumerate(loaded.voters) if not served)
 
 
 def status_text(facts: dict[str, Any]) -> str:
@@ -287,262 +284,12 @@ def training_lines(trainings: dict[str, Any]) -> list[str]:
     ]
 
 
-StudyName = Annotated[str, typer.Argument(help="The study's name, id or the beginning of its id.")]
-
-
-@site_app.command("pause")
-def pause(study: StudyName, site_dir: SiteDir) -> None:
-    """Veto: nothing leaves this site for a study until it is resumed. Holds at once, also for a running worker.
-
-    Example: consilium site pause trial --site-dir /srv/consilium
-    """
-    _decide(site_dir, study, "pause")
-
-
-@site_app.command("resume")
-def resume(study: StudyName, site_dir: SiteDir) -> None:
-    """End a pause: offers of the study are accepted again, within the site's caps.
-
-    Example: consilium site resume trial --site-dir /srv/consilium
-    """
-    _decide(site_dir, study, "resume")
-
-
-@site_app.command("withdraw")
-def withdraw(study: StudyName, site_dir: SiteDir) -> None:
-    """Veto for good: this site never answers the study again. What was released stays released and charged.
-
-    Example: consilium site withdraw trial --site-dir /srv/consilium
-    """
-    _decide(site_dir, study, "withdraw")
-
-
-@site_app.command("withdraw-patient")
-def withdraw_patient(
-    case: Annotated[str, typer.Argument(help="The case's name as the dataset lists it; it enters no ledger.")],
-    site_dir: SiteDir,
-) -> None:
-    """Take a patient out: the slot is empty until a newcomer takes it, its voter silent until it is trained again.
-
-    Example: consilium site withdraw-patient case_017 --site-dir /srv/consilium
-    """
-    from client.operations import staff_decisions as control
-
-    done = control.withdraw_patient(site_dir, case)
-    for place in done.places:
-        if done.repeated:
-            typer.echo(f"slot {place.slot} of voter {place.voter} was emptied before; nothing changed")
-        else:
-            typer.echo(f"slot {place.slot} of voter {place.voter} is empty; the voter is silent from now on")
-    if len(done.directories) > 1:
-        typer.echo(f"done for every study of the pool: {', '.join(map(str, done.directories))}")
-    typer.echo("next: `consilium site train`, which trains this voter alone, then restart the worker")
-    typer.echo(
-        f"not undone: {done.releases} releases this site has accepted; they and models trained on them cannot be "
-        "recalled. They stay protected by the study's guarantee. Both facts are in the site's ledger; remove the "
-        "patient's files from the dataset yourself"
-    )
-
-
-@site_app.command("recover")
-def recover(
-    site_dir: SiteDir,
-    own_ledger: Annotated[
-        bool, typer.Option("--own-ledger", help="It is this site's ledger that was restored from an older copy.")
-    ] = False,
-    standing: Annotated[
-        Path | None, typer.Option(help="The lost ledger's site-ledger.standing, where it is not beside the copy.")
-    ] = None,
-    charge_all: Annotated[
-        bool, typer.Option("--charge-all", help="The standing is lost too: all that caps and budgets left is spent.")
-    ] = False,
-) -> None:
-    """End an alarm, once a person has looked into it: the server's ledger was restored, or this site's own was.
-
-    The server's: after it has re-entered this site's receipts. The site's own: what the copy forgot is charged, and
-    every study is paused until `consilium site resume`; the server sends the lost receipts again by itself.
-
-    Example: consilium site recover --site-dir /srv/consilium --own-ledger
-    """
-    from client.operations import staff_decisions as control
-
-    if own_ledger:
-        lost = control.recover_own(site_dir, standing=standing, charge_all=charge_all)
-        typer.echo(f"charged for what the copy forgot: {lost.releases or 'an unknown number of'} queries")
-        typer.echo("every study is paused: repeat vetoes and patients' withdrawals made since the copy, then resume")
-        return
-    if standing is not None or charge_all:
-        raise InvalidInput("--standing and --charge-all", limit="together with --own-ledger")
-    ended = control.end_alarm(site_dir)
-    for ledger_id in ended:
-        typer.echo(f"alarm ended for the server's ledger {ledger_id}; its next receipt must not fall short of yours")
-    if not ended:
-        typer.echo("no alarm stands")
-
-
-@site_app.command("take-sealing-key")
-def take_sealing_key(
-    notice: Annotated[Path, typer.Argument(help="The server's notice, from `consilium ledger rotate-sealing-key`.")],
-    site_dir: SiteDir,
-) -> None:
-    """Seal codes to the server's new key, if a signing key this site knows signed the notice.
-
-    Example: consilium site take-sealing-key notice.json --site-dir /srv/consilium
-    """
-    from client.operations import staff_decisions as control
-    from common.sealing_rotation import SealingNotice
-
-    if control.take_sealing_key(site_dir, SealingNotice.load(notice)):
-        typer.echo("site.toml names the new sealing key; restart the worker to use it")
-    else:
-        typer.echo("site.toml names that key already; nothing changed")
-
-
-@site_app.command("heads")
-def heads(
-    site_dir: SiteDir,
-    compare: Annotated[
-        Path | None, typer.Option(help="Another site's receipts, as it wrote them with --out: is there a fork?")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write this site's receipts here, for another site.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
-) -> None:
-    """The newest heads of the server's ledger this site holds; compared with another site's, a fork shows.
-
-    Exit code 5: the server showed the two sites different ledgers, or a receipt is not genuine.
-    Example: consilium site heads --site-dir /srv/consilium --compare south.jsonl
-    """
-    from client.operations import staff_decisions as control
-    from common.ledger.receipts import read_receipts
-    from common.objects import write_atomically
-
-    facts = control.heads(site_dir)
-    if as_json:
-        typer.echo(json.dumps(facts, indent=1))
-    else:
-        server = facts["server"]
-        assert isinstance(server, list)
-        for head in server:
-            typer.echo(f"server ledger {head['ledger_id']}: row {head['row']}, {head['hash']}")
-        typer.echo(f"{sum(head['receipts'] for head in server)} receipts held")
-    if out is not None:
-        write_atomically(out, "".join(f"{line}\n" for line in control.receipt_lines(site_dir)).encode())
-        typer.echo(f"{out}: this site's receipts", err=True)
-    if compare is not None:
-        count = control.compare_heads(site_dir, read_receipts(compare))
-        typer.echo(f"OK: no fork between this site's receipts and the other's {count}", err=as_json)
-
-
-@student_app.callback()
-def _student() -> None:
-    """The study's student at this site."""
-
-
-@student_app.command("pull")
-def pull(
-    site_dir: SiteDir,
-    out: Annotated[Path | None, typer.Option(help="Where to put it; student in the site's directory.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
-) -> None:
-    """Fetch the study's student and prove it: signed, by hash, of this study, and true to this site's receipts.
-
-    Exit code 5: the server signed what contradicts this site's receipts. Interrupted, run it again.
-    Example: consilium site student pull --site-dir /srv/consilium
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    from client.teachers.student import pull as pull_student
-
-    columns = (TextColumn("student"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("student", total=None)
-        pulled = pull_student(site_dir, out=out, on_bytes=lambda count: bars.update(task, completed=count))
-    statement = pulled.statement
-    if as_json:
-        facts = {
-            "bundle": str(pulled.bundle),
-            "sha256": statement.bundle,
-            "study": statement.study_id,
-            "ledger_row": statement.head.seq,
-            "ledger_hash": statement.head.hash,
-            "queries": statement.queries,
-            "receipts": pulled.receipts,
-            "guarantee": pulled.guarantee.to_json(),
-        }
-        typer.echo(json.dumps(facts, indent=1))
-        return
-    typer.echo(f"{pulled.bundle}: student {statement.bundle[:16]}…, {pulled.guarantee}, {statement.queries} queries")
-    typer.echo(
-        f"signed by the server at row {statement.head.seq} of its ledger; it continues the {pulled.receipts} receipts "
-        "this site holds of the study"
-        if pulled.receipts
-        else "signed by the server; this site holds no receipt of the study to check it against"
-    )
-    typer.echo("next: `consilium site evaluate`")
-
-
-@site_app.command("evaluate")
-def evaluate(
-    site_dir: SiteDir,
-    data: Annotated[
-        Path | None, typer.Option(help="Labelled cases, in any layout; by default all of this site's own.")
-    ] = None,
-    model: Annotated[Path | None, typer.Option(help="A bundle; by default the student that was pulled.")] = None,
-    native: Annotated[
-        bool, typer.Option("--native", help="Score each file's own voxels instead of the study's grid.")
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="End with exit code 10 where something speaks against using the student.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
-) -> None:
-    """Score the student on this site's own labelled cases. Figures and pictures stay here; nothing is sent.
-
-    Beside it stand the public start (or the codec's mean shape) and this site's teachers on the same cases: a student
-    below public data, or one that lost a structure, is said plainly.
-    Exit code 10: --strict, and the student is worse than what public data alone gives, or a structure is gone.
-    Example: consilium site evaluate --site-dir /srv/consilium --data /data/unseen
-    """
-    from datetime import UTC, datetime
-
-    import torch
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from client.teachers.evaluation import PARTS, WORSE, table
-    from client.teachers.evaluation import evaluate as evaluate_student
-
-    torch.set_num_threads(1)
-    columns = (TextColumn("cases"), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        task = bars.add_task("cases", total=None)
-        result, folder = evaluate_student(
-            site_dir,
-            now=datetime.now(UTC),
-            data=data,
-            model=model,
-            native=native,
-            on_case=lambda done, total: bars.update(task, completed=done, total=total),
-        )
-    if as_json:
-        typer.echo(json.dumps({**result.to_json(), "folder": str(folder)}, indent=1))
-    else:
-        typer.echo(table(result))
-        if any(score.part == PARTS[0] for score in result.scores):
-            typer.echo(
-                f"cases '{PARTS[0]}' trained this site's teachers. The student saw none of them, only what was "
-                "released of all teachers' votes; for cases nobody used, give --data"
-            )
-        typer.echo(
-            f"{folder}: evaluation.html, evaluation.json, cases.csv, best.png, worst.png; they stay at this site"
-        )
-    if strict and result.alarms:
-        raise typer.Exit(WORSE)
-
-
-def _decide(site_dir: Path, study: str, decision: str) -> None:
-    from client.operations import staff_decisions as control
-
-    study_id = control.decide(site_dir, study, decision)
-    typer.echo(f"{decision} recorded for study {study_id[:16]}…; it holds at once")
+site_app.command("pause")(pause)
+site_app.command("resume")(resume)
+site_app.command("withdraw")(withdraw)
+site_app.command("withdraw-patient")(withdraw_patient)
+site_app.command("recover")(recover)
+site_app.command("take-sealing-key")(take_sealing_key)
+site_app.command("heads")(heads)
+site_app.command("evaluate")(evaluate)
+site_app.add_typer(student_app, name="student")

@@ -17,7 +17,8 @@ from client.site.enrolment import public_start
 from client.training.private.charge import record_trained, record_trainings
 from client.training.private.settings import PrivateSettings
 from client.training.side_by_side import side_by_side
-from client.training.site import Crash, SiteReport, VoterTask, plan_site, scans_by_patient, site_report
+from client.training.site import plan_site, scans_by_patient, site_report
+from client.training.task import Crash, SiteReport, VoterTask
 from common.config import load_study
 from common.data.dataset import Dataset
 from common.errors import DaemonFailed, InvalidInput

@@ -22,7 +22,7 @@ from client.training.private.bbb import Prior
 from client.training.private.clipped_sums import silent
 from client.training.private.descent import Rate, cosine, exponential_decay
 from client.training.private.engine import Strategy, run
-from client.training.private.journal import Journal, Plan
+from client.training.private.journal import Journal, TrainingPlan
 from common.errors import InvalidInput
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.training import MAX_MULTIPLIER, Neighbours, Sampling, TrainingEvent, epsilon_of, plan_noise
@@ -244,7 +244,7 @@ def run_cell(cell: Cell, directory: Path) -> dict[str, Any]:
         x, x_test = projection.apply(x) * scale, projection.apply(x_test) * scale
     tensors = [torch.tensor(array, dtype=torch.float32) for array in (x, y, x_test, y_test)]
     strategy = build(cell, tensors[0], tensors[1])
-    plan = Plan(event, cell.epsilon or 8.0, DELTA, RELATION, len(digits.x))
+    plan = TrainingPlan(event, cell.epsilon or 8.0, DELTA, RELATION, len(digits.x))
     curve: list[dict[str, float]] = []
     per_epoch = max(1, round(event.steps / recipe.epochs))
 

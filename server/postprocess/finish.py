@@ -27,8 +27,9 @@ from common.events import EventLog
 from common.ledger.chain import Clock, body_digest, format_time, utc_now
 from common.ledger.keys import load_signing_key
 from common.ledger.receipts import Link
+from common.models.bundle_facts import BundlePrivacy
 from common.models.fit import OnStep
-from common.models.student_bundle import PrivacyFacts, export_bundle
+from common.models.student_bundle import export_bundle
 from common.models.unet import build_unet, load_weights, save_weights
 from common.objects import write_atomically
 from common.privacy.calibration import noise_multiplier
@@ -254,7 +255,7 @@ def export_student(workspace: Workspace, *, events: EventLog, clock: Clock = utc
     if not answers:
         raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
     protection = study.privacy.protection
-    facts = PrivacyFacts(
+    facts = BundlePrivacy(
         budget_epsilon=study.privacy.epsilon,
         epsilon_exact=guarantees[AccountantName.EXACT].epsilon,
         epsilon_rdp=guarantees[AccountantName.RDP].epsilon,

@@ -120,12 +120,12 @@ def test_backprop_in_rank_one_factors_equals_autograd() -> None:
 
 def test_one_layer_of_first_order_without_noise_or_clip_is_plain_sgd_step_for_step() -> None:
     from client.training.private.engine import run
-    from client.training.private.journal import Journal, Plan
+    from client.training.private.journal import Journal, TrainingPlan
     from common.privacy.training import Neighbours
 
     x, y = examples(30, 4, 3, one_hot=False)
     event = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1, 3), Fraction(10), 9)
-    journal = Journal(Plan(event, 8.0, 1e-3, Neighbours.ADD_REMOVE, 30))
+    journal = Journal(TrainingPlan(event, 8.0, 1e-3, Neighbours.ADD_REMOVE, 30))
     made = mac((4, 3), x, y, output="mse", clip=1e3, momentum=0.0)
     by_hand = made.weights[0].detach().clone()
     batches = sampling.sampler_for(event, patients=30, key=journal.key)

@@ -34,7 +34,9 @@ from client.training.patient_deal import Slots, deal, save_slots
 from client.training.private.clipped_sums import Parts, silent
 from client.training.private.sampling import Entropy, Sampler
 from client.training.private.settings import PrivateSettings
-from client.training.site import Crash, VoterOutcome, VoterTask, train_site, train_voter
+from client.training.site import train_site
+from client.training.task import Crash, VoterOutcome, VoterTask
+from client.training.voter import train_voter
 from client.worker import Ask, Voters, Worker
 from common.codecs.base import Codec, fit_codec
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig

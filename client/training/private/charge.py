@@ -10,17 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from client.ledger.site_ledger import SiteLedger
+from client.training.task import SiteReport, VoterReport, VoterTask
 from common.canonical import digest
 from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
 from common.privacy.patient_guarantee import Training, Trainings
 from common.privacy.training import Neighbours
-
-if TYPE_CHECKING:
-    from client.training.site import SiteReport, VoterReport, VoterTask
 
 
 def record_trainings(

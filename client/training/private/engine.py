@@ -7,9 +7,6 @@ iterate is the result: choosing among iterates on private data would be one more
 
 from __future__ import annotations
 
-import io
-import logging
-import pickle
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,12 +20,10 @@ from jaxtyping import Float, Int64
 from client.training.private.clipped_sums import Parts, noised
 from client.training.private.journal import Journal
 from client.training.private.sampling import Sampler, sampler_for
-from common.objects import write_atomically
+from common.models.checkpoint import load_checkpoint, save_checkpoint
 from common.privacy.gaussian import Sampler as NoiseSampler
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.training import TrainingEvent
-
-log = logging.getLogger(__name__)
 
 CHECKPOINT_SCHEMA = 1
 
@@ -98,23 +93,15 @@ def run(
         strategy.apply(mean, step=step, steps=plan.event.steps)
         applied += 1
         if checkpoint is not None and (journal.spent % checkpoint_every == 0 or not journal.left):
-            _save(checkpoint, journal, strategy, applied)
+            state = {"spent": journal.spent, "applied": applied, "state": strategy.state()}
+            save_checkpoint(checkpoint, state, run=_run(journal))
         if on_step is not None:
             on_step(journal.spent)
     return Spent(event=journal.event, applied=applied, seconds=time.monotonic() - started)
 
 
-def _save(path: Path, journal: Journal, strategy: Strategy, applied: int) -> None:
-    stream = io.BytesIO()
-    record = {
-        "schema": CHECKPOINT_SCHEMA,
-        "journal": journal.key.hex(),
-        "spent": journal.spent,
-        "applied": applied,
-        "state": strategy.state(),
-    }
-    torch.save(record, stream)
-    write_atomically(path, stream.getvalue(), mode=0o600)
+def _run(journal: Journal) -> dict[str, object]:
+    return {"schema": CHECKPOINT_SCHEMA, "journal": journal.key.hex()}
 
 
 def _resume(path: Path | None, journal: Journal, strategy: Strategy) -> int:
@@ -122,18 +109,9 @@ def _resume(path: Path | None, journal: Journal, strategy: Strategy) -> int:
 
     Steps that the checkpoint has and the journal, restored from an older copy, has not were drawn: they count first.
     """
-    if path is None or not path.exists():
+    saved = load_checkpoint(path, run=_run(journal))
+    if saved is None:
         return 0
-    try:
-        saved: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        fits = saved["schema"] == CHECKPOINT_SCHEMA and saved["journal"] == journal.key.hex()
-        spent, applied = int(saved["spent"]), int(saved["applied"])
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError, TypeError):
-        log.warning("checkpoint=unreadable starting_from=0 spent=%d", journal.spent)
-        return 0
-    if not fits:
-        log.warning("checkpoint=of_another_run starting_from=0 spent=%d", journal.spent)
-        return 0
-    journal.catch_up(spent)
+    journal.catch_up(int(saved["spent"]))
     strategy.restore(saved["state"])
-    return applied
+    return int(saved["applied"])

@@ -28,7 +28,7 @@ JOURNAL_SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """What a training may spend: (ε, δ) under a relation, the event that fits it, and n, the patients' slots."""
 
     event: TrainingEvent
@@ -62,14 +62,14 @@ class Plan:
 class Journal:
     """Steps spent under a plan; ``path`` None keeps them in memory (benchmarks on public data)."""
 
-    plan: Plan
+    plan: TrainingPlan
     path: Path | None = None
     identity: str = ""
     spent: int = 0
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     @classmethod
-    def open(cls, path: Path, plan: Plan, *, identity: str) -> Journal:
+    def open(cls, path: Path, plan: TrainingPlan, *, identity: str) -> Journal:
         """Start a journal, or continue the one at ``path``: same plan and same ``identity`` (data, recipe, trainer)."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path) as descriptor:

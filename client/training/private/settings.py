@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import isfinite
 
-from client.training.private.journal import Plan
+from client.training.private.journal import TrainingPlan
 from common.errors import InvalidInput
 from common.privacy.figures import epsilon_text
 from common.privacy.training import Neighbours, Sampling, plan_noise
@@ -67,7 +67,7 @@ class PrivateSettings:
         if self.scans < 1 or self.chunk < 1 or self.steps < 1:
             raise InvalidInput("scans, chunk and steps", value=(self.scans, self.chunk, self.steps), limit="1 or more")
 
-    def plan(self, *, patients: int) -> Plan:
+    def plan(self, *, patients: int) -> TrainingPlan:
         """The plan for n patients' slots: the least noise that keeps (ε, δ), found by the accountant itself."""
         event = plan_noise(
             epsilon=self.epsilon,
@@ -77,7 +77,7 @@ class PrivateSettings:
             neighbours=self.neighbours,
             sampling=self.sampling,
         )
-        return Plan(event, self.epsilon, self.delta, self.neighbours, patients)
+        return TrainingPlan(event, self.epsilon, self.delta, self.neighbours, patients)
 
 
 def defaults(strategy: str, *, epsilon: float, delta: float, begun: bool = False) -> PrivateSettings:

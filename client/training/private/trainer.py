@@ -12,20 +12,17 @@ import json
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from client.training.base import Part, Trained
 from client.training.private.journal import Journal
 from client.training.private.settings import PrivateSettings
 from client.training.private.teachers import train_privately
+from client.training.task import VoterTask
 from common.canonical import digest, sha256_file
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import OnStep
 from common.privacy.training import TrainingEvent
-
-if TYPE_CHECKING:
-    from client.training.site import VoterTask
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from client.data.layouts import DatasetSettings
-from client.operations.doctor import State
 from client.operations.doctor_data import check_data
+from client.operations.findings import State
 from common.config import DataConfig, PrivacyConfig
 from common.privacy.mechanism import Unit
 from consilium.cli.site import site_app

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from client.operations.readiness import Finding, _gpu, check_site
+from client.operations.findings import Finding
+from client.operations.readiness import _gpu, check_site
 from client.policy import load_site
 from client.site.enrolment import SiteKit, create_site
 from common.pki import create_authority, issue_server_certificate
@@ -38,7 +39,7 @@ class World:
     ahead: timedelta = timedelta()
 
     def finding(self, name: str, *, now: datetime | None = None) -> Finding:
-        (found,) = [finding for finding in check_site(self.site, now=now) if finding.name == name]
+        (found,) = [finding for finding in check_site(self.site, now=now) if finding.check == name]
         return found
 
     def present(self, certificate: Path, key: Path) -> None:
@@ -83,7 +84,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 def test_a_site_that_is_ready_hears_so_about_everything(world: World) -> None:
     findings = check_site(world.site)
-    assert [finding.name for finding in findings] == [
+    assert [finding.check for finding in findings] == [
         *("site.toml", "keys", "authority", "network", "certificate", "clock", "admission", "disk", "graphics memory")
     ]
     assert all(finding.ok and not finding.remedy for finding in findings), findings
@@ -97,7 +98,7 @@ def test_a_site_that_is_not_admitted_is_told_what_to_do(world: World, status: in
     world.status, world.word = status, word
     finding = world.finding("admission")
     assert not finding.ok
-    assert said in finding.found
+    assert said in finding.text
     assert finding.remedy
 
 
@@ -106,16 +107,16 @@ def test_a_clock_that_is_off_is_measured(world: World, minutes: int, said: str) 
     world.ahead, world.status, world.word = timedelta(minutes=minutes), 401, "clock"
     finding = world.finding("clock")
     assert not finding.ok
-    assert said in finding.found
+    assert said in finding.text
     assert "NTP" in finding.remedy
-    assert [f.name for f in check_site(world.site) if not f.ok] == ["clock"]  # one fault, one line
+    assert [f.check for f in check_site(world.site) if not f.ok] == ["clock"]  # one fault, one line
 
 
 def test_an_expired_a_foreign_and_a_misnamed_certificate_are_told_apart(world: World, tmp_path: Path) -> None:
     folder = world.workspace.gateway_dir
     provision.renew(world.workspace, valid_days=1, now=datetime.now(UTC) - timedelta(days=3))
     world.present(folder / "server.crt", folder / "server.key")
-    assert "expired" in world.finding("certificate").found
+    assert "expired" in world.finding("certificate").text
     assert "provision renew" in world.finding("certificate").remedy
 
     other = issue_server_certificate(create_authority(tmp_path / "x"), tmp_path / "x", names=["localhost"])
@@ -137,7 +138,7 @@ def test_a_server_that_cannot_be_reached_is_a_matter_of_the_network(world: World
     (world.site / "site.toml").write_text(text.replace(mine, address))
     finding = world.finding("network")
     assert not finding.ok
-    assert said in finding.found
+    assert said in finding.text
     assert finding.remedy
 
 
@@ -146,7 +147,7 @@ def test_a_proxy_that_does_not_answer_is_named(world: World, monkeypatch: pytest
     monkeypatch.setenv("no_proxy", "")
     finding = world.finding("network")
     assert not finding.ok
-    assert "through the proxy" in finding.found
+    assert "through the proxy" in finding.text
 
 
 def test_a_site_s_folder_is_its_user_s_alone(world: World) -> None:
@@ -156,7 +157,7 @@ def test_a_site_s_folder_is_its_user_s_alone(world: World) -> None:
 def test_keys_that_others_may_read_are_no_keys(world: World) -> None:
     (world.site / "node" / "keys" / "node").chmod(0o644)
     assert not world.finding("keys").ok
-    assert [finding.name for finding in check_site(world.site)] == [
+    assert [finding.check for finding in check_site(world.site)] == [
         *("site.toml", "keys", "authority", "disk", "graphics memory")
     ]
 

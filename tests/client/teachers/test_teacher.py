@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from client.teachers.teacher import Teachers, load_teacher, served_hash
-from client.training.site import TRAIN_SCHEMA, voter_directory
+from client.training.task import TRAIN_SCHEMA, voter_directory
 from common.canonical import sha256_file
 from common.config import DataConfig, TrainingConfig
 from common.errors import InvalidInput

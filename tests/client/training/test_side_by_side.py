@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from client.training.side_by_side import default_jobs, side_by_side
-from client.training.site import SiteReport, train_site, voter_directory
+from client.training.site import train_site
+from client.training.task import SiteReport, voter_directory
 from common.config import TrainingConfig
 from common.data.msd import Dataset, read_dataset, write_dataset
 from common.errors import InvalidInput

@@ -16,10 +16,12 @@ from typer.testing import CliRunner
 from client.data.cases import load_cases
 from client.data.layouts import DatasetSettings, open_for_training
 from client.teachers.teacher import Teachers
-from client.training import site
+from client.training import voter as voter_training
 from client.training.base import Trained
-from client.training.site import TRAINERS, SiteReport, held_out_count, plan_site, train_site, voter_directory
+from client.training.site import plan_site, train_site
 from client.training.standard import StandardTrainer
+from client.training.task import SiteReport, held_out_count, voter_directory
+from client.training.voter import TRAINERS
 from common.canonical import sha256_file
 from common.config import DataConfig, TrainingConfig
 from common.data.msd import Case, Dataset, read_dataset, write_dataset
@@ -258,14 +260,14 @@ def test_a_scan_over_which_this_software_stumbles_is_its_own_problem(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever one file can bring about: no patient decides whether the site takes part."""
-    reading = site.load_example
+    reading = voter_training.load_example
 
     def stumbling(case: Case, data: DataConfig) -> Any:
         if case.id == "p3":
             raise ZeroDivisionError("a header nobody thought of")
         return reading(case, data)
 
-    monkeypatch.setattr(site, "load_example", stumbling)
+    monkeypatch.setattr(voter_training, "load_example", stumbling)
     report = run(dataset, tmp_path / "t")
     assert [problem.case for problem in report.problems] == ["p3"]
     assert "ZeroDivisionError" in report.problems[0].reason

@@ -26,8 +26,9 @@ from common.canonical import sha256_file
 from common.config import DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.volume import load_volume, to_native
 from common.errors import InvalidInput
+from common.models.bundle_facts import BundlePrivacy
 from common.models.fit import predict
-from common.models.student_bundle import PrivacyFacts, export_bundle
+from common.models.student_bundle import export_bundle
 from common.models.unet import build_unet
 from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
 
@@ -74,7 +75,7 @@ STUDY = Study(
     privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=4, quorum=2),
     student=TrainingConfig(channels=(4, 8)),
 )
-FACTS = PrivacyFacts(
+FACTS = BundlePrivacy(
     budget_epsilon=8.0,
     epsilon_exact=7.99,
     epsilon_rdp=8.87,

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from common.config import DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.errors import InvalidInput
+from common.models.bundle_facts import BundlePrivacy
 from common.models.fit import fit, one_hot
-from common.models.student_bundle import PrivacyFacts, export_bundle
+from common.models.student_bundle import export_bundle
 from common.models.unet import build_unet
 from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
 from consilium.cli.predict import app, load_model
@@ -40,7 +41,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = build_unet(RECIPE.channels, in_channels=1, out_channels=3, seed=1)
     images = np.stack([(image - image.mean()) / image.std() for image, _ in pairs])[:, None]
     fit(model, images, np.stack([one_hot(labels, 3) for _, labels in pairs]), RECIPE, seed=1)
-    facts = PrivacyFacts(
+    facts = BundlePrivacy(
         budget_epsilon=8.0,
         epsilon_exact=8.0,
         epsilon_rdp=9.0,

@@ -17,12 +17,12 @@ import torch
 
 from client.training.private.clipped_sums import Parts, one_part
 from client.training.private.engine import run
-from client.training.private.journal import Journal, Plan
+from client.training.private.journal import Journal, TrainingPlan
 from common.errors import InvalidInput, Refused
 from common.privacy.training import Neighbours, Sampling, TrainingEvent, epsilon_of
 
 EVENT = TrainingEvent(Sampling.POISSON, Fraction(1, 2), Fraction(2), 6)
-PLAN = Plan(EVENT, epsilon=8.0, delta=1e-3, neighbours=Neighbours.ADD_REMOVE, patients=4)
+PLAN = TrainingPlan(EVENT, epsilon=8.0, delta=1e-3, neighbours=Neighbours.ADD_REMOVE, patients=4)
 
 
 class Counting:
@@ -97,7 +97,9 @@ def test_another_plan_or_other_data_is_refused_and_what_was_spent_stays(tmp_path
     before = path.read_bytes()
     plan, identity = PLAN, "a"
     if change == "plan":
-        plan = Plan(TrainingEvent(Sampling.POISSON, Fraction(1, 2), Fraction(3), 6), 8.0, 1e-3, PLAN.neighbours, 4)
+        plan = TrainingPlan(
+            TrainingEvent(Sampling.POISSON, Fraction(1, 2), Fraction(3), 6), 8.0, 1e-3, PLAN.neighbours, 4
+        )
     elif change == "identity":
         identity = "b"
     else:
@@ -138,7 +140,9 @@ def test_the_charge_is_on_disk_before_the_batch_is_looked_at(tmp_path: Path) -> 
 
 
 def test_empty_batches_are_noised_and_charged() -> None:
-    plan = Plan(TrainingEvent(Sampling.POISSON, Fraction(1, 1000), Fraction(2), 5), 8.0, 1e-3, PLAN.neighbours, 3)
+    plan = TrainingPlan(
+        TrainingEvent(Sampling.POISSON, Fraction(1, 1000), Fraction(2), 5), 8.0, 1e-3, PLAN.neighbours, 3
+    )
     strategy, journal = Counting(), Journal(plan)
     run(strategy, journal)
     assert [] in strategy.batches
@@ -149,7 +153,7 @@ def test_empty_batches_are_noised_and_charged() -> None:
 def test_a_plan_above_its_epsilon_cannot_be_made() -> None:
     spent = epsilon_of(EVENT, delta=1e-3, neighbours=Neighbours.ADD_REMOVE)
     with pytest.raises(InvalidInput, match="epsilon"):
-        Plan(EVENT, epsilon=spent - 0.01, delta=1e-3, neighbours=Neighbours.ADD_REMOVE, patients=4)
+        TrainingPlan(EVENT, epsilon=spent - 0.01, delta=1e-3, neighbours=Neighbours.ADD_REMOVE, patients=4)
 
 
 def spend_all(path: Path, together: Barrier, drawn: Connection) -> None:

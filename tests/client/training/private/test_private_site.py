@@ -22,7 +22,8 @@ from client.training.private.journal import Journal
 from client.training.private.settings import PrivateSettings, defaults
 from client.training.private.teachers import train_privately
 from client.training.private.trainer import charge_of, private_trainer
-from client.training.site import VoterTask, one_after_another, plan_site, train_site
+from client.training.site import one_after_another, plan_site, train_site
+from client.training.task import VoterTask
 from common.config import DataConfig, TrainingConfig
 from common.data.msd import Case, Dataset, write_dataset
 from common.errors import InvalidInput

@@ -20,7 +20,8 @@ from client.operations.staff_decisions import withdraw_patient
 from client.policy import load_site
 from client.training.private.charge import record_trained, record_trainings
 from client.training.private.settings import PrivateSettings
-from client.training.site import SiteReport, VoterReport, plan_site, voter_directory
+from client.training.site import plan_site
+from client.training.task import SiteReport, VoterReport, voter_directory
 from client.worker import Worker
 from common.canonical import sha256_bytes
 from common.config import Study, load_study

@@ -1,0 +1,92 @@
+"""A bundle made anew at the site: of what the server packed nothing is taken but values, each within its bounds.
+
+MONAI evaluates what a bundle's configuration says, so a site runs no configuration it did not write. Refuses files that
+are not what this program makes of the values in them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from common.config import Study, TrainingConfig
+from common.errors import InvalidInput
+from common.models.bundle_facts import BundlePrivacy, Libraries, checked_figures
+from common.models.student_bundle import FILES, INFERENCE, METADATA, PRIVACY, WEIGHTS, bundle_files
+from common.models.unet import build_unet, weights_from_bytes, weights_to_bytes
+
+MAX_TEXT_BYTES = 1 << 20
+"""Of all files but the weights together."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleValues:
+    """All that is taken from a bundle somebody else packed: numbers, names, and the bytes of its weights.
+
+    ``channels`` and ``patch`` are the network's; a recipe is no part of what a site consents to.
+    """
+
+    channels: tuple[int, ...]
+    patch: tuple[int, ...]
+    weights: bytes
+    privacy: BundlePrivacy
+    figures: Mapping[str, float]
+    libraries: Libraries
+
+
+def read_values(files: Mapping[str, bytes]) -> BundleValues:
+    """The values in a bundle's files, each within its bounds; InvalidInput for files no export writes."""
+    if files.keys() != set(FILES):
+        wrong = sorted(files.keys() ^ set(FILES))
+        raise InvalidInput("files of a bundle", value=wrong[:8], limit=f"exactly {', '.join(FILES)}")
+    if sum(len(content) for name, content in files.items() if name != WEIGHTS) > MAX_TEXT_BYTES:
+        raise InvalidInput("text in a bundle", limit=f"{MAX_TEXT_BYTES} bytes in all")
+    try:
+        described, workflow = json.loads(files[METADATA]), json.loads(files[INFERENCE])
+        recipe = TrainingConfig(
+            channels=tuple(workflow["network_def"]["channels"]), patch=tuple(workflow["inferer"].get("roi_size", ()))
+        )
+        return BundleValues(
+            channels=recipe.channels,
+            patch=recipe.patch,
+            weights=files[WEIGHTS],
+            privacy=BundlePrivacy.from_json(json.loads(files[PRIVACY])),
+            figures=checked_figures(described["eval_metrics"]),
+            libraries=Libraries(
+                monai=described["monai_version"],
+                pytorch=described["pytorch_version"],
+                numpy=described["numpy_version"],
+                nibabel=described["required_packages_version"]["nibabel"],
+            ),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise InvalidInput("a bundle's configuration cannot be read", limit="one that Consilium exported") from error
+
+
+def regenerate(values: BundleValues, study: Study) -> dict[str, bytes]:
+    """The bundle that ``values`` make here: this program's own words about ``study``, the weights written anew.
+
+    InvalidInput unless the weights are tensors of the network that ``values`` describe, and nothing else.
+    """
+    network = build_unet(values.channels, in_channels=len(study.data.channels), out_channels=len(study.data.labels))
+    weights_from_bytes(values.weights, network)
+    return bundle_files(
+        replace(study, student=replace(study.student, channels=values.channels, patch=values.patch)),
+        weights=weights_to_bytes(network),
+        privacy=values.privacy,
+        dice=values.figures,
+        libraries=values.libraries,
+    )
+
+
+def check_same(files: Mapping[str, bytes], own: Mapping[str, bytes]) -> None:
+    """InvalidInput naming the first of ``files`` that is not, byte for byte, what was made here; weights are values."""
+    for name in FILES:
+        if name != WEIGHTS and own[name] != files[name]:
+            raise InvalidInput(
+                "a bundle's file is not what this program makes of the study",
+                value=name,
+                remedy="run the same release of Consilium here and at the server; if it is the same, the bundle was "
+                "tampered with: tell the consortium",
+            )

@@ -1,0 +1,177 @@
+"""`consilium site train` from its options to its report: what is trained is planned, charged, trained and recorded.
+
+Refuses what :func:`~client.training.site.plan_site` and the site's ledger refuse, before a step is spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+from client.data.cases import CaseRecord, delta_warning, record_cases
+from client.data.layouts import DatasetSettings, open_for_training
+from client.policy import SiteConfig, load_site
+from client.site.books import slots_file, withdrawn, writing_teachers
+from client.site.enrolment import public_start
+from client.training.private.charge import record_trained, record_trainings
+from client.training.private.settings import STRATEGIES, PrivateSettings, defaults
+from client.training.side_by_side import default_jobs, side_by_side
+from client.training.site import plan_site, scans_by_patient, site_report
+from client.training.task import OnProgress, SiteReport, VoterTask
+from common.config import Study, load_study
+from common.data.dataset import Dataset
+from common.errors import DaemonFailed, InvalidInput
+from common.privacy.consent import warn_about
+from common.privacy.mechanism import Unit
+from common.privacy.training import Neighbours, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateOptions:
+    """What a training may cost, as a person writes it; None: the strategy's own. See :class:`PrivateSettings`."""
+
+    strategy: str = "standard"
+    epsilon: float | None = None
+    delta: float = 1e-5
+    relation: str = "add-remove"
+    sampling: str = "poisson"
+    rate: str | None = None
+    steps: int | None = None
+
+    def settings(self, *, begun: bool) -> PrivateSettings | None:
+        """These over the strategy's recipe; None for a training without a guarantee. ``begun``: from a public start."""
+        if self.strategy not in STRATEGIES:
+            if self.epsilon is not None:
+                raise InvalidInput("epsilon of a training", value=self.strategy, limit=", ".join(STRATEGIES))
+            return None
+        if self.epsilon is None:
+            what = f"strategy {self.strategy} without an epsilon"
+            raise InvalidInput(what, remedy="say what it may cost: --epsilon 8")
+        try:
+            neighbours, sampling = Neighbours(self.relation), Sampling(self.sampling)
+            rate = None if self.rate is None else Fraction(self.rate)
+        except (ValueError, ZeroDivisionError) as error:
+            written = (self.relation, self.sampling, self.rate)
+            raise InvalidInput("relation, sampling or rate", value=written, limit=str(error)) from error
+        recipe = defaults(self.strategy, epsilon=self.epsilon, delta=self.delta, begun=begun)
+        return replace(
+            recipe,
+            neighbours=neighbours,
+            sampling=sampling,
+            rate=recipe.rate if rate is None else rate,
+            steps=recipe.steps if self.steps is None else self.steps,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """What to train on and how, where that is not as site.toml says. ``again``: patients pay for another training."""
+
+    site_dir: Path
+    data: Path | None = None
+    study: Path | None = None
+    layout: str | None = None
+    label_map: Path | None = None
+    seed: int | None = None
+    jobs: int | None = None
+    private: PrivateOptions = PrivateOptions()
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What a training came to: its report, what came of the cases, and the study's labels."""
+
+    report: SiteReport
+    cases: CaseRecord
+    labels: tuple[str, ...]
+
+    def check_finished(self) -> None:
+        """DaemonFailed if a voter's training did not come to its end."""
+        if self.report.crashes:
+            voters = len(self.report.voters) + len(self.report.crashes)
+            raise DaemonFailed(
+                f"{len(self.report.crashes)} of {voters} teachers did not come to an end; "
+                "to fix: run the same command again"
+            )
+
+    def to_json(self) -> dict[str, object]:
+        """For a machine; case ids are for the site's own eyes."""
+        return {
+            **self.report.to_json(),
+            "patients": self.cases.patients,
+            "patient_identity": str(self.cases.patient_identity),
+            "doubled": [asdict(pair) for pair in self.cases.doubled],
+        }
+
+
+Progress = Callable[[int, int], AbstractContextManager[OnProgress]]
+"""Shows a training of so many voters, so many steps each."""
+
+
+def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[str], None]) -> TrainResult:
+    """Train the site's teachers, each training on the site's record before its first step and its teacher after it.
+
+    Whoever writes in the teachers is kept out meanwhile (Refused). Interrupted, it goes on when it is called again.
+    """
+    config, study, settings, data = _terms(options)
+    private = options.private.settings(begun=public_start(options.site_dir) is not None)
+    dataset = open_for_training(data, study.data, settings)
+    with writing_teachers({options.site_dir} if config is None else {options.site_dir, config.books_dir}):
+        tasks = _plan(options, config, study, dataset, private)
+        for warning in _warnings(study, dataset, tasks, private):
+            on_warning(warning)
+        record_trainings(options.site_dir, tasks, again=options.again, identity=dataset.patient_identity)
+        with progress(len(tasks), tasks[0].steps) as on_progress:
+            report = site_report(side_by_side(options.jobs or default_jobs(len(tasks)))(tasks, on_progress))
+        record_trained(options.site_dir, tasks, report)
+        cases = record_cases(options.site_dir / "teachers", dataset, report.problems)
+    for pair in cases.doubled:
+        on_warning(f"warning: {pair.sentence}")
+    if not report.crashes and not any(voter.weights for voter in report.voters):
+        on_warning("warning: no teacher has a usable case: this site will contribute zero codes")
+    return TrainResult(report, cases, study.data.labels)
+
+
+def _terms(options: TrainOptions) -> tuple[SiteConfig | None, Study, DatasetSettings, Path]:
+    """The site's policy, if it has one or needs one; the study; how and where the data is read."""
+    config, data, study, settings = None, options.data, options.study, DatasetSettings()
+    if data is None or study is None or (options.site_dir / "site.toml").exists():
+        config = load_site(options.site_dir)
+        data, study = data or config.path(config.data), study or config.path(config.study)
+        settings = config.dataset
+    settings = settings.overridden(layout=options.layout, label_map=options.label_map)
+    return config, load_study(study), settings, data
+
+
+def _plan(
+    options: TrainOptions, config: SiteConfig | None, study: Study, dataset: Dataset, private: PrivateSettings | None
+) -> tuple[VoterTask, ...]:
+    return plan_site(
+        dataset,
+        teachers=options.site_dir / "teachers",
+        data=study.data,
+        recipe=study.teacher,
+        voters=study.privacy.voters_per_site,
+        trainer=options.private.strategy,
+        private=private,
+        start=public_start(options.site_dir),
+        seed=options.seed,
+        slots_file=None if config is None else slots_file(config),
+        withdrawn=() if config is None else withdrawn(config.books_dir, scans_by_patient(dataset)),
+    )
+
+
+def _warnings(
+    study: Study, dataset: Dataset, tasks: tuple[VoterTask, ...], private: PrivateSettings | None
+) -> list[str]:
+    """Where a δ is not small against the patients: the study's, and the training's against its smallest part."""
+    patients = len({dataset.patient_of(case) for case in dataset.listed})
+    found = {"releases": delta_warning(study.privacy, patients=patients)}
+    if private is not None:
+        fewest = min(task.training_slots for task in tasks)
+        found["training"] = warn_about(private.delta, unit=Unit.PATIENT, units=fewest)
+    return [f"warning, {what}: {warning}" for what, warning in found.items() if warning is not None]

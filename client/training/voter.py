@@ -1,0 +1,258 @@
+"""Train one voter on its own patients, resumable, and record it beside its weights.
+
+A case that cannot be read leaves its slot empty, is reported and counted, and stops nobody. A voter whose slots are
+all empty has no weights and contributes the zero code; trained privately, it goes through every step like any other and
+its weights are made of noise, so that it has some says nothing of anybody. A finished voter is not trained again while
+its own files, the recipe and the study's data settings stay the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import monai
+import numpy as np
+import torch
+
+from client.training.base import Part, Trained, Trainer
+from client.training.private.trainer import private_trainer
+from client.training.standard import StandardTrainer
+from client.training.task import TRAIN_SCHEMA, VoterOutcome, VoterReport, VoterTask
+from common.canonical import digest, sha256_file
+from common.config import TrainingConfig
+from common.data.dataset import Problem
+from common.data.patients import content_hash
+from common.data.volume import load_example
+from common.data.volume_cache import DEFAULT_BUDGET_BYTES, VolumeCache, read, together
+from common.errors import InvalidInput
+from common.metrics import dice_per_class, mean_present
+from common.models.fit import OnStep, predict
+from common.models.unet import save_weights, tensors_to_bytes
+from common.objects import write_atomically
+from common.privacy.training import Neighbours, TrainingEvent, guarantee_of
+
+MakeTrainer = Callable[[VoterTask], Trainer]
+
+TRAINERS: dict[str, MakeTrainer] = {
+    "standard": lambda task: StandardTrainer(start=task.start),
+    "dp-sgd": private_trainer,
+    "dp-mac": private_trainer,
+    "dp-bbb": private_trainer,
+}
+
+
+def train_voter(task: VoterTask, *, on_step: OnStep, cache_bytes: int = DEFAULT_BUDGET_BYTES) -> VoterOutcome:
+    """Train (or resume, or keep) one voter from its own task alone, and record it beside its weights.
+
+    A scan that cannot be used is a Problem. A training that its data make impossible (a diverging loss) leaves the
+    voter without weights, so that it contributes the zero code: whether a site takes part says nothing of its data. A
+    private training has no such data: gradients that are not finite count as zero, no scan is an empty slot, so what it
+    refuses concerns its plan and is raised before a step is spent.
+    Volumes beyond ``cache_bytes`` lie in files meanwhile, which changes no weight.
+    """
+    with VolumeCache(task.directory / "cache", budget_bytes=cache_bytes) as cache:
+        return _train_voter(task, cache, on_step=on_step)
+
+
+def _train_voter(task: VoterTask, cache: VolumeCache, *, on_step: OnStep) -> VoterOutcome:
+    usable, problems = _load(task, cache)
+    slots = [tuple(usable[scan] for scan in scans if scan in usable) for _, scans in task.patients]
+    training, held_out = slots[: task.training_slots], slots[task.training_slots :]  # whatever the files hold
+    identity = _identity(task, list(chain(*training)), list(chain(*held_out)))
+    done = _finished(task.directory, identity)
+    if done is not None and (done.weights is not None or task.private is None):
+        on_step(task.steps, math.nan)
+        return VoterOutcome(done, problems)
+    filled = sum(map(bool, training)), sum(map(bool, held_out))
+    report = VoterReport(task.voter, trained_on=filled[0], held_out=filled[1], empty_slots=len(slots) - sum(filled))
+    checkpoint = task.directory / "checkpoint.pt"
+    result: Trained | None = None
+    if any(training) or task.private is not None:
+        try:
+            result = TRAINERS[task.trainer](task).train(
+                _part(training, task), task.recipe, seed=task.seed, checkpoint=checkpoint, on_step=on_step
+            )
+        except InvalidInput as error:
+            if task.private is not None:
+                raise
+            report = dataclasses.replace(report, problem=str(error))
+    if result is None:
+        (task.directory / "weights.pt").unlink(missing_ok=True)
+    else:
+        report = _saved(report, result, task, list(chain(*held_out)))
+    _record(task, report, identity, result=result)
+    checkpoint.unlink(missing_ok=True)
+    return VoterOutcome(report, problems)
+
+
+def _saved(report: VoterReport, result: Trained, task: VoterTask, held_out: list[_Example]) -> VoterReport:
+    """The report of a training that came to its end, its weights saved and scored on the voter's own patients."""
+    dice = _dice(result.model, held_out, recipe=task.recipe, classes=len(task.data.labels))
+    return dataclasses.replace(
+        report,
+        weights=save_weights(task.directory / "weights.pt", result.model, mode=0o600),
+        dice=dice,
+        mean_dice=_number(mean_present(math.nan if d is None else d for d in dice)),
+        steps=result.steps,
+        loss=result.loss,
+        seconds=round(result.seconds, 3),
+        guarantees=_guarantees(task, result.event),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Example:
+    image: np.ndarray | Path
+    label: np.ndarray | Path
+    hashes: tuple[str, ...]
+
+
+def _load(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, _Example], tuple[Problem, ...]]:
+    """Read one voter's scans; whatever is wrong with one is that one's Problem."""
+    usable: dict[str, _Example] = {}
+    problems: list[Problem] = []
+    cases = {case.id: case for case in task.cases}
+    known = {problem.case: problem for problem in task.known}
+    for scan in (scan for _, scans in task.patients for scan in scans):
+        case = cases.get(scan)
+        if case is None or case.label is None:
+            problems.append(
+                known.get(
+                    scan,
+                    Problem(
+                        scan, "no longer in the dataset; to fix: put it back, or `consilium site withdraw-patient`"
+                    ),
+                )
+            )
+            continue
+        try:
+            example = load_example(case, task.data)
+            hashes = [content_hash(path) for path in (*case.images, case.label)]
+            if case.channel_order or case.label_map:
+                hashes.append(repr((case.channel_order, case.label_map)))
+        except InvalidInput as error:
+            problems.append(Problem(scan, str(error)))
+            continue
+        except OSError as error:
+            problems.append(
+                Problem(scan, f"cannot be read ({error.strerror}); to fix: look at its permissions and the disk")
+            )
+            continue
+        except Exception as error:  # noqa: BLE001  # no scan may stop a site, not even by a fault of ours
+            kind = type(error).__name__
+            problems.append(Problem(scan, f"cannot be read ({kind}, a fault of this software); to fix: report it"))
+            continue
+        usable[scan] = _Example(cache.keep(example.volume.image), cache.keep(example.label), tuple(hashes))
+    return usable, tuple(problems)
+
+
+def _part(slots: Sequence[tuple[_Example, ...]], task: VoterTask) -> Part:
+    """The volumes of these patients, in order, each with its patient's place; none have the study's shapes as well."""
+    examples = list(chain(*slots))
+    grid, channels = task.data.grid, len(task.data.channels)
+    return Part(
+        images=together([one.image for one in examples]) if examples else np.zeros((0, channels, *grid), np.float32),
+        labels=together([one.label for one in examples]) if examples else np.zeros((0, *grid), np.uint8),
+        classes=len(task.data.labels),
+        places=tuple(place for place, scans in enumerate(slots) for _ in scans),
+        patients=task.training_slots,
+    )
+
+
+def _identity(task: VoterTask, training: list[_Example], held_out: list[_Example]) -> str:
+    """Names everything a voter's weights depend on, its own files among it and no other voter's.
+
+    A private training goes by its own identity, without its files: a scan that changed must not start it again and
+    spend again.
+    """
+    if task.private is not None:
+        return digest("voter-training", {"data": repr(task.data), "private": private_trainer(task).identity})
+    begun = {} if task.start is None else {"start": sha256_file(task.start)}
+    return digest(
+        "voter-training",
+        {
+            **begun,
+            "data": repr(task.data),
+            "recipe": repr(task.recipe),
+            "trainer": task.trainer,
+            "seed": str(task.seed),
+            "training": [list(example.hashes) for example in training],
+            "held_out": [list(example.hashes) for example in held_out],
+        },
+    )
+
+
+def _dice(
+    model: torch.nn.Module, held_out: list[_Example], *, recipe: TrainingConfig, classes: int
+) -> tuple[float | None, ...]:
+    if not held_out:
+        return ()
+    rows = [
+        dice_per_class(
+            predict(model, read(example.image), patch=recipe.patch, amp=recipe.amp).argmax(axis=0).astype(np.uint8),
+            read(example.label),
+            classes,
+        )
+        for example in held_out
+    ]
+    return tuple(_number(mean_present(column)) for column in zip(*rows, strict=True))
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 5)
+
+
+def _guarantees(task: VoterTask, event: TrainingEvent | None) -> tuple[str, ...]:
+    """What the event costs a patient, under each relation, in words."""
+    if event is None or task.private is None:
+        return ()
+    return tuple(str(guarantee_of(event, delta=task.private.delta, neighbours=relation)) for relation in Neighbours)
+
+
+def _record(task: VoterTask, report: VoterReport, identity: str, *, result: Trained | None) -> None:
+    deviations = None if result is None else result.deviations
+    posterior = task.directory / "posterior.pt"
+    if deviations is None:
+        posterior.unlink(missing_ok=True)
+    else:
+        write_atomically(posterior, tensors_to_bytes(deviations), mode=0o600)
+    record = {
+        "schema": TRAIN_SCHEMA,
+        "identity": identity,
+        "trainer": task.trainer,
+        "event": None if result is None or result.event is None else result.event.to_json(),
+        "posterior": None if deviations is None else sha256_file(posterior),
+        "report": dataclasses.asdict(report),
+        "data": dataclasses.asdict(task.data),
+        "recipe": dataclasses.asdict(task.recipe),
+        "versions": {"monai": monai.__version__, "torch": torch.__version__},
+    }
+    write_atomically(task.directory / "train.json", (json.dumps(record, indent=1) + "\n").encode(), mode=0o600)
+
+
+def _finished(directory: Path, identity: str) -> VoterReport | None:
+    """The report of an earlier run with the same identity whose weights are still those it recorded."""
+    try:
+        record: dict[str, Any] = json.loads((directory / "train.json").read_text(encoding="utf-8"))
+        report = VoterReport(
+            **{
+                **record["report"],
+                "dice": tuple(record["report"]["dice"]),
+                "guarantees": tuple(record["report"].get("guarantees", ())),
+                "reused": True,
+            }
+        )
+        if record["identity"] != identity or record["schema"] != TRAIN_SCHEMA:
+            return None
+        if report.weights is not None and sha256_file(directory / "weights.pt") != report.weights:
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return report

@@ -1,0 +1,230 @@
+"""The texts of a bundle: MONAI's metadata and inference workflow, README and licence, from a study and its facts.
+
+The inference workflow repeats the study's preprocessing and writes label maps on each file's own voxels; it needs MONAI
+and nibabel only. MONAI evaluates what a bundle's configuration says, so every word of it is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from common.config import Study
+from common.models.bundle_facts import BundlePrivacy, Libraries
+from common.models.fit import WINDOW_OVERLAP, inferer_of
+
+METADATA_SCHEMA = (
+    "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
+)
+
+VERSION = "0.1.0"
+"""Of the layout, in every bundle's metadata."""
+
+LICENSE = """\
+The configuration files of this bundle are licensed under the Apache License, Version 2.0
+(SPDX-License-Identifier: Apache-2.0, https://www.apache.org/licenses/LICENSE-2.0).
+
+The weights in models/model.pt were trained on public volumes with pseudo-labels released by the study named in
+configs/privacy.json. Their use is subject to what the study's members agreed; no other licence is granted here.
+They come without warranty of any kind and are not a medical device.
+"""
+
+
+def metadata(
+    study: Study, privacy: BundlePrivacy, *, dice: Mapping[str, float], libraries: Libraries
+) -> dict[str, object]:
+    """``configs/metadata.json``: the fields of MONAI's bundle specification."""
+    structures = ", ".join(study.data.labels[1:])
+    shared = {"spatial_shape": list(study.data.grid), "dtype": "float32", "value_range": [], "is_patch_data": False}
+    return {
+        "schema": METADATA_SCHEMA,
+        "version": VERSION,
+        "changelog": {VERSION: "exported by Consilium"},
+        "monai_version": libraries.monai,
+        "pytorch_version": libraries.pytorch,
+        "numpy_version": libraries.numpy,
+        "required_packages_version": {"nibabel": libraries.nibabel},
+        "task": f"Segmentation of {structures} in MRI",
+        "description": f"Student of the study {study.name}, trained on privately aggregated pseudo-labels: "
+        f"{privacy.sentence()}",
+        "authors": f"members of the study {study.name}",
+        "copyright": f"members of the study {study.name}",
+        "data_source": "public unlabelled volumes, with pseudo-labels from teachers at the study's sites",
+        "data_type": "nibabel",
+        "image_classes": f"{len(study.data.channels)} channel(s), z-scored",
+        "pred_classes": f"{len(study.data.labels)} channels of logits",
+        "eval_metrics": dict(dice),
+        "intended_use": "research; not a medical device, not for diagnosis",
+        "references": [],
+        "network_data_format": {
+            "inputs": {
+                "image": {
+                    "type": "image",
+                    "format": "magnitude",
+                    "modality": "MR",
+                    "num_channels": len(study.data.channels),
+                    **shared,
+                    "channel_def": {str(i): name for i, name in enumerate(study.data.channels)},
+                }
+            },
+            "outputs": {
+                "pred": {
+                    "type": "image",
+                    "format": "segmentation",
+                    "num_channels": len(study.data.labels),
+                    **shared,
+                    "channel_def": {str(i): name for i, name in enumerate(study.data.labels)},
+                }
+            },
+        },
+    }
+
+
+def inference(study: Study) -> dict[str, object]:
+    """``configs/inference.json``: the workflow, in MONAI's configuration language.
+
+    ``preprocessing`` is what ``common.data.volume`` does; ``run`` needs nothing but MONAI and nibabel. ``evaluator`` is
+    there for tools that expect one and needs pytorch-ignite.
+    """
+    return {
+        "imports": ["$import glob", "$import torch"],
+        "bundle_root": ".",
+        "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
+        "dataset_dir": "$@bundle_root + '/images'",
+        "output_dir": "$@bundle_root + '/predictions'",
+        "datalist": "$sorted(glob.glob(@dataset_dir + '/*.nii') + glob.glob(@dataset_dir + '/*.nii.gz'))",
+        "network_def": {
+            "_target_": "UNet",
+            "spatial_dims": 3,
+            "in_channels": len(study.data.channels),
+            "out_channels": len(study.data.labels),
+            "channels": list(study.student.channels),
+            "strides": [2] * (len(study.student.channels) - 1),
+            "num_res_units": 0,
+            "norm": "INSTANCE",
+        },
+        "network": "$@network_def.to(@device)",
+        "preprocessing": {
+            "_target_": "Compose",
+            "transforms": [
+                {"_target_": "LoadImaged", "keys": "image"},
+                {"_target_": "EnsureChannelFirstd", "keys": "image"},
+                {
+                    "_target_": "Orientationd",
+                    "keys": "image",
+                    "axcodes": "RAS",
+                    "labels": [["L", "R"], ["P", "A"], ["I", "S"]],
+                },
+                {
+                    "_target_": "Spacingd",
+                    "keys": "image",
+                    "pixdim": list(study.data.spacing_mm),
+                    "mode": "bilinear",
+                    "padding_mode": "border",
+                },
+                {"_target_": "NormalizeIntensityd", "keys": "image", "channel_wise": True},
+                {"_target_": "ResizeWithPadOrCropd", "keys": "image", "spatial_size": list(study.data.grid)},
+            ],
+        },
+        "dataset": {
+            "_target_": "Dataset",
+            "data": "$[{'image': path} for path in @datalist]",
+            "transform": "@preprocessing",
+        },
+        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "num_workers": 0},
+        "inferer": _inferer(study),
+        "postprocessing": {
+            "_target_": "Compose",
+            "transforms": [
+                {"_target_": "Activationsd", "keys": "pred", "softmax": True},
+                {
+                    "_target_": "Invertd",
+                    "keys": "pred",
+                    "transform": "@preprocessing",
+                    "orig_keys": "image",
+                    "nearest_interp": False,
+                    "to_tensor": True,
+                },
+                {
+                    "_target_": "Lambdad",  # outside the grid every probability is 0 here: call that background
+                    "keys": "pred",
+                    "func": "$lambda p: torch.cat([p[:1] + (1 - p.sum(0, keepdim=True)).clamp(min=0), p[1:]])",
+                },
+                {"_target_": "AsDiscreted", "keys": "pred", "argmax": True},
+                {
+                    "_target_": "SaveImaged",
+                    "keys": "pred",
+                    "output_dir": "@output_dir",
+                    "output_postfix": "seg",
+                    "output_dtype": "$torch.uint8",
+                    "resample": False,
+                    "separate_folder": False,
+                },
+            ],
+        },
+        "weights": "$torch.load(@bundle_root + '/models/model.pt', map_location=@device, weights_only=True)",
+        "predict": "$torch.inference_mode()(lambda image: @inferer(image[None].to(@device), @network)[0])",
+        "run": [
+            "$@network.load_state_dict(@weights)",
+            "$@network.eval()",
+            "$[@postprocessing({**case, 'pred': @predict(case['image'])})['pred'] for case in @dataset]",
+        ],
+        "evaluator": {
+            "_target_": "SupervisedEvaluator",
+            "device": "@device",
+            "val_data_loader": "@dataloader",
+            "network": "@network",
+            "inferer": "@inferer",
+            "postprocessing": "@postprocessing",
+        },
+    }
+
+
+def _inferer(study: Study) -> dict[str, object]:
+    """How ``common.models.fit.predict`` gives a volume on the grid to a network of this recipe."""
+    from monai.inferers import SlidingWindowInferer
+
+    chosen = inferer_of(study.student.patch, study.data.grid)
+    if not isinstance(chosen, SlidingWindowInferer):
+        return {"_target_": "SimpleInferer"}
+    return {
+        "_target_": "SlidingWindowInferer",
+        "roi_size": list(chosen.roi_size),
+        "sw_batch_size": 1,
+        "overlap": WINDOW_OVERLAP,
+        "mode": "gaussian",
+    }
+
+
+def readme(study: Study, privacy: BundlePrivacy, dice: Mapping[str, float]) -> str:
+    measured = "".join(f"| {name} | {value:.3f} |\n" for name, value in dice.items())
+    table = (
+        f"\n| Dice on labelled public cases | |\n|---|---|\n{measured}" if measured else "\nNo figures were measured.\n"
+    )
+    spacing = " × ".join(f"{s:g}" for s in study.data.spacing_mm)
+    grid = " × ".join(map(str, study.data.grid))
+    return f"""# {study.name}
+
+A 3D U-Net that segments {", ".join(study.data.labels[1:])} in MRI volumes. It was trained on public volumes whose
+labels are noisy aggregates of the predictions of teachers at {privacy.sites} sites; no private volume reached it.
+
+## What it reveals about patients
+Guaranteed by the study: {privacy.guarantee()}.
+Spent of it when this was exported: {privacy.spent()}.
+
+Whoever trusts the study's aggregator to have added the noise can rely on this for the weights and for anything computed
+from them. Every figure behind it is in `configs/privacy.json`, with the hash of the ledger's
+signed head.
+
+## Use
+Put volumes (`.nii`, `.nii.gz`) into `images/` and run, from this directory, with monai, nibabel and fire installed:
+
+    python -m monai.bundle run --config_file configs/inference.json --meta_file configs/metadata.json \\
+        --workflow_type inference
+
+Label maps appear in `predictions/`, on each file's own voxels. Volumes are brought to RAS+ at
+{spacing} mm and cropped or padded to {grid} voxels about their centre; what lies outside is called background.
+
+## How good it is
+{table}
+Research only: not a medical device, not for diagnosis.
+"""
