@@ -1,0 +1,71 @@
+"""The tables of docs/architecture.md, kept from the modules: ``python -m tests.module_table`` brings them up to date.
+
+A table belongs to the folder that the heading above it names. Rows keep their order, a promise is the first sentence of
+its module's docstring, a new module is put at the end of its folder's table, one that is gone is left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "architecture.md"
+PACKAGES = ("common", "server", "client", "consilium")
+
+_HEADING = re.compile(r"^### `([\w/]+)/`")
+_ROW = re.compile(r"^\| `(\w+)` \|")
+
+
+def modules() -> dict[str, list[str]]:
+    """The modules of every folder of the product; a folder without one is its package alone."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        names = found.setdefault(path.parent.relative_to(ROOT).as_posix(), [])
+        if path.name != "__init__.py":
+            names.append(path.stem)
+    return found
+
+
+def named(text: str) -> dict[str, list[str]]:
+    """The modules that the document names, by the folder of the heading above them."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if heading := _HEADING.match(line):
+            found[heading[1]] = []
+        elif (row := _ROW.match(line)) and found:
+            list(found.values())[-1].append(row[1])
+    return found
+
+
+def promise(folder: str, module: str) -> str:
+    """The first sentence of a module's docstring."""
+    text = ast.get_docstring(ast.parse((ROOT / folder / f"{module}.py").read_text(encoding="utf-8"))) or ""
+    words = " ".join(text.split("\n\n")[0].replace("``", "`").replace("|", "\\|").split())
+    return re.split(r"(?<!\bal)\.(?:\s|$)", words, maxsplit=1)[0]
+
+
+def brought_up_to_date(text: str) -> str:
+    """The document with every table as the modules are now; folders that it does not name are put at its end."""
+    there, before = modules(), named(text)
+    for folder in (folder for folder in there if folder not in before and there[folder]):
+        text += f"\n### `{folder}/`\n\n| | |\n|---|---|\n"
+        before[folder] = []
+    lines: list[str] = []
+    folder, due = "", False
+    for line in text.splitlines():
+        if heading := _HEADING.match(line):
+            folder, due = heading[1], True
+        if not _ROW.match(line):
+            lines.append(line)
+        if due and line.startswith("|---"):
+            old = [name for name in before[folder] if name in there.get(folder, ())]
+            new = [name for name in there.get(folder, ()) if name not in old]
+            lines += [f"| `{name}` | {promise(folder, name)} |" for name in (*old, *new)]
+            due = False
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(brought_up_to_date(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
