@@ -201,9 +201,9 @@ def server_student(root: Path, plan: Study) -> dict[str, object]:
     from common.models.fit import predict
     from common.privacy.gaussian import rounded_gaussian
     from common.study_mechanism import study_mechanism
-    from server.postprocess.decode import decode_answer
-    from server.postprocess.finish import CACHE_BYTES, as_stored
-    from server.postprocess.student import train_student
+    from server.protocols.decode import decode_answer
+    from server.protocols.stored_labels import CACHE_BYTES, as_stored
+    from server.protocols.student import train_student
 
     codec = load_codec((root / "codec.bin").read_bytes())
     noise_std = Fraction(study_mechanism(plan, dimension=codec.dimension).noise_std)

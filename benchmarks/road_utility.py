@@ -37,9 +37,9 @@ from common.privacy.mechanism import Mechanism, radius_int
 from common.privacy.quantise import quantise
 from common.privacy.release import noisy_sum
 from server.postprocess.controls import self_labels
-from server.postprocess.decode import decode_answer, mean_noise_std
-from server.postprocess.finish import as_stored
-from server.postprocess.student import evaluate, score, train_student
+from server.protocols.decode import decode_answer, mean_noise_std
+from server.protocols.stored_labels import as_stored
+from server.protocols.student import evaluate, score, train_student
 
 HOSPITALS, MAPS, PUBLIC, VALIDATION, TEST = 8, 24, 16, 10, 34
 

@@ -28,8 +28,10 @@ from common.objects import ObjectStore
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import QuerySpec
 from common.sealing import SealContext, unseal
-from server.aggregation.aggregator import Aggregator, Reply, plan_queries
+from server.aggregation.aggregator import Aggregator, Reply
 from server.ledger.server_ledger import Ledger, PoolDeclaration
+from server.protocols.joint.rounds import round_query
+from server.protocols.per_volume import plan_queries
 from server.study.workspace import CodecRecord, Site
 
 GRID = (8, 8, 8)
@@ -209,7 +211,9 @@ class Federation:
 
     def planned(self) -> tuple[QuerySpec, ...]:
         record = CodecRecord(sha256=self.codec_hash, dimension=self.codec.dimension)
-        return plan_queries(self.study, codec=record, volumes=self.volumes, frame=self.frame)
+        if self.frame is None:
+            return plan_queries(self.study, codec=record, volumes=self.volumes)
+        return (round_query(self.study, codec=record, volumes=self.volumes, frame=self.frame),)
 
     def offer(self, queries: Sequence[QuerySpec], **changes) -> Offer:
         """What the server would send to have these accepted."""

@@ -21,7 +21,13 @@ PACKAGES = ("common", "server", "client", "consilium")
 
 FLWR_FILES = {"server/app.py", "server/operations/superlink.py", "client/app.py", "common/wire.py"}
 FASTAPI_FOLDER = "server/dashboard/"
-PRIVACY_PATH = ("client/app.py", "client/policy.py", "server/aggregation/aggregator.py", "common/wire.py")
+PRIVACY_PATH = (
+    "client/app.py",
+    "client/policy.py",
+    "server/aggregation/aggregator.py",
+    "server/aggregation/pipeline.py",
+    "common/wire.py",
+)
 PRIVACY_FOLDERS = (
     "common/privacy/",
     "common/ledger/",
@@ -51,7 +57,6 @@ TEXT_SUFFIXES = {".cfg", ".conf", ".css", ".html", ".js", ".json", ".md", ".prot
     "",
 }
 KNOWN_CIRCLES = {
-    frozenset({"server.protocols.joint.study", "server.postprocess.finish"}),
     frozenset({"server.dashboard.service", "server.dashboard.labels"}),
     frozenset({"consilium.demo.evaluate", "consilium.demo.run"}),
 }

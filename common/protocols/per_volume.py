@@ -10,10 +10,10 @@ from jaxtyping import Float
 from common.codecs.base import Codec
 from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
-from common.protocols.base import Encoder, Fetch
+from common.protocols.base import Encoder, Fetch, SiteProtocol
 
 
-class PerVolumeSite:
+class PerVolumeSite(SiteProtocol):
     """See :class:`~common.protocols.base.SiteProtocol`."""
 
     def describes(self, query: QuerySpec) -> bool:

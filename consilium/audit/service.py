@@ -34,9 +34,11 @@ from common.protocols.joint.frame import Frame
 from common.sealing import SealContext, seal
 from common.sealing_rotation import load_sealing_keys
 from consilium.audit.subject import Limit, Subject
-from server.aggregation.aggregator import Aggregator, Reply, plan_queries
+from server.aggregation.aggregator import Aggregator, Reply
 from server.aggregation.pipeline import collect
 from server.ledger.server_ledger import Candidate, Ledger, PoolDeclaration, RosterEntry
+from server.protocols.base import protocol_of
+from server.protocols.joint.rounds import keep_frame
 from server.study.create_study import create_study, server_keys
 from server.study.workspace import CodecRecord, Site, Workspace
 
@@ -136,8 +138,7 @@ class Service:
         codec = self.workspace.objects.put(subject.codec.to_bytes())
         self.workspace.save_codec(CodecRecord(sha256=codec, dimension=subject.codec.dimension))
         if subject.frame is not None:
-            frame = self.workspace.objects.put(subject.frame.to_bytes())
-            self.workspace.save_frames((CodecRecord(sha256=frame, dimension=subject.frame.dimension),))
+            keep_frame(self.workspace.public(), subject.frame, after=())
         with self._ledger() as ledger:
             for site, limit in zip(self.sites, self.server_limits, strict=False):
                 ledger.declare_pool(self._declaration(site, limit))
@@ -204,9 +205,8 @@ class Service:
     # --- asking for more than there is
 
     def planned(self) -> tuple[QuerySpec, ...]:
-        """The study's queries, of a joint one its first round."""
-        frame = self.workspace.frames()[0] if self.study.codec.joint else None
-        return plan_queries(self.study, codec=self.workspace.codec(), volumes=self.subject.volumes, frame=frame)
+        """What the study asks before anything is answered."""
+        return next(protocol_of(self.study).questions(self.workspace.public(), lambda _query: None))
 
     def further(self, number: int, *, share: float = 1.0) -> QuerySpec:
         """A query nobody planned, the ``number``-th of them; at ``share`` of a release's cost."""
@@ -216,7 +216,7 @@ class Service:
             mechanism = replace(
                 mechanism, noise_std=mechanism.noise_std * Fraction(share**-0.5).limit_denominator(10**6)
             )
-        volumes = first.volumes if self.study.codec.joint else self.subject.volumes[-1:]
+        volumes = self.subject.volumes[-len(first.volumes) :]
         return replace(first, mechanism=mechanism, volumes=volumes, round=self.subject.queries + number)
 
     def ask_server(self, query: QuerySpec, study: Study) -> bool:

@@ -26,6 +26,7 @@ from common.privacy.claim import claimed_epsilon, claimed_mu, claimed_reach
 from common.privacy.mechanism import Budget
 from common.protocols.joint.frame import Frame
 from server.ledger.server_ledger import Ledger
+from server.protocols.base import protocol_of
 from server.study.workspace import Workspace
 
 STEPS = 65536
@@ -186,7 +187,8 @@ def from_workspace(workspace: Workspace) -> Subject:
         raise InvalidInput("sites without a pool in the ledger", value=missing, remedy="register them again")
     pools = [declared[site.pool] for site in workspace.sites()]
     limits = tuple(Limit(float(p.budget.epsilon), p.budget.delta, str(p.accountant)) for p in pools)
-    frame = Frame.from_bytes(workspace.objects.get(workspace.frames()[0].sha256)) if study.codec.joint else None
+    first = next(protocol_of(study).questions(workspace.public(), lambda _query: None))[0]
+    frame = None if first.centre == "zero" else Frame.from_bytes(workspace.objects.get(first.centre))
     codec = load_codec(workspace.objects.get(record.sha256), expected_hash=record.sha256)
     if not isinstance(codec, PcaCodec):
         dimension = frame.dimension if frame else record.dimension
@@ -195,7 +197,7 @@ def from_workspace(workspace: Workspace) -> Subject:
             hospitals=len(limits),
             dimension=dimension,
             radius=study.codec.radius,
-            joint=study.codec.joint,
+            joint=frame is not None,
             limits=limits,
         )
     volumes = workspace.volumes()

@@ -82,13 +82,13 @@ def load_model(directory: Path) -> Bundle:
     """A bundle, or the student of a study's directory."""
     from common.models.bundle import Bundle, open_bundle
     from common.models.fit import best_device
-    from server.postprocess.finish import load_student
+    from server.postprocess.student import load_student
     from server.study.workspace import Workspace
 
     if (directory / "study.toml").is_file():
         workspace = Workspace(directory)
         study = workspace.study()
-        bundle = Bundle(load_student(workspace), study.data, "", study.student.patch)
+        bundle = Bundle(load_student(study, workspace.student_dir), study.data, "", study.student.patch)
     else:
         bundle = open_bundle(directory)
     bundle.network.to(best_device())

@@ -243,16 +243,17 @@ def student_train(
 
     Example: consilium student train trial --decisions trial-dashboard/decisions.jsonl
     """
-    from server.postprocess.controls import fit_controls
     from server.postprocess.decisions import take_over
-    from server.postprocess.finish import decode_labels, fit_student
+    from server.postprocess.labels import read_released, write_labels
+    from server.postprocess.student import fit_controls, fit_student
 
     with locked_events(Workspace(directory)) as (workspace, events):
         if decisions is not None:
             take_over(decisions, workspace.decisions_file)
-        decode_labels(workspace, events=events)
-        fit_student(workspace, events=events)
-        fit_controls(workspace, events=events)
+        released = read_released(workspace)
+        write_labels(released, events=events)
+        fit_student(released, events=events)
+        fit_controls(released, events=events)
     typer.echo(f"student: {Workspace(directory).student_dir}")
 
 
@@ -262,7 +263,7 @@ def student_export(directory: StudyDir) -> None:
 
     Example: consilium student export trial
     """
-    from server.postprocess.finish import export_student
+    from server.postprocess.bundle import export_student
 
     with locked_events(Workspace(directory)) as (workspace, events):
         export_student(workspace, events=events)

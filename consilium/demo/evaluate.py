@@ -37,9 +37,10 @@ from consilium.reports.study_report import (
     SiteFact,
 )
 from server.ledger.server_ledger import Ledger
-from server.postprocess.controls import CONTROLS, control_trained, load_control
-from server.postprocess.finish import load_labels, load_student
-from server.postprocess.student import score
+from server.postprocess.labels import read_released
+from server.postprocess.student import control_trained, load_control, load_student
+from server.protocols.controls import CONTROLS
+from server.protocols.student import score
 from server.study.consent_text import rosters
 from server.study.workspace import Workspace
 
@@ -75,14 +76,14 @@ def report_facts(
             label = name if len(site_teachers.models) == 1 else f"{name}, voter {voter}"
             teachers.append(NamedScore(label, _score([_hard(m) for m in maps], truths, classes)))
     mean_shape = _hard(_mean_shape(places, study))
-    student = load_student(workspace)
+    student = load_student(study, workspace.student_dir)
     predictions = [_hard(predict(student, image)) for image in images]
     controls: dict[str, Score | None] = dict.fromkeys(CONTROLS)
-    for name in filter(lambda name: control_trained(workspace, name), CONTROLS):
-        control = load_control(workspace, name)
+    for name in filter(lambda name: control_trained(workspace.student_dir, name), CONTROLS):
+        control = load_control(study, workspace.student_dir, name)
         controls[name] = _score([_hard(predict(control, image)) for image in images], truths, classes)
     public = _public_truths(places, study, source)
-    labels = load_labels(workspace)
+    labels = read_released(workspace).labels()
     known = [volume for volume in labels if volume in public]
     privacy = study.privacy
     with Ledger.open(workspace.ledger_file) as ledger:

@@ -33,9 +33,10 @@ from common.privacy.release import noisy_sum
 from common.protocols.joint.frame import Frame, sharpen
 from consilium.research.table import heading, interval, paired
 from consilium.research.utility import Bench, Setting, settings_json
-from server.postprocess.student import score
+from server.protocols.joint.belief import labels_of
 from server.protocols.joint.plausible import Plausible
-from server.protocols.joint.student import TEMPERATURE, labels_of
+from server.protocols.joint.student import TEMPERATURE
+from server.protocols.student import score
 
 MOST_POISONED = 2
 DRAWS = 8

@@ -19,7 +19,7 @@ from common.privacy.figures import delta_text, epsilon_text
 from consilium.research.ablation import VARIANTS
 from consilium.research.utility import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise, settings_json
 from server.planning.recommend import predicted_gain
-from server.postprocess.controls import CONTROLS
+from server.protocols.controls import CONTROLS
 
 CONFIDENCE = 0.95
 

@@ -37,10 +37,10 @@ from common.protocols.joint.frame import FRAME, MAX_COORDINATES, Frame, Observat
 from common.study_mechanism import study_mechanism
 from consilium.research.roles import Cases, Roles
 from server.planning.recommend import joint_noise
-from server.postprocess.controls import CONTROLS
-from server.postprocess.dealing import DERANGEMENT_SEED, derangement
-from server.postprocess.decode import decode_answer, mean_noise_std
-from server.postprocess.student import score
+from server.protocols.controls import CONTROLS, DERANGEMENT_SEED, derangement
+from server.protocols.decode import decode_answer, mean_noise_std
+from server.protocols.joint.belief import control as control_of
+from server.protocols.joint.belief import labels_of
 from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS, tangent_kernel
 from server.protocols.joint.student import (
     RESIDUAL,
@@ -49,11 +49,10 @@ from server.protocols.joint.student import (
     Start,
     codes_of,
     joint_frame,
-    labels_of,
     public_start,
     refine,
 )
-from server.protocols.joint.student import control as control_of
+from server.protocols.student import score
 
 SHARED = "shuffled_offsets"
 ARMS = ("student", *CONTROLS, "non_private")

@@ -48,9 +48,8 @@ from common.privacy.mechanism import AccountantName, QuerySpec
 from common.privacy.quantise import within
 from common.privacy.release import noisy_sum
 from common.sealing import SealContext, SealingKeys, unseal
-from common.study_mechanism import study_mechanism
 from server.ledger.server_ledger import Candidate, Ledger, RosterEntry, StoredAnswer
-from server.study.workspace import CodecRecord, Site
+from server.study.workspace import Site
 
 log = logging.getLogger(__name__)
 
@@ -78,29 +77,6 @@ class Transport(Protocol):
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
         """Send one body to each node; yield exactly one reply a node, as they come, all within ``timeout_s``."""
-
-
-def plan_queries(
-    study: Study, *, codec: CodecRecord, volumes: Sequence[str], frame: CodecRecord | None = None, number: int = 1
-) -> tuple[QuerySpec, ...]:
-    """One query a public volume, in order, for the first ``planned_queries`` of them.
-
-    With ``frame`` one about all of them: round ``number`` of a joint query.
-    """
-    asked: list[tuple[str, ...]] = [(volume,) for volume in volumes[: study.privacy.planned_queries]]
-    mechanism = study_mechanism(study, dimension=(frame or codec).dimension)
-    return tuple(
-        QuerySpec(
-            edition=study.privacy.edition,
-            codec=codec.sha256,
-            volumes=group,
-            round=number,
-            centre=frame.sha256 if frame else "zero",
-            weights="codec",
-            mechanism=mechanism,
-        )
-        for group in ([tuple(volumes)] if frame else asked)
-    )
 
 
 @dataclass(slots=True)

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from common.errors import ConsiliumError
 from common.events import EventLog, read_events
 from common.ledger.keys import load_signing_key
-from common.privacy.mechanism import QuerySpec
 from common.sealing_rotation import load_sealing_keys
-from server.aggregation.aggregator import Aggregator, Transport, plan_queries
+from server.aggregation.aggregator import Aggregator, Transport
 from server.ledger.server_ledger import Ledger
-from server.protocols.joint.rounds import ask_rounds
+from server.postprocess.labels import read_released, write_labels
+from server.protocols.base import protocol_of
+from server.protocols.controls import CONTROLS
 from server.study.workspace import Workspace
 
 
@@ -46,52 +47,41 @@ def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
 
 
 def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> None:
-    """Answer the study's open queries through the core; a joint study's round by round, each after the one before."""
+    """Answer the study's open queries through the core, as its protocol asks them."""
     study = workspace.study()
     signing_key = load_signing_key(workspace.signing_key_file)
-
-    def ask(queries: Sequence[QuerySpec], *, before: int = 0) -> None:
-        core = Aggregator(
-            study=study,
-            queries=queries,
-            sites=workspace.sites,
-            ledger=ledger,
-            sealing_key=load_sealing_keys(workspace.sealing_key_file),
-            events=events,
-            before=before,
-        )
-        core.run(transport, should_stop=workspace.stop_file.exists)
-
     with (
         Ledger.open(workspace.ledger_file, signing_key=signing_key) as ledger,
         stage(events, "collect", total=study.privacy.planned_queries),
     ):
-        if not study.codec.joint:
-            ask(plan_queries(study, codec=workspace.codec(), volumes=workspace.volumes()))
-            return
-        ask_rounds(
-            workspace,
-            ledger,
-            lambda query, before: ask((query,), before=before),
-            should_stop=workspace.stop_file.exists,
-        )
+        for queries in protocol_of(study).questions(workspace.public(), ledger.answer):
+            core = Aggregator(
+                study=study,
+                queries=queries,
+                sites=workspace.sites,
+                ledger=ledger,
+                sealing_key=load_sealing_keys(workspace.sealing_key_file),
+                events=events,
+                before=queries[0].round - 1,
+            )
+            core.run(transport, should_stop=workspace.stop_file.exists)
+            if workspace.stop_file.exists():
+                break
 
 
 def finish(workspace: Workspace, *, events: EventLog) -> None:
     """Decode stored answers, train student and controls, export the bundle; post-processing, freely repeatable."""
-    from server.postprocess.controls import CONTROLS, fit_controls
-    from server.postprocess.finish import (  # torch only once the ledger is closed
-        decode_labels,
-        export_student,
-        fit_student,
-    )
+    from server.postprocess.bundle import export_student  # torch only once the ledger is closed
+    from server.postprocess.student import fit_controls, fit_student
 
-    with stage(events, "decode", total=len(workspace.volumes())):
-        decode_labels(workspace, events=events)
-    with stage(events, "student", total=workspace.study().student.steps):
-        fit_student(workspace, events=events)
-    with stage(events, "controls", total=len(CONTROLS) * workspace.study().student.steps):
-        fit_controls(workspace, events=events)
+    released = read_released(workspace)
+    steps = released.public.study.student.steps
+    with stage(events, "decode", total=len(released.public.volumes)):
+        write_labels(released, events=events)
+    with stage(events, "student", total=steps):
+        fit_student(released, events=events)
+    with stage(events, "controls", total=len(CONTROLS) * steps):
+        fit_controls(released, events=events)
     with stage(events, "export", total=1):
         export_student(workspace, events=events)
 

@@ -12,6 +12,8 @@ from common.config import Study
 from server.dashboard.pictures import VolumeFacts, picture_key, read_facts
 from server.dashboard.service import Service
 from server.postprocess.decisions import MAX_NOTE_CHARACTERS, Decision, Verdict, standing
+from server.protocols.base import protocol_of
+from server.protocols.controls import CONTROLS
 from server.study.workspace import Workspace
 
 
@@ -71,10 +73,10 @@ class StudentPage:
 
 
 def published(workspace: Workspace, study: Study) -> tuple[str, ...]:
-    """The public volumes that are queried, in order; none before they are published. A joint query is about all."""
+    """The public volumes that are queried, in order; none before they are published."""
     if not (workspace.root / "public.json").exists():
         return ()
-    return workspace.volumes() if study.codec.joint else workspace.volumes()[: study.privacy.planned_queries]
+    return protocol_of(study).asked_about(study, workspace.volumes())
 
 
 def labels_page(service: Service) -> LabelsPage:
@@ -84,7 +86,7 @@ def labels_page(service: Service) -> LabelsPage:
     decided = standing(service.decisions.decisions(), study.id)
     points, student = len(follower.ledger.points), files.student()
     volumes = published(workspace, study)
-    answered = len(volumes) if study.codec.joint and points else points
+    answered = protocol_of(study).volumes_answered(points, asked=len(volumes))
     found = []
     stale = False
     for number, volume in enumerate(volumes, start=1):
@@ -137,10 +139,7 @@ def student_page(service: Service, labels: LabelsPage) -> StudentPage:
         seconds=events.student[2] if events.student else None,
         labels_used=labels.decoded - labels.rejected,
         labels_rejected=labels.rejected,
-        controls=tuple(
-            ControlView(name, *events.controls.get(name, (None, None)))
-            for name in ("zero_code", "shuffled_codes", "public_only")
-        ),
+        controls=tuple(ControlView(name, *events.controls.get(name, (None, None))) for name in CONTROLS),
         bundle=events.bundle[0] if events.bundle else None,
         exported=events.bundle[1] if events.bundle else None,
         files=tuple((path.relative_to(workspace.bundle_dir).as_posix(), path.stat().st_size) for path in exported),

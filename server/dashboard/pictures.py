@@ -21,6 +21,7 @@ from PIL import Image
 from common.canonical import digest, sha256_file
 from common.errors import InvalidInput
 from common.objects import write_atomically
+from server.protocols.stored_labels import read_label
 from server.study.workspace import Workspace
 
 PictureLayer = Literal["none", "label", "student", "confidence", "disagreement"]
@@ -84,7 +85,7 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
     """Bring every labelled volume's picture file up to date; how many were made."""
     from common.data.volume import volume_from_bytes
     from common.models.fit import predict
-    from server.postprocess.finish import as_stored, load_student
+    from server.postprocess.student import load_student
 
     study = workspace.study()
     weights = workspace.student_dir / "weights.pt"
@@ -100,15 +101,14 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
         if (known := read_facts(out, volume)) is not None and known[1] == key:
             continue
         image = volume_from_bytes(workspace.objects.get(volume), study.data).image
-        with np.load(label_file, allow_pickle=False) as stored:
-            probabilities = as_stored(stored["probabilities"])
+        probabilities = read_label(label_file)
         arrays: Picture = {
             "image": grey(image[0]),
             "label": probabilities.argmax(axis=0).astype(np.uint8),
             "confidence": np.round(255 * probabilities.max(axis=0)).astype(np.uint8),
         }
         if student_hash:
-            model = model or load_student(workspace)
+            model = model or load_student(study, workspace.student_dir)
             arrays["student"] = predict(model, image).argmax(axis=0).astype(np.uint8)
         facts = summarise(volume, label, arrays, names=study.data.labels, spacing_mm=study.data.spacing_mm)
         stream = io.BytesIO()

@@ -1,84 +1,132 @@
-"""The student: a U-Net trained on public volumes and their pseudo-labels, and how it is scored.
+"""The student and its controls, trained as the study's protocol has it, and kept.
 
-Sees nothing but public volumes, released answers and public settings, so its weights are post-processing. Refuses
-pseudo-labels that are not probabilities on the volumes' grid.
+Each is whole files and can be repeated; what is finished for the same answers is not repeated, what was interrupted
+goes on from its checkpoint. Refuses to train without a single label.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
-from common.config import TrainingConfig
-from common.data.volume_cache import StoredVolumes
+from common.config import Study
+from common.data.volume import volume_from_bytes
 from common.errors import InvalidInput
-from common.metrics import dice_per_class, mean_present
-from common.models.fit import FitResult, OnStep, fit, predict
-from common.models.unet import build_unet
+from common.events import EventLog
+from common.models.fit import OnStep
+from common.models.unet import build_unet, load_weights, save_weights
+from common.objects import write_atomically
+from server.postprocess.labels import Released
+from server.protocols.base import FitFiles, Lesson, Training, protocol_of
+from server.protocols.controls import CONTROLS
+
+PROGRESS_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """Dice of predictions against label maps: ``per_class`` (structure 1 first) and ``mean`` over the structures.
+class Fitted:
+    """A training run that was done now: the SHA-256 of its weights, and its seconds."""
 
-    ``per_class`` averages over the volumes that hold the structure in either map; nan where none does.
-    """
-
-    per_class: tuple[float, ...]
-    mean: float
-    volumes: int
+    weights: str
+    seconds: float
 
 
-def train_student(
-    images: Float[np.ndarray, "n c x y z"] | StoredVolumes,
-    pseudo_labels: Float[np.ndarray, "n k x y z"] | StoredVolumes,
-    recipe: TrainingConfig,
-    *,
-    seed: int,
-    weights: Float[np.ndarray, "n"] | None = None,
-    checkpoint: Path | None = None,
-    on_step: OnStep | None = None,
-) -> tuple[torch.nn.Module, FitResult]:
-    """Train a fresh U-Net on soft pseudo-labels; the same arguments give the same weights.
+def fit_student(released: Released, *, events: EventLog) -> None:
+    """Train the student on what was released; weights land in ``student/weights.pt``."""
+    lesson, total = lesson_of(released), released.public.study.student.steps
 
-    ``pseudo_labels``: float32 probabilities as ``decode`` gives them, one map per class, background first.
-    ``weights``: how much each volume counts. Interrupted training resumes from ``checkpoint``, which is deleted once
-    the student is done.
-    """
-    if pseudo_labels.ndim != 5 or pseudo_labels.shape[1] < 2:
-        raise InvalidInput("pseudo-labels", value=pseudo_labels.shape, limit="[n, k, x, y, z] with k ≥ 2 classes")
-    model = build_unet(recipe.channels, in_channels=images.shape[1], out_channels=pseudo_labels.shape[1], seed=seed)
-    result = fit(
-        model, images, pseudo_labels, recipe, seed=seed, weights=weights, checkpoint=checkpoint, on_step=on_step
-    )
-    if checkpoint is not None:
-        checkpoint.unlink(missing_ok=True)
-    return model, result
+    def on_step(step: int, loss: float) -> None:
+        if step % PROGRESS_STEPS == 0 or step == total:
+            events.emit("student-step", step=step, total=total, loss=round(loss, 5))
+
+    training = protocol_of(released.public.study).student(lesson)
+    fitted = fit_once(training, files=FitFiles.at(released.student_dir), on_step=on_step)
+    if fitted is not None:
+        events.emit("student-trained", weights=fitted.weights, seconds=fitted.seconds)
 
 
-def evaluate(
-    model: torch.nn.Module,
-    images: Float[np.ndarray, "n c x y z"],
-    label_maps: UInt8[np.ndarray, "n x y z"],
-    *,
-    classes: int,
-) -> Score:
-    """Dice of the model's most likely labels on labelled public cases (validation or test)."""
-    return score((predict(model, image).argmax(axis=0).astype(np.uint8) for image in images), label_maps, classes)
+def fit_controls(released: Released, *, events: EventLog) -> None:
+    """Train every control; weights land in ``student/controls/<name>.pt``."""
+    lesson, study = lesson_of(released), released.public.study
+    for index, name in enumerate(CONTROLS):  # in this order: the last one's are the first one's predictions
+        training = protocol_of(study).control(
+            lesson, name, trained=lambda other: load_control(study, released.student_dir, other)
+        )
+        if training is None:
+            continue
+        on_step = _told(events, before=index * study.student.steps, steps=study.student.steps)
+        fitted = fit_once(training, files=control_files(released.student_dir, name), on_step=on_step)
+        if fitted is not None:
+            events.emit("control-trained", name=name, weights=fitted.weights, seconds=fitted.seconds)
 
 
-def score(
-    predictions: Iterable[UInt8[np.ndarray, "x y z"]], label_maps: Iterable[UInt8[np.ndarray, "x y z"]], classes: int
-) -> Score:
-    """Dice of label maps against label maps, volume by volume; also for teachers, ensembles and pseudo-labels."""
-    each = [dice_per_class(p, truth, classes) for p, truth in zip(predictions, label_maps, strict=True)]
-    if not each:
-        raise InvalidInput("no volume to score", remedy="give labelled cases")
-    per_class = tuple(mean_present(values) for values in zip(*each, strict=True))
-    return Score(per_class=per_class, mean=mean_present(v for v in per_class if not math.isnan(v)), volumes=len(each))
+def lesson_of(released: Released) -> Lesson:
+    """What the student and its controls may learn from."""
+    public, labels = released.public, released.labels()
+    if not labels:
+        raise InvalidInput("pseudo-labels", value=0, limit="at least one", remedy="run the study first")
+
+    def image(volume: str) -> Float[np.ndarray, "c x y z"]:
+        return volume_from_bytes(public.objects.get(volume), public.study.data).image
+
+    return Lesson(public, released.answers, labels, image)
+
+
+def fit_once(training: Training, *, files: FitFiles, on_step: OnStep) -> Fitted | None:
+    """Train and keep the weights, unless weights for these inputs are kept already: then None."""
+    if files.weights.exists() and files.inputs.exists() and files.inputs.read_text(encoding="utf-8") == training.inputs:
+        return None
+    files.weights.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    name = save_weights(files.weights, training.train(files, on_step))
+    write_atomically(files.inputs, training.inputs.encode())
+    return Fitted(weights=name, seconds=round(time.monotonic() - started, 3))
+
+
+def load_student(study: Study, student_dir: Path) -> torch.nn.Module:
+    """The trained student, ready to predict."""
+    path = FitFiles.at(student_dir).weights
+    if not path.exists():
+        raise InvalidInput("there is no student yet", remedy="run `consilium student train`")
+    return _network(study, path)
+
+
+def load_control(study: Study, student_dir: Path, name: str) -> torch.nn.Module:
+    """A trained control, ready to predict."""
+    if not control_trained(student_dir, name):
+        raise InvalidInput("there is no such control yet", value=name, remedy="run `consilium study resume`")
+    return _network(study, control_files(student_dir, name).weights)
+
+
+def control_trained(student_dir: Path, name: str) -> bool:
+    """Whether this control has weights."""
+    return control_files(student_dir, name).weights.exists()
+
+
+def control_files(student_dir: Path, name: str) -> FitFiles:
+    return FitFiles.at(student_dir / "controls", name)
+
+
+def _network(study: Study, weights: Path) -> torch.nn.Module:
+    """A network of the study's student recipe with these weights."""
+    data = study.data
+    model = build_unet(study.student.channels, in_channels=len(data.channels), out_channels=len(data.labels))
+    load_weights(weights, model)
+    model.eval()
+    return model
+
+
+def _told(events: EventLog, *, before: int, steps: int) -> Callable[[int, float], None]:
+    """Tells of a control's steps, counted on from those of the controls ``before`` it."""
+
+    def on_step(step: int, _loss: float) -> None:
+        if step % PROGRESS_STEPS == 0 or step == steps:
+            events.emit("stage-progress", stage="controls", done=before + step, total=len(CONTROLS) * steps)
+
+    return on_step

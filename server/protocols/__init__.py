@@ -1,1 +1,1 @@
-"""How a study asks its queries and learns from the answers."""
+"""How a study asks: what the server asks, what it reads in the answers, and the student it makes of them."""

@@ -25,6 +25,7 @@ from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from common.study_mechanism import study_mechanism
 from server.ledger.server_ledger import Ledger, StoredAnswer
+from server.protocols.base import protocol_of
 
 _UNITS = {
     Unit.HOSPITAL: "everything one hospital holds",
@@ -84,7 +85,7 @@ def facts(study: Study) -> dict[str, object]:
         "spacing_mm": list(study.data.spacing_mm),
         "grid": list(study.data.grid),
         "codec": study.codec.name,
-        "joint": study.codec.joint,
+        "joint": protocol_of(study).name == "joint",
         "clipping_norm": study.codec.radius,
         "unit": str(privacy.unit),
         "relation": str(privacy.relation),
@@ -103,7 +104,7 @@ def facts(study: Study) -> dict[str, object]:
 
 def for_consortium(study: Study, *, sites: int) -> str:
     """The plan as text, one fact a line. ``sites``: how many take part, as far as is known: at least the quorum."""
-    f, privacy = facts(study), study.privacy
+    f, privacy, wording = facts(study), study.privacy, protocol_of(study).wording(study)
     plan = f["epsilon_of_plan"]
     assert isinstance(plan, dict)
     stated = f"δ = {delta_text(privacy.delta)}, unit {privacy.unit}, relation {privacy.relation}"
@@ -114,7 +115,7 @@ def for_consortium(study: Study, *, sites: int) -> str:
             f"study {f['name']} ({study.id[:16]}…)",
             f"labels {', '.join(study.data.labels)}; grid {study.data.grid} at {study.data.spacing_mm} mm",
             f"budget ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant} accountant), {stated}",
-            f"plan {_plan_of(study)}, {privacy.voters_per_site} voter(s) a site, quorum {privacy.quorum} sites",
+            f"plan {wording.plan}, {privacy.voters_per_site} voter(s) a site, quorum {privacy.quorum} sites",
             f"noise multiplier z = {f['noise_multiplier']:.6f} on a sum clipped at C = {f['clipping_norm']:g}",
             f"whole plan: {whole}, {stated}",
             guess_sentence(privacy.protection, study_limit(study)),
@@ -127,11 +128,6 @@ def for_consortium(study: Study, *, sites: int) -> str:
 def study_limit(study: Study) -> Fraction:
     """The largest Σμ² a unit can lose in the study, whatever is asked: what its budget admits."""
     return max_mu_squared(study.privacy.accountant, study.privacy.budget)
-
-
-def _plan_of(study: Study) -> str:
-    planned = study.privacy.planned_queries
-    return f"a joint query in {planned} round(s)" if study.codec.joint else f"{planned} queries"
 
 
 def for_site(study: Study, *, patients: int | None = None) -> str:
@@ -152,14 +148,12 @@ def for_site(study: Study, *, patients: int | None = None) -> str:
         warning = warn_about(privacy.delta, unit=Unit.PATIENT, units=patients)
         sentences += [] if warning is None else [f"Warning: {warning}."]
     said = "\n".join(_filled(sentence) for sentence in sentences)
-    planned = privacy.planned_queries
-    times = "" if planned == 1 else f", up to {planned} times"
-    which, each = ("the", f"all of them together{times},") if study.codec.joint else (f"up to {planned}", "each")
+    wording = protocol_of(study).wording(study)
     asked = _filled(
-        f"Your teachers, {privacy.voters_per_site} a site, trained at your site on your own patients, segment {which} "
-        f"public volumes: {', '.join(study.data.labels[1:])}. For {each} your site sends the sum of their codes. Each "
-        f"code is clipped to norm C = {study.codec.radius:g} at your site. No image, label map, weight or gradient of "
-        "yours leaves."
+        f"Your teachers, {privacy.voters_per_site} a site, trained at your site on your own patients, segment "
+        f"{wording.which} public volumes: {', '.join(study.data.labels[1:])}. For {wording.each} your site sends the "
+        f"sum of their codes. Each code is clipped to norm C = {study.codec.radius:g} at your site. No image, label "
+        "map, weight or gradient of yours leaves."
     )
     return f"""\
 Study {study.name}, {study.id}

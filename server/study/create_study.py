@@ -24,13 +24,13 @@ from common.ledger.keys import (
     public_hex,
     public_pem,
 )
-from common.messages import MAX_VOLUMES
 from common.objects import write_atomically
 from common.privacy.figures import epsilon_text
 from common.privacy.mechanism import GRID_BITS
 from common.study_mechanism import study_mechanism
 from server.aggregation.progress import OnStage
 from server.ledger.server_ledger import Ledger, PoolDeclaration
+from server.protocols.base import protocol_of
 from server.study.workspace import CodecRecord, Site, Workspace
 
 
@@ -91,16 +91,7 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, 
         volumes.append(workspace.objects.put(data))
     if len(set(volumes)) != len(volumes):
         raise InvalidInput("public volumes", limit="no volume twice", remedy="remove the duplicate")
-    if study.codec.joint and len(volumes) > MAX_VOLUMES:
-        raise InvalidInput("public volumes of a joint query", value=len(volumes), limit=f"at most {MAX_VOLUMES}")
-    needed = 1 if study.codec.joint else study.privacy.planned_queries
-    if len(volumes) < needed:
-        raise InvalidInput(
-            "public volumes",
-            value=len(volumes),
-            limit=f"at least {needed}",
-            remedy="publish more volumes or plan fewer queries",
-        )
+    protocol_of(study).check_volumes(study, len(volumes))
     workspace.save_volumes(tuple(volumes))
     return tuple(volumes)
 
@@ -115,7 +106,7 @@ def fit_study_codec(
 ) -> CodecRecord:
     """Fit the study's codec on public label maps for the planned noise on the mean code of ``sites`` sites.
 
-    For a joint query, also train the public start and make the query's frame; the volumes must be published before.
+    Then make what else the study's protocol needs before its first question; the volumes must be published before.
     ``private_hashes``: SHA-256 of label map files known to be of private, validation or test cases; a match is refused.
     """
     from common.codecs.base import fit_codec
@@ -136,10 +127,7 @@ def fit_study_codec(
     )
     record = CodecRecord(sha256=workspace.objects.put(codec.to_bytes()), dimension=codec.dimension)
     workspace.save_codec(record)
-    if study.codec.joint:
-        from server.protocols.joint.study import prepare  # torch, where a student is trained anyway
-
-        prepare(workspace, sites=sites, on_stage=on_stage)
+    protocol_of(study).prepare(workspace.public, sites=sites, on_stage=on_stage)
     return record
 
 

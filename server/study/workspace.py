@@ -22,6 +22,7 @@ from common.objects import ObjectStore, write_atomically
 
 LEDGER_RECORD = "ledger.json"
 """In a study's directory: where the ledger lies that it shares with other studies."""
+START_FILE = "start.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,18 @@ class CodecRecord:
 
     sha256: str
     dimension: int
+
+
+@dataclass(frozen=True, slots=True)
+class Public:
+    """What is public of a study: its terms, its codec and its volumes by content hash in query order, where public
+    objects are kept, and the ``folder`` in which a protocol keeps a record of what it made of them."""
+
+    study: Study
+    codec: CodecRecord
+    volumes: tuple[str, ...]
+    objects: ObjectStore
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +165,7 @@ class Workspace:
     @property
     def start_file(self) -> Path:
         """Weights of the public start of a joint study: teachers and student may begin with them."""
-        return self.root / "start.pt"
+        return self.root / START_FILE
 
     @property
     def bundle_dir(self) -> Path:
@@ -178,6 +191,10 @@ class Workspace:
 
     def study(self) -> Study:
         return load_study(self.study_file)
+
+    def public(self) -> Public:
+        """What everybody in the study can read, once volumes are published and a codec is fitted."""
+        return Public(self.study(), self.codec(), self.volumes(), self.objects, self.root)
 
     def sites(self) -> tuple[Site, ...]:
         """Registered sites in order of their names."""
@@ -222,16 +239,6 @@ class Workspace:
     def save_codec(self, codec: CodecRecord) -> None:
         self._write("codec.json", {"sha256": codec.sha256, "dimension": codec.dimension})
 
-    def frames(self) -> tuple[CodecRecord, ...]:
-        """Hash and dimension of the frame of every round of a joint query so far, the first one's from before it."""
-        records = self._read("frames.json", remedy="make the first with `consilium codec fit`")
-        fields = {"sha256": str, "dimension": int}
-        return tuple(CodecRecord(**checked_fields(record, fields)) for record in records)
-
-    def save_frames(self, frames: tuple[CodecRecord, ...]) -> None:
-        records = [{"sha256": frame.sha256, "dimension": frame.dimension} for frame in frames]
-        self._write("frames.json", records)
-
     def endpoint(self) -> Endpoint:
         record = self._read("endpoint.json", remedy="set it with `consilium provision server`")
         kinds: dict[str, type] = {"host": str, "port": int, "internal_port": int}
@@ -271,13 +278,22 @@ class Workspace:
             yield
 
     def _read(self, name: str, *, remedy: str) -> Any:
-        path = self.root / name
-        try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise InvalidInput(f"{name} is missing from the study's directory", remedy=remedy) from error
-        except ValueError as error:
-            raise InvalidInput(f"{name} is not valid JSON", remedy=remedy) from error
+        return read_record(self.root / name, remedy=remedy)
 
     def _write(self, name: str, value: object) -> None:
-        write_atomically(self.root / name, (json.dumps(value, indent=1) + "\n").encode())
+        write_record(self.root / name, value)
+
+
+def read_record(path: Path, *, remedy: str) -> Any:
+    """A small JSON record of a study's directory; InvalidInput with ``remedy`` where it is missing or no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InvalidInput(f"{path.name} is missing from the study's directory", remedy=remedy) from error
+    except ValueError as error:
+        raise InvalidInput(f"{path.name} is not valid JSON", remedy=remedy) from error
+
+
+def write_record(path: Path, value: object) -> None:
+    """Write such a record, whole or not at all."""
+    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())

@@ -32,7 +32,7 @@ from common.events import EventLog
 from common.models.unet import build_unet, save_weights
 from common.student_statement import StudentStatement
 from server.operations.objects_app import statement_file
-from server.postprocess.finish import export_student
+from server.postprocess.bundle import export_student
 from server.study.workspace import Workspace
 from tests.client.test_control import site_toml
 from tests.federation import Federation, make_study

@@ -17,10 +17,10 @@ import pytest
 
 from common.canonical import sha256_file
 from server.ledger.verify import verify
-from server.postprocess import finish
 from server.postprocess.decisions import read_decisions
-from server.postprocess.finish import load_labels
-from server.postprocess.student import train_student
+from server.postprocess.labels import read_released
+from server.protocols import student
+from server.protocols.student import train_student
 from tests.browser.conftest import serving, sign_in
 from tests.dashboard_study import QUERIES, SITES, make_study_directory
 
@@ -180,7 +180,7 @@ def test_a_rejected_label_is_dropped_from_training_and_the_answer_stays(dashboar
     target = recorded.workspace.decisions_file
     target.write_bytes((dashboard.state / "decisions.jsonl").read_bytes())
     try:
-        assert set(recorded.workspace.volumes()) - set(load_labels(recorded.workspace)) == {volume}
+        assert set(recorded.workspace.volumes()) - set(read_released(recorded.workspace).labels()) == {volume}
     finally:
         target.unlink()
     page.goto(path)
@@ -254,7 +254,7 @@ def test_a_page_follows_a_run_without_being_loaded_again_and_dies_without_distur
         shown.wait(60)
         return train_student(*arguments, **options)
 
-    monkeypatch.setattr(finish, "train_student", train_once_it_was_shown)
+    monkeypatch.setattr(student, "train_student", train_once_it_was_shown)
     study = make_study_directory(tmp_path, batch_size=1, steps=40)
     for teacher in study.teachers.values():
         teacher.before = lambda: time.sleep(0.12)

@@ -6,7 +6,7 @@ import pytest
 from client.policy import Consent, load_site, review
 from common.errors import InvalidInput
 from common.messages import Offer
-from server.aggregation.aggregator import plan_queries
+from server.protocols.per_volume import plan_queries
 from server.study.workspace import CodecRecord
 from tests.federation import make_study
 

@@ -27,7 +27,8 @@ from consilium.research.poison import (
 )
 from consilium.research.roles import deal_roles
 from consilium.research.utility import Bench, Setting
-from server.protocols.joint.student import TEMPERATURE, codes_of, labels_of
+from server.protocols.joint.belief import labels_of
+from server.protocols.joint.student import TEMPERATURE, codes_of
 from tests.consilium.test_bench_utility import DATA, balls
 
 SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)

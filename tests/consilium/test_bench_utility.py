@@ -25,7 +25,7 @@ from consilium.research.roles import PUBLIC_IMAGES, PUBLIC_MAPS, Cases, deal_rol
 from consilium.research.table import ablation_summary, interval, render, render_ablation, summary
 from consilium.research.utility import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, OFFSETS, SHARED, Bench, Setting, mean_noise
 from server.planning.recommend import OCTAVES, Recommendation, predicted_gain, recommend, recovered_share
-from server.postprocess.controls import CONTROLS
+from server.protocols.controls import CONTROLS
 
 DATA = DataConfig(labels=("background", "core"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16))
 SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)

@@ -20,9 +20,9 @@ from common.ledger.keys import load_signing_key, public_hex
 from common.privacy.accounting import epsilon_exact
 from consilium.cli.certificate import app, certificate_facts
 from consilium.cli.ledger import verify_app
-from server.aggregation.aggregator import plan_queries
 from server.ledger.server_ledger import Candidate, Ledger, RosterEntry
 from server.ledger.verify import verify
+from server.protocols.per_volume import plan_queries
 from server.study import create_study as setup
 from server.study.workspace import CodecRecord, Site, Workspace
 

@@ -27,11 +27,12 @@ from server.aggregation import aggregator
 from server.aggregation.aggregator import Reply
 from server.aggregation.pipeline import run_study
 from server.ledger.server_ledger import Ledger
-from server.postprocess import controls, finish  # here, so that a forked process does not have to
+from server.postprocess import bundle  # here, so that a forked process does not have to
+from server.protocols import student
 from server.study.workspace import Workspace
 from tests.faults.ledger.crash_parts import Sockets
 
-__all__ = ["POINTS", "controls"]
+__all__ = ["POINTS", "student"]
 
 
 def die() -> None:
@@ -139,7 +140,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "checkpoint in the middle of the student": lambda: around(fit, "_save", after=on_call(1)),
     "one control trained": event("control-trained", 1),
     "half a bundle written": lambda: around(student_bundle, "write_atomically", after=on_call(2)),
-    "bundle written, not yet said": lambda: around(finish, "export_bundle", after=on_call(1)),
+    "bundle written, not yet said": lambda: around(bundle, "export_bundle", after=on_call(1)),
 }
 
 

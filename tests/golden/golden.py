@@ -13,6 +13,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from itertools import count
@@ -33,8 +34,9 @@ from common.objects import ObjectStore
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.pipeline import collect
 from server.ledger.server_ledger import Ledger
+from server.protocols.joint.rounds import FRAMES
 from server.study.create_study import add_site, create_study, server_keys
-from server.study.workspace import CodecRecord, Site, Workspace
+from server.study.workspace import CodecRecord, Site, Workspace, write_record
 from tests.federation import LoopTransport, ball
 
 HERE = Path(__file__).parent
@@ -150,7 +152,7 @@ def begin(root: Path, kind: str) -> None:
     )
     workspace.save_codec(codec)
     if joint:
-        workspace.save_frames(tuple(frames))
+        write_record(workspace.root / FRAMES, [asdict(frame) for frame in frames])
     keys = server_keys(workspace)
     for number in range(SITES):
         name = f"site-{number}"
@@ -253,7 +255,7 @@ def make_public() -> None:
     """Write the codec and the frames, once: their bytes depend on the processor's way of adding."""
     from common.canonical import sha256_bytes
     from common.codecs.base import fit_codec
-    from common.codecs.frame import Frame, plan_frame
+    from common.protocols.joint.frame import Frame, plan_frame
 
     (HERE / "study.tmp").write_text(STUDY.format(queries=VOLUMES, joint="false"))
     study = load_study(HERE / "study.tmp")

@@ -20,7 +20,7 @@ from common.privacy.accounting import delta_exact, epsilon_exact, epsilon_paper,
 from common.privacy.calibration import calibrate, epsilon_of_plan
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Relation, Unit, radius_int
 from common.privacy.quantise import clip, quantise
-from server.postprocess.decode import mean_noise_std
+from server.protocols.decode import mean_noise_std
 
 BUDGETS = [(0.1, 1e-3), (1.0, 1e-3), (8.0, 1e-3), (8.0, 1e-5), (20.0, 1e-6)]
 

@@ -48,7 +48,8 @@ from common.objects import ObjectStore
 from common.privacy.mechanism import QuerySpec
 from common.privacy.training import TrainingEvent
 from common.protocols.joint.frame import Frame
-from server.aggregation.aggregator import plan_queries
+from server.protocols.joint.rounds import round_query
+from server.protocols.per_volume import plan_queries
 from server.study.workspace import CodecRecord
 from tests.sensitivity.axes import Choice
 
@@ -608,11 +609,11 @@ def _serve(
     codec = codec_of(study.codec.name, len(study.data.labels))
     record = CodecRecord(objects.put(codec.to_bytes()), codec.dimension)
     volumes = tuple(objects.put(_public_volume(number, study)) for number in range(PUBLIC))
-    frame = None
+    queries = plan_queries(study, codec=record, volumes=volumes)
     if study.codec.joint:
         made = frame_of(codec, record.sha256)
         frame = CodecRecord(objects.put(made.to_bytes()), made.dimension)
-    queries = plan_queries(study, codec=record, volumes=volumes, frame=frame)
+        queries = (round_query(study, codec=record, volumes=volumes, frame=frame),)
     teachers = load_teachers(root / "teachers", study)
 
     def answer(only: int | None, name: str) -> tuple[tuple[np.ndarray, ...], dict[str, object]]:

@@ -17,9 +17,9 @@ from common.messages import Offer
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
 from common.protocols.joint.frame import Frame, plan_frame
-from server.aggregation.aggregator import plan_queries
-from server.ledger.server_ledger import StoredAnswer
-from server.protocols.joint.rounds import answered_rounds, ask_rounds, believed, query_after
+from server.protocols.base import Answer
+from server.protocols.joint.belief import believed
+from server.protocols.joint.rounds import answered_rounds, ask_rounds, frames, keep_frame, query_after, round_query
 from server.study.workspace import CodecRecord, Workspace
 from tests.federation import Federation, StubVoters, make_study
 
@@ -89,8 +89,7 @@ def expected(fed: Federation, silent: dict[str, int] | None = None) -> np.ndarra
 
 def planned(fed: Federation) -> QuerySpec:
     record = CodecRecord(sha256=fed.codec_hash, dimension=fed.codec.dimension)
-    (query,) = plan_queries(fed.study, codec=record, volumes=fed.volumes, frame=fed.frame)
-    return query
+    return round_query(fed.study, codec=record, volumes=fed.volumes, frame=fed.frame)
 
 
 def test_one_answer_about_all_volumes_is_one_charge(fed: Federation) -> None:
@@ -182,20 +181,18 @@ class Study:
     workspace: Workspace
     asked: list[QuerySpec] = field(default_factory=list)
 
-    def run(self, *, stop_after: int = 99) -> tuple[StoredAnswer, ...]:
+    def run(self, *, stop_after: int = 99) -> tuple[Answer, ...]:
         """A new run, which asks at most ``stop_after`` rounds."""
-        asked_before = len(self.asked)
+        rounds = ask_rounds(self.workspace.public(), self.fed.ledger.answer)
+        for queries in itertools.islice(rounds, stop_after):
+            self.asked += queries
+            self.fed.core(queries=queries, before=queries[0].round - 1).run(self.fed.transport)
+        return self.answered()
 
-        def ask(query: QuerySpec, before: int) -> None:
-            self.asked.append(query)
-            core = self.fed.core(queries=(query,), before=before)
-            core.run(self.fed.transport)
+    def answered(self) -> tuple[Answer, ...]:
+        return answered_rounds(self.workspace.public(), self.fed.ledger.answer)
 
-        stop = lambda: len(self.asked) - asked_before >= stop_after  # noqa: E731
-        ask_rounds(self.workspace, self.fed.ledger, ask, should_stop=stop)
-        return answered_rounds(self.workspace, self.fed.ledger)
-
-    def frame(self, answer: StoredAnswer) -> Frame:
+    def frame(self, answer: Answer) -> Frame:
         return Frame.from_bytes(self.fed.objects.get(answer.query.centre))
 
 
@@ -207,7 +204,7 @@ def study(tmp_path: Path) -> Iterator[Study]:
     workspace.save_volumes(fed.volumes)
     workspace.save_codec(CodecRecord(sha256=fed.codec_hash, dimension=fed.codec.dimension))
     assert fed.frame is not None
-    workspace.save_frames((fed.frame,))
+    keep_frame(workspace.public(), Frame.from_bytes(fed.objects.get(fed.frame.sha256)), after=())
     yield Study(fed, workspace)
     fed.close()
 
@@ -238,8 +235,8 @@ def test_rounds_come_nearer_to_what_the_voters_say(study: Study) -> None:
         squares = probabilities(voters).astype(np.float64) ** 2
         means.append(np.tile(study.fed.codec.encode(squares / squares.sum(axis=0)), (VOLUMES, 1)))
     told = first.centre + first.across(first.along(np.mean(means, axis=0)))
-    errors = [np.linalg.norm(told - believed(study.workspace, answers[:count])[1]) for count in (1, 2, 3)]
-    start, _ = believed(study.workspace, answers)
+    errors = [np.linalg.norm(told - believed(study.workspace.public(), answers[:count])[1]) for count in (1, 2, 3)]
+    start, _ = believed(study.workspace.public(), answers)
     np.testing.assert_array_equal(start, first.centre)
     assert errors == sorted(errors, reverse=True)
     assert errors[0] < np.linalg.norm(told - start)
@@ -250,7 +247,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_round_and_pays_for_none_ag
 ) -> None:
     assert len(study.run(stop_after=1)) == 1
     rows = study.fed.ledger.row_count
-    second = query_after(study.workspace, answered_rounds(study.workspace, study.fed.ledger))
+    second = query_after(study.workspace.public(), study.answered())
     with monkeypatch.context() as patched:  # the frame that was made is kept: it is never worked out again
 
         def other(*_: object, **__: object) -> Frame:
@@ -272,8 +269,8 @@ def test_where_a_round_finds_nobody_the_rounds_that_were_answered_count(study: S
     study.fed.transport.intercept = lambda _node, _body, _reply: None  # nobody answers any more
     with pytest.raises(QuorumNotReached):
         study.run()
-    again = answered_rounds(study.workspace, study.fed.ledger)
+    again = study.answered()
     assert [answer.query.id for answer in again] == [answer.query.id for answer in answers]
-    assert len(study.workspace.frames()) == 2
-    _, codes = believed(study.workspace, again)
+    assert len(frames(study.workspace.public())) == 2
+    _, codes = believed(study.workspace.public(), again)
     assert np.isfinite(codes).all()

@@ -17,11 +17,12 @@ from consilium.cli.study import study_app
 from server.aggregation import pipeline
 from server.dashboard.event_fold import EventFold
 from server.ledger.server_ledger import Ledger
-from server.postprocess.controls import CONTROLS, load_control
-from server.postprocess.finish import load_labels, load_student
-from server.postprocess.student import score
-from server.protocols.joint.rounds import answered_rounds, believed
-from server.protocols.joint.student import labels_of
+from server.postprocess.labels import read_released
+from server.postprocess.student import load_control, load_student
+from server.protocols.controls import CONTROLS
+from server.protocols.joint.belief import believed, labels_of
+from server.protocols.joint.rounds import answered_rounds
+from server.protocols.student import score
 from tests.dashboard_study import Recorded, make_study_directory
 
 ROUNDS = 3
@@ -54,15 +55,17 @@ def test_a_study_stopped_after_a_round_ends_with_all_of_them_and_a_student(recor
     recorded.run("2")
     assert released() == ROUNDS
     with Ledger.open(workspace.ledger_file) as ledger:
-        answers = answered_rounds(workspace, ledger)
+        answers = answered_rounds(workspace.public(), ledger.answer)
         spent = ledger.study_guarantees(workspace.study().id)[AccountantName.EXACT].epsilon
     assert [answer.query.round for answer in answers] == [1, 2, 3]
     assert spent == pytest.approx(workspace.study().privacy.epsilon, abs=0.01)
 
-    labels = load_labels(workspace)
+    labels = read_released(workspace).labels()
     assert tuple(labels) == workspace.volumes()
     assert sorted(path.stem for path in (workspace.student_dir / "controls").glob("*.pt")) == sorted(CONTROLS)
-    student, zero = (model.state_dict() for model in (load_student(workspace), load_control(workspace, "zero_code")))
+    study, folder = workspace.study(), workspace.student_dir
+    trained = load_student(study, folder), load_control(study, folder, "zero_code")
+    student, zero = (model.state_dict() for model in trained)
     assert any(not torch.equal(student[name], zero[name]) for name in student)
     facts = json.loads((workspace.bundle_dir / "configs" / "privacy.json").read_text())
     assert facts["queries"] == ROUNDS
@@ -86,8 +89,9 @@ def test_labels_after_all_rounds_are_nearer_to_the_teachers_than_the_public_star
 
     codec = load_codec(workspace.objects.get(workspace.codec().sha256))
     with Ledger.open(workspace.ledger_file) as ledger:
-        start, after = believed(workspace, answered_rounds(workspace, ledger))
-    assert dice(load_labels(workspace).values()) > dice(labels_of(codec, start)) + 0.02
+        public = workspace.public()
+        start, after = believed(public, answered_rounds(public, ledger.answer))
+    assert dice(read_released(workspace).labels().values()) > dice(labels_of(codec, start)) + 0.02
     assert not np.allclose(start, after)
 
 
@@ -98,10 +102,10 @@ def test_the_operator_sees_how_the_answers_weigh_and_what_speaks_against_them(re
         recorded.run()
     weighed = [event for event in read_events(workspace.events_file) if event["event"] == "answers-weighed"][-1]
     with Ledger.open(workspace.ledger_file) as ledger:
-        answers = answered_rounds(workspace, ledger)
-    start, _ = believed(workspace, answers)
+        answers = answered_rounds(workspace.public(), ledger.answer)
+    start, _ = believed(workspace.public(), answers)
     codec = load_codec(workspace.objects.get(workspace.codec().sha256))
-    ours = np.stack([label.argmax(axis=0) for label in load_labels(workspace).values()])
+    ours = np.stack([label.argmax(axis=0) for label in read_released(workspace).labels().values()])
     public = labels_of(codec, start).argmax(axis=1)
     for value, (text, name) in enumerate(zip(weighed["volumes"], workspace.study().data.labels[1:], strict=True), 1):
         assert text.rsplit(" ", 1)[0] == name

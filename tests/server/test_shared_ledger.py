@@ -23,10 +23,10 @@ from common.ledger.rollback_guard import ServerStanding, standing_path
 from common.node_auth import read_admitted
 from common.privacy.mechanism import Protection, Relation, Unit
 from consilium.cli.study import status_facts, study_app
-from server.aggregation.aggregator import plan_queries
 from server.ledger.server_ledger import Candidate, Ledger, RosterEntry
 from server.ledger.verify import verify
 from server.operations import provision
+from server.protocols.per_volume import plan_queries
 from server.study import create_study as setup
 from server.study.workspace import CodecRecord, Endpoint, Site, Workspace
 from tests.federation import Federation, LoopTransport, make_codec, make_study

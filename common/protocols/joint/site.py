@@ -10,11 +10,11 @@ from jaxtyping import Float
 from common.codecs.base import Codec
 from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
-from common.protocols.base import Encoder, Fetch
+from common.protocols.base import Encoder, Fetch, SiteProtocol
 from common.protocols.joint.frame import Frame
 
 
-class JointSite:
+class JointSite(SiteProtocol):
     """See :class:`~common.protocols.base.SiteProtocol`. The frame is the query's centre."""
 
     def describes(self, query: QuerySpec) -> bool:

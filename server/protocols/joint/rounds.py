@@ -7,104 +7,98 @@ frame would be another charge. Free of torch: this happens while the ledger is o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 
-import numpy as np
-from jaxtyping import Float
-
+from common.canonical import checked_fields
+from common.config import Study
 from common.privacy.mechanism import GRID_BITS, QuerySpec
 from common.protocols.joint.frame import Frame, Observation
 from common.study_mechanism import study_mechanism
-from server.aggregation.aggregator import plan_queries
-from server.ledger.server_ledger import Ledger, StoredAnswer
-from server.postprocess.decode import mean_noise_std
-from server.study.workspace import CodecRecord, Workspace
+from server.protocols.base import Answer, AnswerOf, query_about
+from server.protocols.decode import mean_noise_std
+from server.study.workspace import CodecRecord, Public, read_record, write_record
+
+FRAMES = "frames.json"
+"""Hash and dimension of the frame of every round so far, the first one's from before it."""
 
 
-def ask_rounds(
-    workspace: Workspace, ledger: Ledger, ask: Callable[[QuerySpec, int], None], *, should_stop: Callable[[], bool]
-) -> None:
-    """Have the study's rounds answered one after another, until done, stopped, or one is left without an answer.
+def ask_rounds(public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
+    """The study's rounds in turn, until all are asked or one is left without an answer.
 
-    ``ask`` is given a round's query and how many rounds came before; one that is answered already may owe receipts.
+    Where all are answered already the last is given again: its receipts may be owed.
     """
-    planned = workspace.study().privacy.planned_queries
-    answers = answered_rounds(workspace, ledger)
+    planned = public.study.privacy.planned_queries
+    answers = answered_rounds(public, answer_of)
     if len(answers) == planned:
-        ask(answers[-1].query, planned - 1)
-    while len(answers) < planned and not should_stop():
-        query = query_after(workspace, answers)
-        ask(query, len(answers))
-        answer = ledger.answer(query.id)
+        yield (answers[-1].query,)
+    while len(answers) < planned:
+        query = query_after(public, answers)
+        yield (query,)
+        answer = answer_of(query.id)
         if answer is None:
-            break
+            return
         answers = (*answers, answer)
 
 
-def answered_rounds(workspace: Workspace, ledger: Ledger) -> tuple[StoredAnswer, ...]:
+def answered_rounds(public: Public, answer_of: AnswerOf) -> tuple[Answer, ...]:
     """The stored answers of the rounds so far, in order."""
     answers = []
-    for number, frame in enumerate(workspace.frames(), start=1):
-        answer = ledger.answer(_query(workspace, frame, number).id)
+    for number, frame in enumerate(frames(public), start=1):
+        answer = answer_of(_query(public, frame, number).id)
         if answer is None:
             break
         answers.append(answer)
     return tuple(answers)
 
 
-def query_after(workspace: Workspace, answers: tuple[StoredAnswer, ...]) -> QuerySpec:
+def query_after(public: Public, answers: Sequence[Answer]) -> QuerySpec:
     """The query of the round after ``answers``; makes and keeps its frame if there is none yet."""
-    frames = workspace.frames()
-    if len(frames) == len(answers):
-        frames = keep_frame(workspace, _next(workspace, answers[-1]), after=frames)
-    return _query(workspace, frames[len(answers)], len(answers) + 1)
+    kept = frames(public)
+    if len(kept) == len(answers):
+        kept = keep_frame(public, _next(public, answers[-1]), after=kept)
+    return _query(public, kept[len(answers)], len(answers) + 1)
 
 
-def keep_frame(workspace: Workspace, frame: Frame, *, after: tuple[CodecRecord, ...]) -> tuple[CodecRecord, ...]:
+def round_query(
+    study: Study, *, codec: CodecRecord, volumes: Sequence[str], frame: CodecRecord, number: int = 1
+) -> QuerySpec:
+    """The query of a round about all volumes, relative to a frame."""
+    return query_about(
+        study, volumes, codec=codec.sha256, dimension=frame.dimension, number=number, centre=frame.sha256
+    )
+
+
+def frames(public: Public) -> tuple[CodecRecord, ...]:
+    """Hash and dimension of every round's frame so far."""
+    records = read_record(public.folder / FRAMES, remedy="make the first with `consilium codec fit`")
+    return tuple(CodecRecord(**checked_fields(record, {"sha256": str, "dimension": int})) for record in records)
+
+
+def keep_frame(public: Public, frame: Frame, *, after: tuple[CodecRecord, ...]) -> tuple[CodecRecord, ...]:
     """Keep a round's frame as a public object, on record ``after`` those of the rounds before it; all their records."""
-    record = CodecRecord(sha256=workspace.objects.put(frame.to_bytes()), dimension=frame.dimension)
-    frames = (*after, record)
-    workspace.save_frames(frames)
-    return frames
+    record = CodecRecord(sha256=public.objects.put(frame.to_bytes()), dimension=frame.dimension)
+    kept = (*after, record)
+    write_record(public.folder / FRAMES, [{"sha256": one.sha256, "dimension": one.dimension} for one in kept])
+    return kept
 
 
-def believed(
-    workspace: Workspace, answers: tuple[StoredAnswer, ...]
-) -> tuple[Float[np.ndarray, "n l"], Float[np.ndarray, "n l"]]:
-    """The volumes' codes by the public start, and after these answers. Every later frame holds the answers before."""
-    first, last = (_frame(workspace, answer) for answer in (answers[0], answers[-1]))
-    return np.array(first.centre), last.estimate(_observation(answers[-1], last))
+def frame_of(public: Public, answer: Answer) -> Frame:
+    """The frame that an answer is relative to."""
+    return Frame.from_bytes(public.objects.get(answer.query.centre))
 
 
-def surprise(workspace: Workspace, answers: tuple[StoredAnswer, ...]) -> tuple[float, int]:
-    """How large these answers are beside what their frames expected, summed over rounds, and the numbers in them.
-
-    A round's frame is centred on the answers before it, so the rounds' surprises are independent and add up.
-    """
-    total, dimension = 0.0, 0
-    for answer in answers:
-        frame = _frame(workspace, answer)
-        total, dimension = total + frame.surprise(_observation(answer, frame)), dimension + frame.dimension
-    return total, dimension
-
-
-def _next(workspace: Workspace, answer: StoredAnswer) -> Frame:
-    """As many voters as the last round had are expected in the next."""
-    study, frame = workspace.study(), _frame(workspace, answer)
-    noise_std = mean_noise_std(study_mechanism(study, dimension=1).noise_std, voters=answer.voters)
-    return frame.after(_observation(answer, frame), noise_std=noise_std, radius=study.codec.radius)
-
-
-def _query(workspace: Workspace, frame: CodecRecord, number: int) -> QuerySpec:
-    study, volumes = workspace.study(), workspace.volumes()
-    (query,) = plan_queries(study, codec=workspace.codec(), volumes=volumes, frame=frame, number=number)
-    return query
-
-
-def _observation(answer: StoredAnswer, frame: Frame) -> Observation:
+def observation(answer: Answer, frame: Frame) -> Observation:
+    """What an answer says about the offsets along its frame."""
     noise_std = mean_noise_std(answer.query.mechanism.noise_std, voters=answer.voters)
     return frame.read(answer.noisy_sum / (answer.voters * 2.0**GRID_BITS), noise_std=noise_std)
 
 
-def _frame(workspace: Workspace, answer: StoredAnswer) -> Frame:
-    return Frame.from_bytes(workspace.objects.get(answer.query.centre))
+def _next(public: Public, answer: Answer) -> Frame:
+    """As many voters as the last round had are expected in the next."""
+    study, frame = public.study, frame_of(public, answer)
+    noise_std = mean_noise_std(study_mechanism(study, dimension=1).noise_std, voters=answer.voters)
+    return frame.after(observation(answer, frame), noise_std=noise_std, radius=study.codec.radius)
+
+
+def _query(public: Public, frame: CodecRecord, number: int) -> QuerySpec:
+    return round_query(public.study, codec=public.codec, volumes=public.volumes, frame=frame, number=number)

@@ -19,12 +19,12 @@ from jaxtyping import Float
 from common.canonical import sha256_bytes
 from common.codecs.base import Codec
 from common.codecs.pca import PcaCodec
-from common.config import TrainingConfig
+from common.config import Study, TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import OnStep, fit, predict
-from common.models.unet import build_unet
+from common.models.unet import build_unet, weights_from_bytes
 from common.protocols.joint.frame import Frame, plan_frame, sharpen
-from server.postprocess.dealing import DERANGEMENT_SEED, derangement
+from server.protocols.joint.belief import labels_of
 
 PUBLIC_PASSES = 3
 """Rounds of self-training that make the public start."""
@@ -93,6 +93,14 @@ def joint_frame(
     )
 
 
+def read_start(weights: bytes, study: Study) -> torch.nn.Module:
+    """A public start from its kept weights."""
+    data = study.data
+    model = build_unet(study.student.channels, in_channels=len(data.channels), out_channels=len(data.labels))
+    weights_from_bytes(weights, model)
+    return model
+
+
 def refine(
     start: torch.nn.Module,
     images: Float[np.ndarray, "n c x y z"],
@@ -116,37 +124,11 @@ def refine(
     return model
 
 
-def control(name: str, start: Float[np.ndarray, "n l"], believed: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n l"]:
-    """The codes a control is refined with, of the public start's and of what is ``believed`` after all releases.
-
-    ``zero_code``: every release the code zero, so nothing moves. ``shuffled_codes``: every volume gets another volume's
-    code: the link from volume to code is broken. ``shuffled_offsets``: every volume keeps its own start and gets
-    another's offset from it; what all volumes share stays as it is, so this is no control of the release as a whole but
-    tells how much of it that is. ``public_only``: nothing was asked.
-    """
-    match name:
-        case "zero_code" | "public_only":
-            return start
-        case "shuffled_codes" | "shuffled_offsets":
-            if len(start) < 2:
-                return start
-            order = list(derangement(len(start), seed=DERANGEMENT_SEED))
-            dealt: np.ndarray = believed[order] if name == "shuffled_codes" else start + (believed - start)[order]
-            return dealt
-        case _:
-            raise InvalidInput("control", value=name, limit="zero_code, shuffled_codes, shuffled_offsets, public_only")
-
-
 def codes_of(
     model: torch.nn.Module, images: Float[np.ndarray, "n c x y z"], codec: Codec, *, temperature: float = 1.0
 ) -> Float[np.ndarray, "n l"]:
     """The codec's codes of a model's predictions, sharpened and unclipped."""
     return np.stack([codec.encode(sharpen(predict(model, image), temperature=temperature)) for image in images])
-
-
-def labels_of(codec: Codec, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n k x y z"]:
-    """Float32 probabilities the codes stand for."""
-    return np.stack([codec.decode(code, noise_std=0.0) for code in codes])
 
 
 def restore_spread(

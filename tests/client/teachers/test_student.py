@@ -45,7 +45,7 @@ from common.student_statement import StudentStatement
 from consilium.cli.site import site_app
 from server.operations.gateway import GatewayFiles, gateway_app
 from server.operations.objects_app import statement_file
-from server.postprocess.finish import export_student
+from server.postprocess.bundle import export_student
 from server.study.workspace import Workspace
 from tests.client.test_control import site_toml
 from tests.federation import Federation, ball, make_study

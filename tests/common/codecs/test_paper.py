@@ -15,7 +15,7 @@ from common.config import AUGMENTATIONS, load_study, parse_study
 from common.errors import InvalidInput
 from common.study_mechanism import study_mechanism
 from consilium.cli.main import app
-from server.postprocess.decode import mean_noise_std
+from server.protocols.decode import mean_noise_std
 from server.study import templates as studies
 from tests.contracts.codec_contract import GRID, LABELS, CodecContract, patients, soft
 

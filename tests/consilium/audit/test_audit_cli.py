@@ -20,6 +20,7 @@ from consilium.audit.subject import from_workspace
 from consilium.cli.audit import audit_app
 from server.aggregation.aggregator import Aggregator
 from server.ledger.server_ledger import Ledger, PoolDeclaration
+from server.protocols.joint.rounds import keep_frame
 from server.study import create_study as setup
 from server.study.workspace import CodecRecord, Site, Workspace
 from tests.federation import make_codec, make_study
@@ -115,8 +116,7 @@ def test_a_joint_studys_own_frame_is_audited(tmp_path: Path) -> None:
     workspace = directory(tmp_path, study, sites=2)
     workspace.save_volumes(workspace.volumes()[:5])
     frame = frame_of(fed, codec=workspace.codec().sha256)
-    name = workspace.objects.put(frame.to_bytes())
-    workspace.save_frames((CodecRecord(sha256=name, dimension=frame.dimension),))
+    keep_frame(workspace.public(), frame, after=())
     subject = from_workspace(workspace)
     assert isinstance(subject.frame, Frame)
     assert subject.frame.to_bytes() == frame.to_bytes()

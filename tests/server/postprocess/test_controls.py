@@ -15,16 +15,13 @@ from common.data.volume import volume_from_bytes
 from common.errors import InvalidInput
 from common.events import EventLog, read_events
 from common.models.fit import predict
-from server.postprocess.controls import (
-    CONTROLS,
-    control_labels,
-    control_trained,
-    fit_controls,
-    load_control,
-)
-from server.postprocess.dealing import derangement
-from server.postprocess.finish import as_stored, decode_labels, fit_student, load_labels
-from server.postprocess.student import train_student
+from server.postprocess import student
+from server.postprocess.labels import read_released, write_labels
+from server.postprocess.student import control_trained, lesson_of
+from server.protocols import per_volume
+from server.protocols.controls import CONTROLS, derangement
+from server.protocols.stored_labels import as_stored
+from server.protocols.student import train_student
 from server.study.workspace import CodecRecord, Workspace
 from tests.federation import GRID, Federation, make_study
 
@@ -47,8 +44,25 @@ def run_federation(root, *, queries=6):
     workspace.study_file.write_text(render_study(fed.study))
     workspace.save_volumes(fed.volumes)
     workspace.save_codec(CodecRecord(sha256=fed.codec_hash, dimension=fed.codec.dimension))
-    decode_labels(workspace, events=EventLog(workspace.events_file, study=fed.study.id))
+    write_labels(read_released(workspace), events=EventLog(workspace.events_file, study=fed.study.id))
     return workspace
+
+
+def load_labels(workspace):
+    return read_released(workspace).labels()
+
+
+def control_labels(workspace, name):
+    lesson = lesson_of(read_released(workspace))
+    return per_volume.control_labels(lesson, name, trained=lambda other: load_control(workspace, other))
+
+
+def fit_controls(workspace, *, events):
+    student.fit_controls(read_released(workspace), events=events)
+
+
+def load_control(workspace, name):
+    return student.load_control(workspace.study(), workspace.student_dir, name)
 
 
 def log(workspace):
@@ -62,7 +76,7 @@ def trained(workspace):
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
     made = run_federation(tmp_path_factory.mktemp("controls"))
-    fit_student(made, events=log(made))
+    student.fit_student(read_released(made), events=log(made))
     fit_controls(made, events=log(made))
     return made
 
@@ -161,7 +175,7 @@ def test_one_labelled_volume_has_no_shuffled_control(tmp_path):
     workspace = run_federation(tmp_path, queries=1)
     fit_controls(workspace, events=log(workspace))
     assert trained(workspace) == ["zero_code", "public_only"]
-    assert not control_trained(workspace, "shuffled_codes")
+    assert not control_trained(workspace.student_dir, "shuffled_codes")
     with pytest.raises(InvalidInput, match="no such control"):
         load_control(workspace, "shuffled_codes")
 

@@ -11,7 +11,7 @@ from common.codecs import Codec, fit_codec
 from common.errors import InvalidInput
 from common.privacy.mechanism import radius_int
 from common.privacy.quantise import quantise
-from server.postprocess.decode import decode_answer, mean_noise_std
+from server.protocols.decode import decode_answer, mean_noise_std
 from tests.contracts.codec_contract import CodecContract, dice, patients, soft
 
 

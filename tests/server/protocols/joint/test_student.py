@@ -15,15 +15,15 @@ from common.codecs.pca import PcaCodec
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.protocols.joint.frame import Frame
-from server.postprocess.controls import CONTROLS
+from server.protocols.controls import CONTROLS
 from server.protocols.joint import kernel as tangent
+from server.protocols.joint.belief import control
 from server.protocols.joint.student import (
     PUBLIC_PASSES,
     SPREAD,
     SPREAD_COORDINATES,
     TEMPERATURE,
     Start,
-    control,
     joint_frame,
     public_start,
     refine,

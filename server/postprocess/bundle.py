@@ -1,0 +1,100 @@
+"""The student as a bundle: exported with what its labels cost, published with a signed statement about it.
+
+Refuses a study without a single stored answer. Nothing is published anew while bundle and ledger stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from common.bundle_archive import pack
+from common.config import Study
+from common.errors import InvalidInput
+from common.events import EventLog
+from common.ledger.chain import Clock, body_digest, format_time, utc_now
+from common.ledger.keys import load_signing_key
+from common.ledger.receipts import Link
+from common.models.bundle_facts import BundlePrivacy
+from common.models.student_bundle import export_bundle
+from common.objects import write_atomically
+from common.privacy.calibration import noise_multiplier
+from common.privacy.mechanism import AccountantName
+from common.student_statement import StudentStatement
+from server.ledger.server_ledger import Ledger, StoredAnswer
+from server.operations.objects_app import statement_file
+from server.postprocess.student import load_student
+from server.study.workspace import Workspace
+
+
+def export_student(workspace: Workspace, *, events: EventLog, clock: Clock = utc_now) -> None:
+    """Export the student as a MONAI bundle in ``bundle/`` with what its labels cost, read from the ledger; publish it.
+
+    Its archive goes into the object store, and a signed statement about it beside the objects. Nothing is published
+    anew while bundle and ledger are those of the statement that stands there.
+    """
+    study = workspace.study()
+    with Ledger.open(workspace.ledger_file) as ledger:
+        answers = ledger.answers(study.id)
+        if not answers:
+            raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
+        facts = _facts(study, ledger, answers)
+        costs = [ledger.spent(declared.pool, study.id).mu_squared for declared in ledger.pools()]
+        head = ledger.head()
+        links = tuple(
+            Link(time_utc=row.time_utc, kind=row.kind, body_sha256=body_digest(row.body))
+            for row in ledger.rows()
+            if row.seq <= head.seq
+        )
+    files = export_bundle(
+        workspace.bundle_dir, study=study, model=load_student(study, workspace.student_dir), privacy=facts
+    )
+    archive = pack({name: (workspace.bundle_dir / name).read_bytes() for name in files})
+    statement = StudentStatement(
+        study_id=study.id,
+        bundle=workspace.objects.put(archive),
+        size=len(archive),
+        queries=len(answers),
+        mu_squared=max(costs),
+        head=head,
+        links=links,
+        created_utc=format_time(clock()),
+    )
+    publish_statement(workspace, statement)
+    events.emit("bundle-exported", sha256=statement.bundle)
+
+
+def publish_statement(workspace: Workspace, statement: StudentStatement) -> None:
+    """Sign a statement and put it where sites ask for it, unless one that says the same stands there already."""
+    path = statement_file(workspace.objects_dir, statement.study_id)
+    signed = statement.signed(load_signing_key(workspace.signing_key_file))
+    with contextlib.suppress(OSError, InvalidInput):
+        standing = StudentStatement.parse(path.read_bytes())
+        if replace(signed, created_utc=standing.created_utc, signature="") == replace(standing, signature=""):
+            return
+    write_atomically(path, signed.render())
+
+
+def _facts(study: Study, ledger: Ledger, answers: Sequence[StoredAnswer]) -> BundlePrivacy:
+    """What the student's labels cost, as the bundle states it."""
+    guarantees = ledger.study_guarantees(study.id)
+    protection = study.privacy.protection
+    return BundlePrivacy(
+        budget_epsilon=study.privacy.epsilon,
+        epsilon_exact=guarantees[AccountantName.EXACT].epsilon,
+        epsilon_rdp=guarantees[AccountantName.RDP].epsilon,
+        delta=study.privacy.delta,
+        protection=protection,
+        accountant=study.privacy.accountant,
+        queries=len(answers),
+        noise_multiplier=min(noise_multiplier(answer.query.mechanism, protection) for answer in answers),
+        sites=max(len(answer.roster) for answer in answers),
+        voters_per_site=study.privacy.voters_per_site,
+        ledger_head=ledger.head().hash,
+        study=study.id,
+        codec=answers[0].query.codec,
+        epsilon_paper=guarantees[AccountantName.PAPER].epsilon
+        if study.privacy.accountant is AccountantName.PAPER
+        else None,
+    )

@@ -1,0 +1,79 @@
+"""What the answers of a joint query say: the volumes' codes before and after them, and how much they surprise.
+
+Post-processing of stored answers. The label of a volume is always the public mean shape plus a code. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from common.codecs.base import Codec
+from common.errors import InvalidInput
+from server.protocols.base import Answer
+from server.protocols.controls import DERANGEMENT_SEED, derangement
+from server.protocols.joint.plausible import Plausible, shares
+from server.protocols.joint.rounds import frame_of, observation
+from server.study.workspace import Public
+
+
+def believed(public: Public, answers: Sequence[Answer]) -> tuple[Float[np.ndarray, "n l"], Float[np.ndarray, "n l"]]:
+    """The volumes' codes by the public start, and after these answers. Every later frame holds the answers before."""
+    first, last = (frame_of(public, answer) for answer in (answers[0], answers[-1]))
+    return np.array(first.centre), last.estimate(observation(answers[-1], last))
+
+
+def surprise(public: Public, answers: Sequence[Answer]) -> tuple[float, int]:
+    """How large these answers are beside what their frames expected, summed over rounds, and the numbers in them.
+
+    A round's frame is centred on the answers before it, so the rounds' surprises are independent and add up.
+    """
+    total, dimension = 0.0, 0
+    for answer in answers:
+        frame = frame_of(public, answer)
+        total, dimension = total + frame.surprise(observation(answer, frame)), dimension + frame.dimension
+    return total, dimension
+
+
+def weighed(public: Public, codec: Codec, answers: Sequence[Answer]) -> Plausible:
+    """Whether the answers look like what was expected of them, and what each structure gained or lost by them."""
+    begun, codes = believed(public, answers)
+    statistic, dimension = surprise(public, answers)
+    ours, start = (_voxels(codec, each) for each in (codes, begun))
+    return Plausible(statistic, dimension, shares(public.study.data.labels[1:], ours[1:], start[1:]))
+
+
+def labels_of(codec: Codec, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n k x y z"]:
+    """Float32 probabilities the codes stand for."""
+    return np.stack([codec.decode(code, noise_std=0.0) for code in codes])
+
+
+def control(name: str, start: Float[np.ndarray, "n l"], believed: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n l"]:
+    """The codes a control is refined with, of the public start's and of what is ``believed`` after all releases.
+
+    ``zero_code``: every release the code zero, so nothing moves. ``shuffled_codes``: every volume gets another volume's
+    code: the link from volume to code is broken. ``shuffled_offsets``: every volume keeps its own start and gets
+    another's offset from it; what all volumes share stays as it is, so this is no control of the release as a whole but
+    tells how much of it that is. ``public_only``: nothing was asked.
+    """
+    match name:
+        case "zero_code" | "public_only":
+            return start
+        case "shuffled_codes" | "shuffled_offsets":
+            if len(start) < 2:
+                return start
+            order = list(derangement(len(start), seed=DERANGEMENT_SEED))
+            dealt: np.ndarray = believed[order] if name == "shuffled_codes" else start + (believed - start)[order]
+            return dealt
+        case _:
+            raise InvalidInput("control", value=name, limit="zero_code, shuffled_codes, shuffled_offsets, public_only")
+
+
+def _voxels(codec: Codec, codes: Float[np.ndarray, "n l"]) -> list[int]:
+    """Voxels of every label, background first, in the label maps of these codes together."""
+    counts = np.zeros(codec.labels, dtype=np.int64)
+    for code in codes:
+        counts += np.bincount(codec.decode(code, noise_std=0.0).argmax(axis=0).ravel(), minlength=codec.labels)
+    return [int(count) for count in counts]

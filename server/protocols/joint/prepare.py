@@ -1,0 +1,45 @@
+"""What is public before the first round: the public start, kept and published, and the first frame around it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common.codecs.pca import PcaCodec
+from common.data.volume import volume_from_bytes
+from common.models.unet import save_weights
+from common.study_mechanism import study_mechanism
+from server.aggregation.progress import OnStage
+from server.protocols.base import STUDENT_SEED
+from server.protocols.decode import mean_noise_std
+from server.protocols.joint.kernel import tangent_kernel
+from server.protocols.joint.rounds import keep_frame
+from server.protocols.joint.student import TEMPERATURE, joint_frame, public_start
+from server.study.workspace import START_FILE, Public
+
+
+def prepare(public: Public, codec: PcaCodec, *, sites: int, on_stage: OnStage | None = None) -> None:
+    """Train the public start, keep it as a public object, and keep the first round's frame for ``sites`` sites."""
+    study, file = public.study, public.folder / START_FILE
+    images = np.stack([volume_from_bytes(public.objects.get(volume), study.data).image for volume in public.volumes])
+    tell = on_stage or (lambda _name, _done, _total: None)
+    start = public_start(
+        images,
+        codec,
+        codec.powers,
+        study.student,
+        seed=STUDENT_SEED,
+        on_step=lambda step, _loss: tell("public start", step, study.student.steps),
+    )
+    save_weights(file, start.model)
+    public.objects.put(file.read_bytes())
+    kernel = tangent_kernel(
+        start.model,
+        images,
+        codec,
+        temperature=TEMPERATURE,
+        on_volume=lambda done: tell("tangent kernel", done, len(images)),
+    )
+    voters = sites * study.privacy.voters_per_site
+    noise_std = mean_noise_std(study_mechanism(study, dimension=1).noise_std, voters=voters)
+    frame = joint_frame(start, codec, kernel=kernel, noise_std=noise_std, radius=study.codec.radius)
+    keep_frame(public, frame, after=())

@@ -1,0 +1,130 @@
+"""A joint query at the server: a public start and a frame before it, rounds about all volumes, the start trained on.
+
+Everything before the query is public, everything after it is post-processing of the stored answers. Refuses a study
+without a public start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from common.canonical import digest, sha256_bytes
+from common.codecs import load_codec
+from common.codecs.pca import PcaCodec
+from common.config import Study
+from common.errors import InvalidInput
+from common.messages import MAX_VOLUMES
+from common.privacy.mechanism import QuerySpec
+from server.aggregation.progress import OnStage
+from server.protocols.base import Answer, AnswerOf, FitFiles, Label, Lesson, QueryProtocol, Training, Wording, at_least
+from server.protocols.joint.belief import believed, labels_of, weighed
+from server.protocols.joint.belief import control as control_of
+from server.protocols.joint.plausible import Plausible
+from server.protocols.joint.rounds import answered_rounds, ask_rounds
+from server.study.workspace import START_FILE, Public
+
+if TYPE_CHECKING:
+    import torch
+
+    from common.models.fit import OnStep
+
+
+class Joint(QueryProtocol):
+    """See :class:`~server.protocols.base.QueryProtocol`."""
+
+    name: ClassVar[str] = "joint"
+
+    def wording(self, study: Study) -> Wording:
+        planned = study.privacy.planned_queries
+        times = "" if planned == 1 else f", up to {planned} times"
+        return Wording(plan=f"a joint query in {planned} round(s)", which="the", each=f"all of them together{times},")
+
+    def check_volumes(self, study: Study, count: int) -> None:
+        if count > MAX_VOLUMES:
+            raise InvalidInput("public volumes of a joint query", value=count, limit=f"at most {MAX_VOLUMES}")
+        at_least(count, needed=1)
+
+    def asked_about(self, study: Study, volumes: Sequence[str]) -> tuple[str, ...]:
+        return tuple(volumes)
+
+    def volumes_answered(self, answers: int, *, asked: int) -> int:
+        return asked if answers else 0
+
+    def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
+        from server.protocols.joint.prepare import prepare  # torch, where a student is trained anyway
+
+        prepare(made := public(), codec_of(made), sites=sites, on_stage=on_stage)
+
+    def questions(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
+        return ask_rounds(public, answer_of)
+
+    def labels(self, public: Public, answers: Sequence[Answer]) -> Iterator[Label]:
+        """What the answers of all rounds say of each volume, before any student has learnt from it."""
+        if rounds := _rounds(public, answers):
+            _, codes = believed(public, rounds)
+            query = rounds[-1].query
+            for volume, probabilities in zip(query.volumes, labels_of(codec_of(public), codes), strict=True):
+                yield Label(volume, query.id, probabilities)
+
+    def weigh(self, public: Public, answers: Sequence[Answer]) -> Plausible | None:
+        rounds = _rounds(public, answers)
+        return weighed(public, codec_of(public), rounds) if rounds else None
+
+    def student(self, lesson: Lesson) -> Training:
+        """The public start trained on from what is believed after all rounds."""
+        return _training(lesson, None)
+
+    def control(self, lesson: Lesson, name: str, *, trained: Callable[[str], torch.nn.Module]) -> Training | None:
+        """The same from what :func:`~server.protocols.joint.belief.control` reads in place of the answers."""
+        return _training(lesson, name)
+
+
+def codec_of(public: Public) -> PcaCodec:
+    """The study's codec, which a frame can be laid over."""
+    name = public.codec.sha256
+    codec = load_codec(public.objects.get(name), expected_hash=name)
+    if not isinstance(codec, PcaCodec):
+        raise InvalidInput("codec of a joint query", value=codec.name, limit="pca")
+    return codec
+
+
+def _rounds(public: Public, answers: Sequence[Answer]) -> tuple[Answer, ...]:
+    return answered_rounds(public, {answer.query.id: answer for answer in answers}.get)
+
+
+def _training(lesson: Lesson, control: str | None) -> Training:
+    public, study = lesson.public, lesson.public.study
+    rounds = _rounds(public, lesson.answers)
+    if not rounds:
+        raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
+    start = (public.folder / START_FILE).read_bytes()
+    inputs = digest(
+        "joint-student-inputs",
+        [
+            control or "student",
+            study.id,
+            repr(study.student),
+            [[answer.query.id, sha256_bytes(answer.noisy_sum.tobytes())] for answer in rounds],
+            sha256_bytes(start),
+        ],
+    )
+
+    def train(files: FitFiles, on_step: OnStep) -> torch.nn.Module:
+        from server.protocols.joint.student import read_start, refine
+
+        begun, codes = believed(public, rounds)
+        return refine(
+            read_start(start, study),
+            np.stack([lesson.image(volume) for volume in rounds[-1].query.volumes]),
+            codec_of(public),
+            codes if control is None else control_of(control, begun, codes),
+            study.student,
+            seed=lesson.seed,
+            checkpoint=files.checkpoint,
+            on_step=on_step,
+        )
+
+    return Training(inputs, train)

@@ -1,0 +1,53 @@
+"""Decoded labels in files: float16 probabilities a volume, which is what every student and picture is made of."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from common.canonical import sha256_file
+from common.objects import write_atomically
+
+
+def store_label(path: Path, probabilities: Float[np.ndarray, "c x y z"]) -> None:
+    """Write a volume's label."""
+    stream = io.BytesIO()
+    np.savez_compressed(stream, probabilities=probabilities.astype(np.float16))
+    write_atomically(path, stream.getvalue())
+
+
+def read_label(path: Path) -> Float[np.ndarray, "c x y z"]:
+    """A label as a student sees it."""
+    with np.load(path, allow_pickle=False) as stored:
+        return as_stored(stored["probabilities"])
+
+
+def as_stored(probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "c x y z"]:
+    """Probabilities as a student sees them: rounded to float16 as in their file, then float32 summing to 1."""
+    rounded = probabilities.astype(np.float16).astype(np.float32)
+    result: np.ndarray = rounded / rounded.sum(axis=0, keepdims=True)
+    return result
+
+
+class StoredLabels(Mapping[str, Float[np.ndarray, "c x y z"]]):
+    """Decoded labels by volume hash, read from their files one at a time: sixteen of BraTS size would not fit."""
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self._files = dict(files)
+
+    def __getitem__(self, volume: str) -> Float[np.ndarray, "c x y z"]:
+        return read_label(self._files[volume])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def hashes(self) -> list[str]:
+        """SHA-256 of the files in order."""
+        return [sha256_file(path) for path in self._files.values()]

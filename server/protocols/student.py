@@ -1,0 +1,73 @@
+"""The student: a U-Net trained on public volumes and their pseudo-labels, and how it is scored.
+
+Sees nothing but public volumes, released answers and public settings, so its weights are post-processing. Refuses
+pseudo-labels that are not probabilities on the volumes' grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+
+from common.config import TrainingConfig
+from common.data.volume_cache import StoredVolumes
+from common.errors import InvalidInput
+from common.metrics import dice_per_class, mean_present
+from common.models.fit import FitResult, OnStep, fit
+from common.models.unet import build_unet
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Dice of predictions against label maps: ``per_class`` (structure 1 first) and ``mean`` over the structures.
+
+    ``per_class`` averages over the volumes that hold the structure in either map; nan where none does.
+    """
+
+    per_class: tuple[float, ...]
+    mean: float
+    volumes: int
+
+
+def train_student(
+    images: Float[np.ndarray, "n c x y z"] | StoredVolumes,
+    pseudo_labels: Float[np.ndarray, "n k x y z"] | StoredVolumes,
+    recipe: TrainingConfig,
+    *,
+    seed: int,
+    weights: Float[np.ndarray, "n"] | None = None,
+    checkpoint: Path | None = None,
+    on_step: OnStep | None = None,
+) -> tuple[torch.nn.Module, FitResult]:
+    """Train a fresh U-Net on soft pseudo-labels; the same arguments give the same weights.
+
+    ``pseudo_labels``: float32 probabilities as ``decode`` gives them, one map per class, background first.
+    ``weights``: how much each volume counts. Interrupted training resumes from ``checkpoint``, which is deleted once
+    the student is done.
+    """
+    if pseudo_labels.ndim != 5 or pseudo_labels.shape[1] < 2:
+        raise InvalidInput("pseudo-labels", value=pseudo_labels.shape, limit="[n, k, x, y, z] with k ≥ 2 classes")
+    model = build_unet(recipe.channels, in_channels=images.shape[1], out_channels=pseudo_labels.shape[1], seed=seed)
+    result = fit(
+        model, images, pseudo_labels, recipe, seed=seed, weights=weights, checkpoint=checkpoint, on_step=on_step
+    )
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
+    return model, result
+
+
+def score(
+    predictions: Iterable[UInt8[np.ndarray, "x y z"]], label_maps: Iterable[UInt8[np.ndarray, "x y z"]], classes: int
+) -> Score:
+    """Dice of label maps against label maps, volume by volume; also for teachers, ensembles and pseudo-labels."""
+    each = [dice_per_class(p, truth, classes) for p, truth in zip(predictions, label_maps, strict=True)]
+    if not each:
+        raise InvalidInput("no volume to score", remedy="give labelled cases")
+    per_class = tuple(mean_present(values) for values in zip(*each, strict=True))
+    return Score(per_class=per_class, mean=mean_present(v for v in per_class if not math.isnan(v)), volumes=len(each))
