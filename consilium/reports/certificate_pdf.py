@@ -1,30 +1,23 @@
-"""The certificate's pages: A4, text and tables only, drawn with matplotlib, which is here already.
+"""The certificate's pages: A4, text and tables only, the same bytes for the same facts.
 
-A layout program of its own (reportlab) would add a dependency for three pages of text; what is needed of one, wrapping,
-tables and page breaks, is the hundred lines below. Refuses nothing and computes no privacy fact: every figure comes in.
+Refuses nothing and computes no privacy fact: every figure comes in. The fonts are DejaVu from matplotlib's own files,
+embedded, for they have ε, δ, σ and μ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from matplotlib.backends.backend_pdf import PdfPages
-from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
-from matplotlib.textpath import text_to_path
+from fpdf import FPDF, FontFace
 
 from common.privacy.figures import delta_text, epsilon_text
 
-_WIDTH, _HEIGHT = 595.3, 841.9  # A4 in points
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 56.0, 60.0, 64.0
-_TEXT = _WIDTH - _LEFT - _RIGHT
+_SIDE, _TOP, _BOTTOM = 56.0, 60.0, 64.0  # points
 _INK, _SOFT, _RULE, _ACCENT, _TINT = "#1d2733", "#5b6875", "#c9d1d9", "#1f4e79", "#eef3f8"
 _REASONS = {
     "pool-budget": "the pool's lifetime budget",
@@ -36,7 +29,14 @@ _ROADS = {
     "memory": "simulated studies in each world, in memory",
     "service": "simulated studies through aggregator, workers and both ledgers",
 }
-_SANS, _MONO = "DejaVu Sans", "DejaVu Sans Mono"
+_SANS, _MONO = "DejaVuSans", "DejaVuSansMono"
+_FOLDER = Path(mpl.get_data_path(), "fonts", "ttf")
+FONTS = (
+    (_SANS, "", _FOLDER / f"{_SANS}.ttf"),
+    (_SANS, "B", _FOLDER / f"{_SANS}-Bold.ttf"),
+    (_MONO, "", _FOLDER / f"{_MONO}.ttf"),
+)
+"""Family, style and file of every font in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,156 +46,135 @@ class _Font:
     mono: bool = False
     colour: str = _INK
 
-    @property
-    def properties(self) -> FontProperties:
-        weight = "bold" if self.bold else "normal"
-        return FontProperties(family=_MONO if self.mono else _SANS, size=self.size, weight=weight)
 
-    def width(self, word: str) -> float:
-        """Points a word takes; remembered, since measuring is what takes the time."""
-        return _measured(self, word)
+_BODY, _SMALL, _NOTE, _HEAD = _Font(), _Font(7.8), _Font(7.8, colour=_SOFT), _Font(7.8, bold=True, colour=_SOFT)
+_HASH = _Font(7.2, mono=True)
 
 
-@lru_cache(maxsize=65_536)
-def _measured(font: _Font, word: str) -> float:
-    found: float = text_to_path.get_text_width_height_descent(word, font.properties, ismath=False)[0]
-    return found
+class _Pages(FPDF):
+    """A4 in points, with the study's name above every page but the first and the ledger's head below each."""
 
+    def __init__(self, facts: dict[str, Any]) -> None:
+        super().__init__(unit="pt", format="A4")
+        self._study, self._head = facts["study"]["name"], facts["ledger"]["head"]
+        self.set_margins(_SIDE, _TOP, _SIDE)
+        self.set_auto_page_break(True, _BOTTOM)
+        self.c_margin = 0
+        for font in FONTS:
+            self.add_font(*font)
+        self.set_title(f"Privacy certificate, study {self._study}")
+        self.set_creation_date(datetime.fromisoformat(facts["issued"]))
+        self.add_page()
 
-_BODY, _SMALL, _HEAD = _Font(), _Font(size=7.8), _Font(size=7.8, bold=True, colour=_SOFT)
-_HASH = _Font(size=7.2, mono=True)
+    def header(self) -> None:
+        if self.page_no() > 1:
+            self.put(_SIDE, 40, f"Privacy certificate · study {self._study}", _Font(7, colour=_SOFT))
+            self.rule(46)
 
+    def footer(self) -> None:
+        self.rule(self.h - 46)
+        line = f"ledger head, row {self._head['seq']}: {self._head['hash']}"
+        self.put(_SIDE, self.h - 34, line, _Font(6.4, mono=True, colour=_SOFT))
+        self.use(_Font(7, colour=_SOFT))
+        self.set_xy(_SIDE, self.h - 42)
+        self.cell(self.epw, 10, f"page {self.page_no()} of {{nb}}", align="R")
 
-@dataclass(slots=True)
-class _Pages:
-    """Draws downwards; ``room`` starts a new page when a block does not fit."""
+    def use(self, font: _Font) -> None:
+        self.set_font(_MONO if font.mono else _SANS, "B" if font.bold else "", font.size)
+        self.set_text_color(font.colour)
 
-    figures: list[Figure] = field(default_factory=list)
-    y: float = 0.0
+    def put(self, x: float, y: float, text: str, font: _Font) -> None:
+        """One line whose baseline is at ``y``."""
+        self.use(font)
+        self.text(x, y, text)
 
-    def new(self) -> None:
-        self.figures.append(Figure(figsize=(_WIDTH / 72, _HEIGHT / 72), facecolor="white"))
-        self.y = _TOP
+    def rule(self, y: float) -> None:
+        self.set_draw_color(_RULE)
+        self.set_line_width(0.6)
+        self.line(_SIDE, y, self.w - _SIDE, y)
 
-    def room(self, height: float) -> None:
-        if not self.figures or self.y + height > _HEIGHT - _BOTTOM:
-            self.new()
-
-    def put(self, x: float, y: float, text: str, font: _Font, *, align: str = "left") -> None:
-        self.figures[-1].text(
-            x / _WIDTH,
-            1 - y / _HEIGHT,
-            text,
-            fontproperties=font.properties,
-            color=font.colour,
-            ha=align,
-            va="baseline",
-            parse_math=False,
-        )
-
-    def rule(self, y: float, *, colour: str = _RULE, width: float = 0.6) -> None:
-        figure = self.figures[-1]
-        where = [_LEFT / _WIDTH, 1 - _RIGHT / _WIDTH], [1 - y / _HEIGHT] * 2
-        figure.add_artist(Line2D(*where, color=colour, linewidth=width, transform=figure.transFigure))
-
-    def box(self, height: float) -> None:
-        figure = self.figures[-1]
-        corner = _LEFT / _WIDTH, 1 - (self.y + height) / _HEIGHT
-        size = _TEXT / _WIDTH, height / _HEIGHT
-        figure.add_artist(Rectangle(corner, *size, facecolor=_TINT, edgecolor="none", transform=figure.transFigure))
-        bar = Rectangle(corner, 3 / _WIDTH, size[1], facecolor=_ACCENT, edgecolor="none", transform=figure.transFigure)
-        figure.add_artist(bar)
+    def keep(self, height: float) -> None:
+        """Start a new page unless so much fits on this one."""
+        if self.will_page_break(height):
+            self.add_page()
 
     def heading(self, text: str, *, keep: float = 60.0) -> None:
-        self.room(34 + keep)
-        self.y += 26
-        self.put(_LEFT, self.y, text, _Font(size=11.5, bold=True, colour=_ACCENT))
-        self.y += 6
+        self.keep(34 + keep)
+        self.put(_SIDE, self.y + 26, text, _Font(11.5, bold=True, colour=_ACCENT))
+        self.y += 32
 
     def paragraph(self, text: str, font: _Font = _BODY, *, bullet: str = "", indent: float = 0.0) -> None:
-        left = _LEFT + indent + (12 if bullet else 0)
-        lines = _wrap(text, font, _WIDTH - _RIGHT - left)
-        leading = font.size * 1.45
-        self.room(min(len(lines), 2) * leading + 4)
+        leading, left = font.size * 1.45, _SIDE + indent + (12 if bullet else 0)
+        self.keep(2 * leading + 4)
         self.y += 4
-        for number, line in enumerate(lines):
-            self.room(leading)
-            self.y += leading
-            if bullet and number == 0:
-                self.put(left - 12, self.y, bullet, font)
-            self.put(left, self.y, line, font)
+        if bullet:
+            self.put(left - 12, self.y + leading - font.size * 0.3, bullet, font)
+        self.use(font)
+        self.set_x(left)
+        self.multi_cell(self.w - _SIDE - left, leading, text, align="L", new_x="LMARGIN")
 
-    def table(
+    def rows(
         self, header: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[float], *, mono: int = -1
     ) -> None:
         """Columns of ``widths`` (shares of the line); cells are wrapped, the header repeated after a page break."""
-        columns = [_LEFT + _TEXT * sum(widths[:n]) for n in range(len(widths))]
-
-        def head() -> None:
-            self.y += 16
-            for x, name in zip(columns, header, strict=True):
-                self.put(x, self.y, name, _HEAD)
-            self.y += 5
-            self.rule(self.y, colour=_SOFT)
-
-        if header:
-            self.room(60)
-            head()
-        else:
-            self.y += 5
-        for row in rows:
-            cells = []
-            for n, cell in enumerate(row):
-                font = _HASH if n == mono else (_HEAD if not header and n == 0 else _SMALL)
-                cells.append((font, _wrap(cell, font, _TEXT * widths[n] - 8)))
-            height = max(len(lines) for _, lines in cells) * 11 + 6
-            if self.y + height > _HEIGHT - _BOTTOM:
-                self.new()
-                if header:
-                    head()
-            for x, (font, lines) in zip(columns, cells, strict=True):
-                for number, line in enumerate(lines):
-                    self.put(x, self.y + 12 + 11 * number, line, font)
-            self.y += height
-            self.rule(self.y)
+        self.keep(60)
+        self.y += 5
+        self.use(_SMALL)
+        self.set_draw_color(_RULE)
+        self.set_line_width(0.6)
+        self.set_fill_color("#ffffff")
+        head = FontFace(emphasis="BOLD", color=_SOFT)
+        with self.table(
+            [header] if header else [],
+            col_widths=tuple(widths),
+            first_row_as_headings=bool(header),
+            headings_style=head,
+            borders_layout="HORIZONTAL_LINES",
+            line_height=11,
+            padding=(3, 8, 3, 0),
+            text_align="LEFT",
+            v_align="TOP",
+        ) as table:
+            for cells in rows:
+                row = table.row()
+                for n, text in enumerate(cells):
+                    named = head if not header and n == 0 else None
+                    row.cell(text, style=FontFace(family=_MONO, size_pt=_HASH.size) if n == mono else named)
 
 
 def render(facts: dict[str, Any], path: Path) -> int:
     """Write the certificate as PDF; how many pages it has. ``facts`` are those of ``certificate_facts``."""
-    pages = _Pages()
-    pages.new()
+    pages = _Pages(facts)
     _title(pages, facts)
     _released(pages, facts)
+    _refused(pages, facts)
     _pools(pages, facts)
-    _checks(pages, facts)
+    _audited(pages, facts)
+    _reported(pages, facts)
     _limits(pages, facts)
     _identity(pages, facts)
     _sign(pages)
-    _frame(pages, facts)
-    with (
-        mpl.rc_context({"pdf.fonttype": 42}),
-        PdfPages(path, metadata={"Title": f"Privacy certificate, study {facts['study']['name']}"}) as pdf,
-    ):
-        for figure in pages.figures:
-            pdf.savefig(figure)
-    return len(pages.figures)
+    pages.output(path)
+    return pages.pages_count
 
 
 def _title(pages: _Pages, facts: dict[str, Any]) -> None:
     study, given = facts["study"], facts["guarantee"]
-    pages.y += 14
-    pages.put(_LEFT, pages.y, "Privacy certificate", _Font(size=22, bold=True, colour=_ACCENT))
-    pages.y += 20
-    pages.put(_LEFT, pages.y, f"Study {study['name']}", _Font(size=12, bold=True))
-    pages.put(_WIDTH - _RIGHT, pages.y, f"issued {_time(facts['issued'])}", _Font(colour=_SOFT), align="right")
-    pages.y += 14
-    pages.box(82)
+    pages.put(_SIDE, 74, "Privacy certificate", _Font(22, bold=True, colour=_ACCENT))
+    pages.put(_SIDE, 94, f"Study {study['name']}", _Font(12, bold=True))
+    issued = f"issued {_time(facts['issued'])}"
+    pages.use(_Font(colour=_SOFT))
+    pages.text(pages.w - _SIDE - pages.get_string_width(issued), 94, issued)
+    pages.set_fill_color(_TINT)
+    pages.rect(_SIDE, 108, pages.epw, 82, style="F")
+    pages.set_fill_color(_ACCENT)
+    pages.rect(_SIDE, 108, 3, 82, style="F")
     line = f"Guaranteed:  ε = {epsilon_text(given['epsilon'])}  at  δ = {delta_text(given['delta'])}"
-    pages.put(_LEFT + 16, pages.y + 28, line, _Font(size=16, bold=True))
+    pages.put(_SIDE + 16, 136, line, _Font(16, bold=True))
     under = f"{given['accountant']} accountant · unit {given['unit']} · relation {given['relation']}"
-    pages.put(_LEFT + 16, pages.y + 48, under, _SMALL)
-    pages.put(_LEFT + 16, pages.y + 66, _spent_line(facts), _SMALL)
-    pages.y += 82
+    pages.put(_SIDE + 16, 156, under, _SMALL)
+    pages.put(_SIDE + 16, 174, _spent_line(facts), _SMALL)
+    pages.set_y(190)
     pages.heading("In plain words")
     for text in facts["in_words"]:
         pages.paragraph(text)
@@ -204,7 +183,7 @@ def _title(pages: _Pages, facts: dict[str, Any]) -> None:
         f"What was spent, by every accountant: ε = {others}; at δ = {delta_text(study['delta'])}, unit "
         f"{study['unit']}, relation {study['relation']}. The smallest sound figure is the exact one; the gate of this "
         f"study was {study['accountant']}.",
-        _Font(size=7.8, colour=_SOFT),
+        _NOTE,
     )
 
 
@@ -237,7 +216,7 @@ def _released(pages: _Pages, facts: dict[str, Any]) -> None:
         for batch in facts["releases"]
     ]
     if rows:
-        pages.table(("Time (UTC)", "Answers", "Ledger rows", "Hospitals on the roster"), rows, (0.24, 0.1, 0.16, 0.5))
+        pages.rows(("Time (UTC)", "Answers", "Ledger rows", "Hospitals on the roster"), rows, (0.24, 0.1, 0.16, 0.5))
     else:
         pages.paragraph("No answer was released in this study.")
     extra = []
@@ -250,13 +229,16 @@ def _released(pages: _Pages, facts: dict[str, Any]) -> None:
         )
     for text in extra:
         pages.paragraph(text)
+
+
+def _refused(pages: _Pages, facts: dict[str, Any]) -> None:
     pages.heading("Refusals", keep=30)
     if facts["refusals"]:
         listed = [
             [_time(r["time_utc"]), str(r["queries"]), _REASONS.get(r["reason"], r["reason"]), r["pool"] or "–"]
             for r in facts["refusals"]
         ]
-        pages.table(("Time (UTC)", "Queries", "Limit that did not allow them", "Pool"), listed, (0.24, 0.1, 0.36, 0.3))
+        pages.rows(("Time (UTC)", "Queries", "Limit that did not allow them", "Pool"), listed, (0.24, 0.1, 0.36, 0.3))
     else:
         pages.paragraph("The ledger refused no query of this study.")
 
@@ -277,10 +259,10 @@ def _pools(pages: _Pages, facts: dict[str, Any]) -> None:
                 f"δ = {delta_text(life['delta'])}, {life['unit']}, {life['relation']}",
             ]
         )
-    pages.table(("Hospital / pool", "In this study", "In all studies, of cap", "At"), rows, (0.2, 0.27, 0.22, 0.31))
+    pages.rows(("Hospital / pool", "In this study", "In all studies, of cap", "At"), rows, (0.2, 0.27, 0.22, 0.31))
 
 
-def _checks(pages: _Pages, facts: dict[str, Any]) -> None:
+def _audited(pages: _Pages, facts: dict[str, Any]) -> None:
     pages.heading("Audit, and the hospitals' own figures", keep=40)
     if facts["audit"] is None:
         pages.paragraph("No audit of the release mechanism was filed with this study.")
@@ -290,6 +272,9 @@ def _checks(pages: _Pages, facts: dict[str, Any]) -> None:
             f"{100 * report['confidence']:g} %. An audit finds faults; it proves no privacy.",
             bullet="•",
         )
+
+
+def _reported(pages: _Pages, facts: dict[str, Any]) -> None:
     rows = []
     for site in facts["sites"]:
         spent = site["spent"][site["cap"]["accountant"]]
@@ -312,11 +297,11 @@ def _checks(pages: _Pages, facts: dict[str, Any]) -> None:
         )
     if rows:
         columns = ("Hospital / pool", "By its own ledger", "Accepted / receipted", "Alarms, remarks")
-        pages.table(columns, rows, (0.2, 0.37, 0.2, 0.23))
+        pages.rows(columns, rows, (0.2, 0.37, 0.2, 0.23))
         pages.paragraph(
             "As reported by the hospitals, in all studies. What was accepted and not receipted stays spent there, so a "
             "hospital's own figure may be larger than the server's. A smaller one is older, or contradicts it.",
-            _Font(size=7.8, colour=_SOFT),
+            _NOTE,
         )
         for site in facts["sites"]:
             for line in [*site["patient_is"], *site["patient"]]:
@@ -350,7 +335,7 @@ def _identity(pages: _Pages, facts: dict[str, Any]) -> None:
         *([name.capitalize(), value] for name, value in facts["hashes"].items()),
         ["Versions", ", ".join(f"{name} {value}" for name, value in facts["versions"].items())],
     ]
-    pages.table((), rows, (0.2, 0.8), mono=1)
+    pages.rows((), rows, (0.2, 0.8), mono=1)
     pages.heading("How to check this certificate", keep=200)  # the signatures never stand on a page alone
     pages.paragraph(
         "With a copy of the ledger and the public key as the hospitals know it; it fails if anything up to the head "
@@ -365,51 +350,14 @@ def _identity(pages: _Pages, facts: dict[str, Any]) -> None:
 
 
 def _sign(pages: _Pages) -> None:
-    pages.room(90)
-    pages.y += 60
-    half = (_TEXT - 24) / 2
+    pages.keep(90)
+    half, y = (pages.epw - 24) / 2, pages.y + 60
+    pages.set_draw_color(_SOFT)
+    pages.set_line_width(0.8)
     for n, text in enumerate(("Privacy officer, name and signature", "Place and date")):
-        x = _LEFT + n * (half + 24)
-        figure = pages.figures[-1]
-        where = [x / _WIDTH, (x + half) / _WIDTH], [1 - pages.y / _HEIGHT] * 2
-        figure.add_artist(Line2D(*where, color=_SOFT, linewidth=0.8, transform=figure.transFigure))
-        pages.put(x, pages.y + 12, text, _HEAD)
-
-
-def _frame(pages: _Pages, facts: dict[str, Any]) -> None:
-    """Header rule and footer of every page, now that their number is known."""
-    soft = _Font(size=7, colour=_SOFT)
-    figures = pages.figures
-    for number, figure in enumerate(figures, start=1):
-        pages.figures = [figure]
-        if number > 1:
-            pages.put(_LEFT, 40, f"Privacy certificate · study {facts['study']['name']}", soft)
-            pages.rule(46)
-        pages.rule(_HEIGHT - 46)
-        head = facts["ledger"]["head"]
-        pages.put(
-            _LEFT, _HEIGHT - 34, f"ledger head, row {head['seq']}: {head['hash']}", _Font(6.4, mono=True, colour=_SOFT)
-        )
-        pages.put(_WIDTH - _RIGHT, _HEIGHT - 34, f"page {number} of {len(figures)}", soft, align="right")
-    pages.figures = figures
-
-
-def _wrap(text: str, font: _Font, width: float) -> list[str]:
-    """Lines no wider than ``width`` points; a word that is wider, a hash, is broken."""
-    lines, used, space = [""], 0.0, font.width("a a") - 2 * font.width("a")
-    for word in text.split(" "):
-        if lines[-1] and used + space + font.width(word) <= width:
-            lines[-1], used = f"{lines[-1]} {word}", used + space + font.width(word)
-            continue
-        if lines[-1]:
-            lines.append("")
-        while font.width(word) > width:
-            cut = next(n for n in range(len(word) - 1, 0, -1) if n == 1 or font.width(word[:n]) <= width)
-            lines[-1] = word[:cut]
-            lines.append("")
-            word = word[cut:]
-        lines[-1], used = word, font.width(word)
-    return lines
+        x = _SIDE + n * (half + 24)
+        pages.line(x, y, x + half, y)
+        pages.put(x, y + 12, text, _HEAD)
 
 
 def _spent_line(facts: dict[str, Any]) -> str:

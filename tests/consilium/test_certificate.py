@@ -18,8 +18,9 @@ from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import load_signing_key, public_hex
 from common.privacy.accounting import epsilon_exact
-from consilium.cli.certificate import app, certificate_facts
+from consilium.cli.certificate import app
 from consilium.cli.ledger import verify_app
+from consilium.reports.certificate import certificate_facts
 from server.ledger.server_ledger import Candidate, Ledger, RosterEntry
 from server.ledger.verify import verify
 from server.protocols.per_volume import plan_queries
@@ -201,6 +202,22 @@ def test_what_is_no_audit_is_refused(workspace: Workspace, text: str) -> None:
     (workspace.root / "audit.json").write_text(text)
     with pytest.raises(InvalidInput, match="audit"):
         certificate_facts(workspace)
+
+
+def test_the_same_facts_make_the_same_bytes_and_every_letter_is_embedded(workspace: Workspace, tmp_path: Path) -> None:
+    from fontTools.ttLib import TTFont
+
+    from consilium.reports.certificate_pdf import FONTS, render
+
+    facts = certificate_facts(workspace)
+    for name in ("one.pdf", "two.pdf"):
+        render(facts, tmp_path / name)
+    one = (tmp_path / "one.pdf").read_bytes()
+    assert one == (tmp_path / "two.pdf").read_bytes()
+    assert one.count(b"/FontFile2") == len(FONTS)
+    assert b"/Helvetica" not in one
+    for _, _, file in FONTS:
+        assert not {ord(letter) for letter in "εδσμ≤²·–•…"} - TTFont(file).getBestCmap().keys()
 
 
 def test_a_study_of_many_batches_takes_the_pages_it_needs(workspace: Workspace, tmp_path: Path) -> None:

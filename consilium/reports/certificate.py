@@ -1,0 +1,368 @@
+"""A study's privacy certificate: what it released, at which ε and with whom, from its ledger, as PDF and JSON to file.
+
+Every figure comes from a copy of the ledger that was verified first; a ledger that does not verify gets no certificate.
+Every ε stands with accountant, δ, unit and relation. The guarantee is the study's budget, what was promised and can
+still be spent under the same consent; what was spent of it stands beside it. The certificate says what it rests on and
+what nobody can show: it proves accounting, and that the noise was added is a promise of the server's operator.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sqlite3
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fractions import Fraction
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from common.canonical import sha256_file
+from common.config import Study
+from common.errors import InvalidInput
+from common.ledger.records import RecoveredRecord, RefusalRecord, ReleaseRecord, ReuseRecord, parse_record
+from common.objects import write_atomically
+from common.privacy.accounting import ACCOUNTANTS, Guarantee, guarantee, max_mu_squared
+from common.privacy.calibration import noise_multiplier
+from common.privacy.consent import group_guarantees, group_sentence, guess_right_at_most, guess_sentence
+from common.privacy.figures import delta_text, epsilon_text, percent_text
+from common.privacy.mechanism import GRID_BITS, AccountantName, Mechanism, Relation, Unit
+from consilium.reports.certificate_pdf import render
+from consilium.reports.patient_report import identity_lines, patient_lines, release_guarantee
+from server.ledger.backup import backup
+from server.ledger.server_ledger import Ledger
+from server.ledger.verify import VerifyReport, verify
+from server.study.workspace import Workspace
+
+CERTIFICATE_SCHEMA = 2
+
+PROVES = (
+    "The chain of rows is whole up to the signed head named here, and every row keeps the ledger's rules: no budget "
+    "was passed at any row, and every stored answer was charged in the transaction that stored it.",
+    "Each contributing hospital holds signed receipts of the same rows. Charging less, dropping, rewriting or forking "
+    "what they cover would contradict a receipt and stop that hospital's answers.",
+    "Each hospital counted its own charges in its own ledger, when it accepted a query, whatever the server says.",
+)
+CANNOT_PROVE = (
+    "That noise was added, or was the noise of the mechanism named here. The operator of the server opens the "
+    "hospitals' codes and is trusted to add it.",
+    "That un-noised codes were not kept or used elsewhere, and that rows after the signed head do not exist. Whoever "
+    "keeps a later head or receipt can tell.",
+    "Whose scans are whose. What counts as one patient is each hospital's own statement: its table of patients or its "
+    "BIDS subjects. Where it has neither, as in plain MSD data, every image file counts as a patient of its own, and a "
+    "person with several files is protected less well than unit patient says.",
+    "That training, the data and the teachers of a hospital were as it says, or that the writer's clock was right.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a certificate is made from beside the study's directory: reports that exist only sometimes."""
+
+    audit: Path | None = None
+    sites: tuple[Path, ...] = ()
+    public_key: Ed25519PublicKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A written certificate: its files and pages, and what it says is guaranteed and was spent of it."""
+
+    pdf: Path
+    json: Path
+    pages: int
+    guaranteed: Guarantee
+    spent: Guarantee
+    answers: int
+
+
+def issue_certificate(workspace: Workspace, out: Path, sources: Sources) -> Issued:
+    """Write ``certificate.json`` and ``certificate.pdf`` below ``out``. LedgerCorrupt, and nothing written, if the
+    ledger does not verify."""
+    facts = certificate_facts(workspace, sources)
+    out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_atomically(out / "certificate.json", text.encode())
+    return Issued(
+        pdf=out / "certificate.pdf",
+        json=out / "certificate.json",
+        pages=render(facts, out / "certificate.pdf"),
+        guaranteed=release_guarantee(facts["guarantee"]),
+        spent=release_guarantee(facts["spent"]),
+        answers=facts["answers"],
+    )
+
+
+def certificate_facts(
+    workspace: Workspace,
+    sources: Sources | None = None,
+    *,
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> dict[str, Any]:
+    """Everything the certificate states, JSON-ready. LedgerCorrupt if the ledger does not verify.
+
+    The ledger may be in use: a copy of one moment is verified and read.
+    """
+    sources = sources or Sources()
+    study = workspace.study()
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "ledger.sqlite"
+        report = backup(workspace.ledger_file, copy)
+        if sources.public_key is not None:
+            report = verify(copy, public_key=sources.public_key)
+            report.raise_for_problems()
+        with Ledger.open(copy) as ledger:
+            if study.id not in {terms.id for terms in ledger.studies()}:
+                raise InvalidInput(
+                    "study", value=study.id, limit="one its ledger knows", remedy="restore the study.toml it ran with"
+                )
+            return {
+                "certificate": CERTIFICATE_SCHEMA,
+                "issued": clock().astimezone(UTC).isoformat(timespec="seconds"),
+                "study": _study_facts(study),
+                **_spent_facts(ledger, study),
+                **_history(ledger, study),
+                "ledger": _ledger_facts(ledger, report),
+                "audit": _audit(sources.audit or _if_there(workspace.root / "audit.json")),
+                "sites": _site_reports(
+                    sources.sites or tuple(sorted((workspace.root / "site-reports").glob("*.json")))
+                ),
+                "hashes": _hashes(workspace, study),
+                "versions": _versions(),
+                "proves": list(PROVES),
+                "cannot_prove": list(CANNOT_PROVE),
+            }
+
+
+def _study_facts(study: Study) -> dict[str, Any]:
+    privacy = study.privacy
+    return {
+        "name": study.name,
+        "id": study.id,
+        "structures": list(study.data.labels[1:]),
+        "budget_epsilon": privacy.epsilon,
+        "delta": privacy.delta,
+        "accountant": str(privacy.accountant),
+        "unit": str(privacy.unit),
+        "relation": str(privacy.relation),
+        "planned_queries": privacy.planned_queries,
+        "quorum": privacy.quorum,
+        "voters_per_site": privacy.voters_per_site,
+        "clipping_norm": study.codec.radius,
+        "edition": privacy.edition,
+        "terms": study.to_json(),
+    }
+
+
+def _spent_facts(ledger: Ledger, study: Study) -> dict[str, Any]:
+    privacy = study.privacy
+    terms = privacy.budget, privacy.protection
+    worst = max((ledger.spent(pool.pool, study.id).mu_squared for pool in ledger.pools()), default=Fraction(0))
+    limit = max_mu_squared(privacy.accountant, privacy.budget)
+    by = {name: guarantee(worst, *terms, name) for name in _shown(worst)}
+    spent = by[str(privacy.accountant)]
+    promised = Guarantee(privacy.epsilon, privacy.delta, str(privacy.accountant), privacy.protection)
+    if worst > limit:  # charges entered again after a restored backup may pass a budget: then no less was lost
+        promised, limit = spent, worst
+    groups = group_guarantees(limit, *terms, privacy.accountant)
+    pools = []
+    for pool in ledger.pools():
+        inside = ledger.spent(pool.pool, study.id)
+        own = guarantee(inside.mu_squared, privacy.budget, privacy.protection, privacy.accountant)
+        life = ledger.pool_guarantees(pool.pool)[pool.accountant]
+        pools.append(
+            {
+                "pool": pool.pool,
+                "site": pool.site,
+                "releases": inside.releases,
+                "study": own.to_json(),
+                "lifetime_releases": ledger.spent(pool.pool).releases,
+                "lifetime": life.to_json(),
+                "cap_epsilon": pool.budget.epsilon,
+            }
+        )
+    return {
+        "guarantee": promised.to_json(),
+        "spent": spent.to_json(),
+        "spent_by": [item.to_json() for item in by.values()],
+        "groups": [item.to_json() for item in groups],
+        "guess_right_at_most": {
+            "guaranteed": guess_right_at_most(limit),
+            "spent": guess_right_at_most(worst),
+        },
+        "in_words": in_words(promised, groups, limit=limit, spent=worst),
+        "pools": pools,
+    }
+
+
+def _shown(mu_squared: Any) -> tuple[str, ...]:
+    return tuple(name for name in ACCOUNTANTS if name != "pld" or mu_squared == 0 or 2**-20 < mu_squared <= 64**2)
+
+
+def in_words(promised: Guarantee, groups: tuple[Guarantee, ...], *, limit: Fraction, spent: Fraction) -> list[str]:
+    """The guarantee for a reader who does not work with ε: what is hidden, from whom, how well, and for groups.
+
+    ``limit``: the Σμ² the guarantee admits in all; ``spent``: how much of it was spent.
+    """
+    protection = promised.protection
+    hidden = "everything one hospital holds" if protection.unit is Unit.HOSPITAL else "one patient of one hospital"
+    if protection.relation is Relation.ZERO_OUT:
+        other = "had been left out, its code counting as zero"
+    else:
+        whose = "another hospital's data" if protection.unit is Unit.HOSPITAL else "any other patient"
+        other = f"had been exchanged for {whose}"
+    return [
+        f"Whatever is released in this study looks almost the same if {hidden} {other}. How nearly the same is what "
+        f"ε = {epsilon_text(promised.epsilon)} and δ = {delta_text(promised.delta)} say ({promised.accountant} "
+        f"accountant, {protection}). That is the study's budget: it holds for all that was released and for all that "
+        "can still be.",
+        f"{guess_sentence(protection, limit)} By what was released so far it is right at most "
+        f"{percent_text(guess_right_at_most(spent))} of the time. Both bound the worst case over all data, computing "
+        "power without limit; neither is a measurement.",
+        group_sentence(groups),
+        "Whatever is computed from the releases, the student model and its predictions included, is covered and costs "
+        "nothing more. A person known at several hospitals is protected once for each and adds up.",
+    ]
+
+
+def _history(ledger: Ledger, study: Study) -> dict[str, Any]:
+    releases: list[tuple[str, str, int, ReleaseRecord]] = []
+    refusals: list[dict[str, Any]] = []
+    recovered = reused = 0
+    for row in ledger.rows():
+        record = parse_record("server", row.kind, row.body)
+        if isinstance(record, ReleaseRecord) and record.study_id == study.id:
+            releases.append((record.batch_id, row.time_utc, row.seq, record))
+        elif isinstance(record, RefusalRecord) and record.study_id == study.id:
+            refusals.append(
+                {
+                    "time_utc": row.time_utc,
+                    "row": row.seq,
+                    "queries": len(record.query_ids),
+                    "reason": record.reason,
+                    "pool": record.pool,
+                }
+            )
+        elif isinstance(record, RecoveredRecord) and record.release.study_id == study.id:
+            recovered += 1
+        elif isinstance(record, ReuseRecord) and record.study_id == study.id:
+            reused += len(record.query_ids)
+    batches = []
+    for (batch, time_utc), group in groupby(releases, key=lambda item: item[:2]):
+        rows = list(group)
+        batches.append(
+            {
+                "time_utc": time_utc,
+                "batch": batch,
+                "first_row": rows[0][2],
+                "last_row": rows[-1][2],
+                "queries": [record.query_id for *_, record in rows],
+                "volumes": sum(len(record.query.volumes) for *_, record in rows),
+                "sites": [entry.site for entry in rows[0][3].roster],
+                "voters": rows[0][3].voters,
+            }
+        )
+    return {
+        "releases": batches,
+        "answers": len(releases),
+        "mechanisms": _mechanisms([record.query.mechanism for *_, record in releases], study),
+        "refusals": refusals,
+        "recovered_charges": recovered,
+        "reused_answers": reused,
+    }
+
+
+def _mechanisms(found: Sequence[Mechanism], study: Study) -> list[dict[str, Any]]:
+    protection = study.privacy.protection
+    return [
+        {
+            "name": mechanism.name,
+            "releases": sum(other == mechanism for other in found),
+            "coordinates": mechanism.dimension,
+            "clipping_norm": mechanism.radius_int / 2**GRID_BITS,
+            "noise_multiplier": noise_multiplier(mechanism, protection),
+            "noise_std_on_sum": float(mechanism.noise_std) / 2**GRID_BITS,
+        }
+        for mechanism in dict.fromkeys(found)
+    ]
+
+
+def _ledger_facts(ledger: Ledger, report: VerifyReport) -> dict[str, Any]:
+    keys = [{"row": 1, "public_key": _first_key(ledger)}]
+    for row in ledger.rows():
+        if row.kind == "key":
+            keys.append({"row": row.seq, "public_key": json.loads(row.body)["public_key"]})
+    return {
+        "id": ledger.ledger_id,
+        "rows": report.rows,
+        "signatures_checked": report.signatures,
+        "answers_checked": report.payloads,
+        "anchored": report.anchored,
+        "head": ledger.head().to_json(),
+        "keys": keys,
+    }
+
+
+def _first_key(ledger: Ledger) -> str:
+    return str(json.loads(next(iter(ledger.rows())).body)["public_key"])
+
+
+def _if_there(path: Path) -> Path | None:
+    return path if path.exists() else None
+
+
+def _audit(path: Path | None) -> dict[str, Any] | None:
+    """The reports of ``consilium audit --json``, by the road they took; None if there is no audit."""
+    if path is None:
+        return None
+    try:
+        reports: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        wanted = ("summary", "exceeded", "runs", "confidence", "claimed_mu")
+        return {name: {key: report[key] for key in wanted} for name, report in reports.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput("audit", value=str(path), limit="what `consilium audit --json` prints") from error
+
+
+def _site_reports(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """What hospitals say their own ledgers say: ``consilium site status --json`` of each."""
+    reports = []
+    for path in paths:
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            wanted = ("site", "pool", "spent", "cap", "queries_accepted", "receipted", "alarms", "patients_withdrawn")
+            report = {key: data[key] for key in wanted}
+            gate = release_guarantee(report["spent"][report["cap"]["accountant"]])
+            report["patient"] = patient_lines(data.get("trainings"), gate)  # a site of an older version reports none
+            report["patient_is"] = identity_lines(data.get("patient_identity"))
+            _ = [report["spent"][str(name)]["epsilon"] for name in AccountantName]
+        except (OSError, ValueError, KeyError, TypeError, InvalidInput) as error:
+            raise InvalidInput(
+                "site report", value=str(path), limit="what `consilium site status --json` prints"
+            ) from error
+        reports.append(report)
+    return reports
+
+
+def _hashes(workspace: Workspace, study: Study) -> dict[str, str]:
+    hashes = {"study": study.id}
+    if (workspace.root / "codec.json").exists():
+        hashes["codec"] = workspace.codec().sha256
+    for name, path in (
+        ("study file", workspace.study_file),
+        ("student weights", workspace.student_dir / "weights.pt"),
+        ("bundle metadata", workspace.bundle_dir / "configs" / "metadata.json"),
+    ):
+        if path.exists():
+            hashes[name] = sha256_file(path)
+    return hashes
+
+
+def _versions() -> dict[str, str]:
+    found = {name: version(name) for name in ("consilium", "numpy", "cryptography", "dp-accounting")}
+    return {**found, "python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
