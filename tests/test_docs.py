@@ -61,6 +61,7 @@ def test_the_newest_release_in_the_changelog_is_the_version():
     newest = re.search(r"^## \[(\d[^\]]*)\] - \d{4}-\d\d-\d\d\n\nTag `v\1`", changelog, re.MULTILINE)
     assert newest is not None
     assert newest[1] == version
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 ADRS = sorted(path for path in (ROOT / "docs" / "adr").glob("*.md") if path.name != "README.md")
@@ -81,7 +82,7 @@ def test_decisions_are_numbered_one_after_the_other():
 
 
 def test_every_link_between_documents_leads_somewhere():
-    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", path.read_text(encoding="utf-8")):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
         for target in re.findall(r"`(docs/[\w/.-]+\.md)`", path.read_text(encoding="utf-8")):
