@@ -15,7 +15,8 @@ from rich.progress import TaskID
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.demo.dashboard import reopen
-from consilium.demo.run import DemoOptions, Watch, run_demo
+from consilium.demo.options import DemoOptions
+from consilium.demo.run import Watch, run_demo
 from server.aggregation.progress import StudyProgress, stage_bars
 
 app = typer.Typer(add_completion=False)

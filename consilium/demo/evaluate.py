@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from common.privacy.calibration import noise_multiplier
 from common.privacy.mechanism import AccountantName
 from common.study_mechanism import study_mechanism
 from consilium.demo.federation import Federation
+from consilium.demo.options import DemoOptions, Places
 from consilium.reports.patient_report import patient_lines
 from consilium.reports.study_report import (
     DaemonFact,
@@ -43,9 +44,6 @@ from server.protocols.controls import CONTROLS
 from server.protocols.student import score
 from server.study.consent_text import rosters
 from server.study.workspace import Workspace
-
-if TYPE_CHECKING:
-    from consilium.demo.run import DemoOptions, Places
 
 PICTURES = 2
 

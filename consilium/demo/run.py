@@ -12,12 +12,11 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from client.training.private.settings import PrivateSettings, defaults
 from client.training.side_by_side import default_jobs
 from common.codecs.paper import codec_terms
 from common.config import JOINT_ROUNDS, STUDENT_RECIPE, DataConfig, PrivacyConfig, Study, TrainingConfig
@@ -26,14 +25,13 @@ from common.data.split import SplitCounts, plan_split, private_label_hashes, wri
 from common.data.synthetic import study_data, write_phantoms
 from common.errors import InvalidInput
 from common.objects import write_atomically
-from common.privacy.training import Neighbours
 from consilium.demo.dashboard import dashboard
 from consilium.demo.federation import running, write_server, write_sites
 from consilium.demo.grid import choose_grid
+from consilium.demo.options import DemoOptions, Places
 from consilium.demo.training import train_all
 from server.operations.supervisor import OnEvent, supervise
 from server.study import create_study as setup
-from server.study.workspace import Workspace
 
 PATIENTS = 20  # a hospital, of phantoms
 SYNTHETIC_RECIPE = (
@@ -41,69 +39,6 @@ SYNTHETIC_RECIPE = (
     TrainingConfig(channels=(8, 16, 32), steps=400, learning_rate=1e-2),
 )
 REAL_RECIPE = (TrainingConfig(), STUDENT_RECIPE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    """What one demo is; a directory belongs to one set of options. ``data`` is an MSD dataset, None for phantoms.
-
-    ``strategy`` trains the teachers; a private one may cost each patient ``training_epsilon`` at the study's δ.
-    """
-
-    hospitals: int = 4
-    epsilon: float = 8.0
-    delta: float = 1e-3
-    queries: int = 16
-    accountant: str = "exact"
-    unit: str = "hospital"
-    relation: str = "replace-one"
-    voters: int = 1
-    codec: str = "pca"
-    joint: bool = False
-    seed: int = 0
-    data: str | None = None
-    strategy: str = "standard"
-    training_epsilon: float = 8.0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.hospitals <= 64:
-            raise InvalidInput("--hospitals", value=self.hospitals, limit="1 to 64")
-        self.private()
-
-    def private(self) -> PrivateSettings | None:
-        """What each patient pays for its teacher, None for teachers without a guarantee of their own."""
-        if self.strategy == "standard":
-            return None
-        same = Neighbours.REPLACE_ONE if self.relation == Neighbours.REPLACE_ONE else Neighbours.ADD_REMOVE
-        recipe = defaults(self.strategy, epsilon=self.training_epsilon, delta=self.delta, begun=self.joint)
-        return replace(recipe, neighbours=same)
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where a demo's parts lie below its output directory."""
-
-    root: Path
-
-    @property
-    def source(self) -> Path:
-        return self.root / "data" / "all"
-
-    @property
-    def split(self) -> Path:
-        return self.root / "data" / "split"
-
-    @property
-    def sites(self) -> Path:
-        return self.root / "sites"
-
-    @property
-    def dashboard(self) -> Path:
-        return self.root / "dashboard"
-
-    @property
-    def workspace(self) -> Workspace:
-        return Workspace(self.root / "server")
 
 
 @dataclass(frozen=True, slots=True)
