@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,13 @@ PARTS = (
 @pytest.mark.parametrize("message", [*PARTS, Several(PARTS), Several(())], ids=lambda message: type(message).__name__)
 def test_a_message_is_read_back_as_it_was_written(message):
     assert decode(encode(message)) == message
+
+
+def test_a_message_has_the_bytes_it_always_had():
+    golden = json.loads(Path(__file__).with_name("golden_messages.json").read_text())
+    messages = (*PARTS, Several(PARTS))
+    assert [encode(message).decode() for message in messages] == golden
+    assert tuple(decode(text.encode()) for text in golden) == messages
 
 
 def test_messages_of_the_first_schema_are_refused_rather_than_half_understood():

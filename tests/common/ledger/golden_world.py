@@ -1,0 +1,117 @@
+"""A small life of a server's ledger and of a site's, the same to the last byte each time it is lived."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from client.ledger.site_ledger import SiteLedger
+from client.policy import Caps
+from common.data.dataset import PatientIdentity
+from common.errors import LedgerCorrupt, Refused
+from common.privacy.training import Sampling, TrainingEvent
+from server.ledger.server_ledger import Ledger
+from tests.common.ledger.ledger_world import (
+    Answers,
+    Ticking,
+    declare,
+    make_mechanism,
+    make_query,
+    make_study,
+    roster_of,
+)
+
+SERVER_KEY, NEXT_KEY, SITE_KEY = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2, 3))
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+MECHANISM = make_mechanism(room_for=4)
+EVENT = TrainingEvent(Sampling.POISSON, Fraction(1, 4), Fraction(3, 2), 40, (Fraction(5),))
+
+Lines = list[list[str]]
+"""Kind, body and hash of every row."""
+
+
+def live(folder: Path) -> dict[str, Lines | str]:
+    """Rows of both ledgers and both standings as they lie on disk, after all that this world does."""
+    with patch("secrets.token_hex", lambda size: "5" * (2 * size)):
+        server = _server(folder)
+        site = _site(folder, Ledger.open(folder / "ledger.sqlite", signing_key=NEXT_KEY, clock=Ticking()))
+    return {
+        "server": server,
+        "site": site,
+        "server standing": (folder / "ledger.standing").read_text(),
+        "site standing": (folder / "site-ledger.standing").read_text(),
+    }
+
+
+def _server(folder: Path) -> Lines:
+    path, answers = folder / "ledger.sqlite", Answers()
+    study, other = make_study(), make_study("second")
+    queries = [make_query(number, MECHANISM) for number in range(1, 7)]
+
+    def release(ledger: Ledger, study_id: str, batch: str, numbers: range) -> None:
+        ledger.release_batch(
+            study_id=study_id,
+            batch_id=batch,
+            roster=roster_of(),
+            candidates=answers.candidates([queries[number] for number in numbers]),
+        )
+
+    with Ledger.create(path, signing_key=SERVER_KEY, clock=Ticking()) as ledger:
+        ledger.register_study(study)
+        ledger.register_study(other)
+        declare(ledger)
+        ledger.declare_books("aachen-mri", "5" * 32)
+        ledger.note("first light")
+        release(ledger, study.id, "b1", range(1))
+        release(ledger, other.id, "b2", range(1))
+    shutil.copy(path, folder / "older.sqlite")
+    with Ledger.open(path, signing_key=SERVER_KEY, clock=Ticking()) as ledger:
+        release(ledger, study.id, "b3", range(1, 2))
+        receipt = ledger.site_receipts("aachen")[-1]
+        release(ledger, study.id, "b3", range(2, 3))  # of which no receipt arrives
+    shutil.copy(folder / "older.sqlite", path)
+    with Ledger.open(path, signing_key=SERVER_KEY, clock=Ticking(), restored=True) as ledger:
+        ledger.recover([receipt])
+        ledger.rotate_key(NEXT_KEY)
+    with Ledger.open(path, signing_key=NEXT_KEY, clock=Ticking()) as ledger:
+        release(ledger, study.id, "b4", range(3, 6))
+        return [[row.kind, row.body, row.hash] for row in ledger.rows()]
+
+
+def _site(folder: Path, server: Ledger) -> Lines:
+    path, study = folder / "site-ledger.sqlite", make_study()
+    queries = [make_query(number, MECHANISM) for number in range(1, 7)]
+    caps = Caps(epsilon=8.0, delta=1e-3)
+    with (
+        server,
+        SiteLedger.open(path, "aachen-mri", site="aachen", caps=caps, signing_key=SITE_KEY, clock=Ticking()) as site,
+    ):
+        site.consent(study)
+        site.state_identity(PatientIdentity.SUBJECT)
+        site.record_training(A, voter=0, deal=B, strategy="dp-sgd", event=EVENT)
+        site.record_training(B, voter=0, deal=B, strategy="standard", event=None)
+        site.record_trained(A, C)
+        teachers = site.state_teachers([C, ""])
+        site.reserve(study.id, queries[:1], ledger=server.ledger_id, sealing_key=A)
+        site.store_code(queries[0].id, np.array([1, -2, 3, -4], dtype=np.int64), teachers=teachers)
+        first, *later = server.site_receipts("aachen")
+        site.record_receipt(first, public_key=NEXT_KEY.public_key())
+        site.take_sealing_key(B, replaces=A)
+        site.withdraw_patient(slot=3, voter=0, subject=C, weights=C)
+        site.decide(study.id, "pause")
+        with suppress(Refused):
+            site.reserve(study.id, queries[1:2])
+        site.decide(study.id, "resume")
+        site.note("a remark")
+        for receipt in later:  # of queries never accepted here
+            with suppress(LedgerCorrupt):
+                site.record_receipt(receipt, public_key=NEXT_KEY.public_key())
+        site.recover(server.ledger_id)
+        site.charge_lost(None)
+        return [[row.kind, row.body, row.hash] for row in site.rows()]
