@@ -27,9 +27,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.canonical import sha256_bytes
 from common.config import DataConfig, PrivacyConfig, Study
+from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.privacy.mechanism import QuerySpec
 from common.study_mechanism import study_mechanism
-from server.ledger.server_ledger import Candidate, Ledger, PoolDeclaration, RosterEntry
+from server.ledger.server_ledger import Candidate, Ledger
 
 BATCH, DIMENSION, SITES = 64, 64, ("aachen", "bergen", "cadiz")
 

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ def rational(value: Fraction) -> str:
     return f"{value.numerator}/{value.denominator}"
 
 
+@lru_cache(maxsize=256)
 def parse_rational(text: str) -> Fraction:
     """Read what :func:`rational` wrote; any other spelling of the same number is refused."""
     numerator, _, denominator = text.partition("/")
@@ -92,7 +94,7 @@ def parse_rational(text: str) -> Fraction:
 
 def check_hash(text: object) -> str:
     """Return ``text`` if it is a SHA-256 in lower-case hex, else refuse it."""
-    if not isinstance(text, str) or len(text) != 64 or set(text) - set("0123456789abcdef"):
+    if not isinstance(text, str) or not _HASH.fullmatch(text):
         raise InvalidInput("content hash", value=text, limit="64 lower-case hex digits")
     return text
 
@@ -112,6 +114,14 @@ def check_pool(text: object, *, what: str) -> str:
         limit = "names of letters, digits, '-', '_', '.', with '/' between them; 1 to 64 characters"
         raise InvalidInput(what, value=str(text)[:80], limit=limit)
     return text
+
+
+def check_integer(what: str, value: object, *, least: int, most: int | None = None, limit: str = "") -> int:
+    """Return ``value`` if it is an integer (a bool is none) from ``least`` to ``most``, else refuse it."""
+    if type(value) is not int or value < least or (most is not None and value > most):
+        bounds = f"an integer from {least}" if most is None else f"{least} to {most}"
+        raise InvalidInput(what, value=value, limit=limit or bounds)
+    return value
 
 
 def check_schema(what: str, found: object, *, known: int) -> None:
@@ -151,27 +161,28 @@ def _integer(text: str) -> int:
 
 _RATIONAL_BITS = int((MAX_RATIONAL_DIGITS - 1) * 3.3219)
 _DECODER = json.JSONDecoder(parse_float=_no_float, parse_int=_integer, parse_constant=_no_float)
+_HASH = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def _check(value: Json) -> None:
-    kind = type(value)
-    if kind is str or kind is bool or value is None:
+    if isinstance(value, str | bool) or value is None:
         return
     if isinstance(value, int):
         if not -MAX_INTEGER <= value <= MAX_INTEGER:
             raise InvalidInput("integer without a canonical form", value=value.bit_length(), limit="63 bits and a sign")
-        return
-    if isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple):
         for item in value:
-            _check(item)
-    elif isinstance(value, Mapping):
+            if type(item) is not str:  # most are: a call less for each
+                _check(item)
+    elif isinstance(value, dict | Mapping):
         for key, item in value.items():
-            if not isinstance(key, str):
+            if type(key) is not str and not isinstance(key, str):
                 raise InvalidInput("key of a mapping", value=key, limit="a string")
-            _check(item)
-    elif not isinstance(value, str):
+            if type(item) is not str:
+                _check(item)
+    else:
         raise InvalidInput(
             "value without a canonical form",
             value=type(value).__name__,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from common.clock import Clock, utc_now
 from common.errors import InvalidInput
 
 EVENT_SCHEMA = 1
@@ -49,14 +49,10 @@ EVENTS: dict[str, frozenset[str]] = {
 """Kinds of event and the fields each carries beside the common ones."""
 
 
-def utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 class EventLog:
     """Appends events to ``path``; one writer at a time (the run holds the study's lock)."""
 
-    def __init__(self, path: Path, *, study: str, clock: Callable[[], datetime] = utc_now) -> None:
+    def __init__(self, path: Path, *, study: str, clock: Clock = utc_now) -> None:
         self._path, self._study, self._clock = path, study, clock
         path.parent.mkdir(parents=True, exist_ok=True)
         _end_torn_line(path)

@@ -11,47 +11,49 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Annotated, ClassVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from common.canonical import (
-    canonical_bytes,
-    check_hash,
-    check_schema,
-    checked_fields,
-    parse_canonical,
-    parse_rational,
-    rational,
-)
+from common.canonical import canonical_bytes, check_hash, parse_canonical
+from common.document import Document, Key, Sha256
 from common.errors import InvalidInput, LedgerCorrupt
-from common.ledger.chain import NO_HASH, SignedHead, check_time, row_hash
 from common.ledger.keys import hex_bytes
-from common.ledger.receipts import Link, Position
+from common.ledger.rows import START, Link, Position, SignedHead, Time, check_time, linked_hashes
 from common.objects import MAX_OBJECT_BYTES
 from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.mechanism import AccountantName, Budget, Protection
 
-STATEMENT_SCHEMA = 1
 MAX_STATEMENT_BYTES = 64 << 20
 MAX_QUERIES = 1_000_000_000
 _DOMAIN = b"consilium/student/v1\0"
 
 
+def _check_kinds(links: tuple[Link, ...]) -> None:
+    for link in links:
+        if len(link.kind) > 64 or not link.kind.isprintable():
+            raise InvalidInput(
+                "kind of a statement's row", value=link.kind[:64], limit="at most 64 printable characters"
+            )
+
+
 @dataclass(frozen=True, slots=True)
-class StudentStatement:
+class StudentStatement(Document):
     """``bundle`` is the SHA-256 of the bundle's archive, ``size`` its bytes. ``mu_squared`` is what ``queries`` answers
     cost the pool they cost most, under the study's protection. ``links`` are the ledger's rows from the first to
     ``head``'s. ``created_utc`` is the server's clock."""
 
-    study_id: str
-    bundle: str
+    SCHEMA: ClassVar = ("student's statement", 1)
+
+    study_id: Annotated[Sha256, Key("study")]
+    bundle: Sha256
     size: int
     queries: int
     mu_squared: Fraction
     head: SignedHead
-    links: tuple[Link, ...]
-    created_utc: str
+    links: Annotated[tuple[Link, ...], _check_kinds]
+    created_utc: Time
     signature: str = ""
 
     def __post_init__(self) -> None:
@@ -84,68 +86,25 @@ class StudentStatement:
 
     def positions(self) -> dict[int, str]:
         """Row number → hash of every row, worked out from the links; LedgerCorrupt if they do not lead to the head."""
-        hashes, hashed = {}, NO_HASH
-        for seq, link in enumerate(self.links, start=1):
-            hashed = row_hash(
-                "server",
-                seq=seq,
-                time_utc=link.time_utc,
-                kind=link.kind,
-                body_sha256=link.body_sha256,
-                prev_hash=hashed,
-            )
-            hashes[seq] = hashed
-        if hashed != self.head.hash:
+        hashes = dict(linked_hashes(self.links, after=START))
+        if hashes.get(self.head.seq) != self.head.hash:
             raise LedgerCorrupt("the statement's rows do not lead to its signed head", row=self.head.seq)
         return hashes
 
     def continues(self, held: Position) -> bool:
         """Whether the row a site holds a receipt for is one of the rows before the head, with the very same hash."""
-        return held == Position() or self.positions().get(held.seq) == held.hash
+        return held == START or self.positions().get(held.seq) == held.hash
 
     def render(self) -> bytes:
         """The statement as canonical bytes, for serving and filing."""
-        return canonical_bytes({**self._unsigned(), "signature": self.signature})
+        return canonical_bytes(self.to_json())
 
     @classmethod
     def parse(cls, data: bytes) -> StudentStatement:
         """Read what :meth:`render` wrote; InvalidInput for anything else. The signature is not checked here."""
-        kinds: dict[str, type] = dict.fromkeys(("bundle", "created_utc", "mu_squared", "signature", "study"), str)
-        kinds |= {"head": dict, "links": list, "queries": int, "schema": int, "size": int}
-        fields = checked_fields(parse_canonical(data), kinds)
-        check_schema("student's statement", fields["schema"], known=STATEMENT_SCHEMA)
-        return cls(
-            study_id=fields["study"],
-            bundle=fields["bundle"],
-            size=fields["size"],
-            queries=fields["queries"],
-            mu_squared=parse_rational(fields["mu_squared"]),
-            head=SignedHead.from_json(fields["head"]),
-            links=tuple(_link(item) for item in fields["links"]),
-            created_utc=fields["created_utc"],
-            signature=fields["signature"],
-        )
-
-    def _unsigned(self) -> dict[str, object]:
-        return {
-            "bundle": self.bundle,
-            "created_utc": self.created_utc,
-            "head": self.head.to_json(),
-            "links": [[link.time_utc, link.kind, link.body_sha256] for link in self.links],
-            "mu_squared": rational(self.mu_squared),
-            "queries": self.queries,
-            "schema": STATEMENT_SCHEMA,
-            "size": self.size,
-            "study": self.study_id,
-        }
+        return cls.from_json(parse_canonical(data))
 
     def _message(self) -> bytes:
-        return _DOMAIN + canonical_bytes(self._unsigned())
-
-
-def _link(item: object) -> Link:
-    if not isinstance(item, list) or len(item) != 3 or not all(isinstance(part, str) for part in item):
-        raise InvalidInput("row of a statement", limit="time, kind and hash of a body")
-    if len(item[1]) > 64 or not item[1].isprintable():
-        raise InvalidInput("kind of a statement's row", value=item[1][:64], limit="at most 64 printable characters")
-    return Link(time_utc=check_time(item[0]), kind=item[1], body_sha256=check_hash(item[2]))
+        unsigned = self.to_json()
+        del unsigned["signature"]
+        return _DOMAIN + canonical_bytes(unsigned)

@@ -22,6 +22,7 @@ from common.codecs.base import Codec, fit_codec
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
 from common.errors import ConsiliumError
 from common.events import EventLog, read_events
+from common.ledger.charges import PoolDeclaration
 from common.ledger.keys import public_hex
 from common.messages import CodesReply, CodesRequest, Offer, Part, Several, decode
 from common.objects import ObjectStore
@@ -29,7 +30,7 @@ from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import QuerySpec
 from common.sealing import SealContext, unseal
 from server.aggregation.aggregator import Aggregator, Reply
-from server.ledger.server_ledger import Ledger, PoolDeclaration
+from server.ledger.server_ledger import Ledger
 from server.protocols.joint.rounds import round_query
 from server.protocols.per_volume import plan_queries
 from server.study.workspace import CodecRecord, Site

@@ -12,44 +12,39 @@ holds no patient's name, image or label. Threads must take turns by a lock of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from fractions import Fraction
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol as StructuralType
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from client.ledger.site_receipts import KeepsReceipts
+from client.ledger.site_teachers import KeepsTeachers
 from common.canonical import check_hash, rational, sha256_bytes
+from common.clock import Clock, utc_now
 from common.config import Study
-from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput, LedgerCorrupt, Refused
-from common.ledger.base_ledger import OpenLedger
-from common.ledger.chain import Chain, Clock, format_time, utc_now
+from common.ledger.chain import Chain
+from common.ledger.charges import PoolDeclaration, Spend, StudyTerms, check_ledger_name
 from common.ledger.keys import create_signing_key, load_signing_key
-from common.ledger.receipts import Position, Receipt
 from common.ledger.records import (
     DECISIONS,
-    PoolDeclaration,
-    PoolRecord,
-    Spend,
-    StudyTerms,
-    TeachersRecord,
-    check_name,
-    parse_body,
+    CapsRecord,
+    CodeRecord,
+    ConsentRecord,
+    DecisionRecord,
+    NoteRecord,
+    RefusalRecord,
+    ReservationRecord,
+    SealingKeyRecord,
 )
-from common.ledger.rollback_guard import Standing, kept_standing, standing_path
-from common.ledger.site_state import SiteBooks
-from common.privacy.accounting import Guarantee, guarantee, max_mu_squared
+from common.ledger.rollback_guard import kept_standing
+from common.ledger.rows import format_time
+from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.mechanism import AccountantName, Budget, Protection, QuerySpec
-from common.privacy.patient_guarantee import Training, Trainings
 from common.privacy.quantise import within
-from common.privacy.training import TrainingEvent
-
-MAX_EVIDENCE_BYTES_A_DAY = 64 << 20
-"""Of receipts that contradict the record: an honest server's whole line fits, a liar's does not fill the disk."""
 
 
 class Caps(StructuralType):
@@ -68,12 +63,8 @@ class Caps(StructuralType):
     def queries_per_day(self) -> int: ...
 
 
-class SiteLedger(OpenLedger[SiteBooks]):
-    """A site's ledger file, one for each patient pool. A context manager, closed by ``close``."""
-
-    def __init__(self, chain: Chain) -> None:
-        """Use :meth:`open` or :meth:`read`."""
-        super().__init__(chain, SiteBooks())
+class SiteLedger(KeepsReceipts, KeepsTeachers):
+    """A site's ledger file, one for each patient pool. :meth:`open` or :meth:`read` it; a context manager."""
 
     @classmethod
     def open(
@@ -94,7 +85,7 @@ class SiteLedger(OpenLedger[SiteBooks]):
         or the pool's unit or relation changed; LedgerCorrupt if any row breaks the chain or a rule, or if the file is
         older than the standing kept beside it, unless ``restored`` says that :meth:`charge_lost` comes next.
         """
-        check_name(pool, what="pool name")
+        check_ledger_name(pool, what="pool name")
         key = signing_key or _own_key(path)
         if not path.exists():
             genesis: dict[str, object] = {"site": site or pool}
@@ -130,7 +121,7 @@ class SiteLedger(OpenLedger[SiteBooks]):
         terms = StudyTerms.from_json(text)
         with self._writing():
             if terms.id not in self._books.studies:
-                self._append("study", {"pool": self.pool, "study": text, "study_id": terms.id})
+                self._append(ConsentRecord(text, terms.id, self.pool))
         return terms.id
 
     def decide(self, study_id: str, decision: str) -> None:
@@ -142,73 +133,7 @@ class SiteLedger(OpenLedger[SiteBooks]):
                 raise InvalidInput("decision", value=decision, limit="none: the site withdrew for good")
             if study_id not in self._books.studies:
                 raise InvalidInput("study", value=study_id, limit="a study this site consented to")
-            self._append("decision", {"decision": decision, "study": study_id})
-
-    def withdraw_patient(self, *, slot: int, voter: int, subject: str, weights: str | None) -> None:
-        """Put on record that the patient in ``slot`` left; ``weights`` (SHA-256) are those of the voter's teacher.
-
-        ``subject`` is a keyed hash of the case's name: the ledger never holds the name. The same subject again adds no
-        row. Every code stored before is deleted with it: it may hold the patient's vote. Releases already made stay
-        made and charged: nothing can recall them.
-        """
-        with self._writing():
-            if subject not in self._books.patients:
-                self._append("patient", {"slot": slot, "subject": subject, "voter": voter, "weights": weights or ""})
-                self._chain.drop_payloads(before=self._books.last_withdrawal)
-        self._chain.settle()
-
-    def _drop_withdrawn_codes(self) -> None:
-        """Delete what a version that did not delete with the withdrawal left; no such code is given out anyway."""
-        if self._chain.has_payload(before=self._books.last_withdrawal):
-            with self._writing():
-                self._chain.drop_payloads(before=self._books.last_withdrawal)
-            self._chain.settle()
-
-    def record_training(
-        self, training_id: str, *, voter: int, deal: str, strategy: str, event: TrainingEvent | None
-    ) -> bool:
-        """Charge a voter's training before its first step; a training known by its id adds no row and gives False.
-
-        ``event`` is all the training may spend, None for one without a guarantee of its own.
-        """
-        with self._writing():
-            if training_id in self._books.trainings:
-                return False
-            events = [] if event is None else [event.to_json()]
-            body: dict[str, object] = {"deal": deal, "events": events, "strategy": strategy}
-            self._append("training", {**body, "training": training_id, "voter": voter})
-        return True
-
-    def record_trained(self, training_id: str, served: str) -> None:
-        """Put on record that a training came to its end and made the teacher of this hash; known already: no row.
-
-        InvalidInput for a training that was never recorded: what nobody put on record has no event to count.
-        """
-        check_hash(served)
-        with self._writing():
-            if training_id not in self._books.trainings:
-                raise InvalidInput("training", value=training_id[:12], limit="one on record since it began")
-            if (training_id, served) not in self._books.trained:
-                _, training = self._books.trainings[training_id]
-                self._append("trained", {"served": served, "training": training_id, "voter": training.voter})
-
-    def state_teachers(self, served: Sequence[str]) -> str:
-        """Put on record what a worker loaded: each voter's hash, empty for none; the digest that codes name it by.
-
-        The training behind each is looked up here, by content. What the newest such row says already adds no row.
-        """
-        with self._writing():
-            books = self._books
-            voters = [[hash_, books.training_of(voter, hash_) if hash_ else ""] for voter, hash_ in enumerate(served)]
-            record = TeachersRecord(tuple((hash_, training) for hash_, training in voters))
-            if record != books.newest_teachers:
-                self._append("teachers", {"voters": voters})
-        return record.digest
-
-    def teachers(self) -> TeachersRecord | None:
-        """What the newest worker loaded, None before the first."""
-        self._catch_up()
-        return self._books.newest_teachers
+            self._append(DecisionRecord(study_id, decision))
 
     def take_sealing_key(self, sealing_key: str, *, replaces: str) -> None:
         """Put on record that codes of what was accepted for the key ``replaces`` may be sealed to this one from now on.
@@ -217,47 +142,7 @@ class SiteLedger(OpenLedger[SiteBooks]):
         """
         with self._writing():
             if sealing_key not in self._books.sealing_keys.get(replaces, ()):
-                self._append("sealing-key", {"replaces": replaces, "sealing_key": sealing_key})
-
-    def state_identity(self, identity: PatientIdentity) -> None:
-        """Put on record what counts as one patient from now on; what holds already adds no row."""
-        with self._writing():
-            known = self._books.identities
-            if not known or known[-1][1].identity is not identity:
-                self._append("identity", {"identity": str(identity)})
-
-    def has_training(self, training_id: str) -> bool:
-        """Whether this very training is charged."""
-        self._catch_up()
-        return training_id in self._books.trainings
-
-    def trainings(self) -> Trainings:
-        """Every training on record, whether a code was computed with its teacher, and whether that is known of all."""
-        self._catch_up()
-        served = self._books.served_trainings
-        return Trainings(
-            tuple(
-                Training(
-                    voter=record.voter,
-                    deal=record.deal,
-                    strategy=record.strategy,
-                    event=record.event,
-                    served=training_id in served,
-                )
-                for training_id, (_, record) in self._books.trainings.items()
-            ),
-            every_code_traced=bool(self._books.computed_with) and "" not in served,
-        )
-
-    def withdrawn_weights(self) -> frozenset[tuple[int, str]]:
-        """(voter, SHA-256 of its weights) of every teacher that a withdrawn patient was in: they never vote again."""
-        self._catch_up()
-        return frozenset((record.voter, record.weights) for _, record in self._books.patients.values())
-
-    def withdrawn_voters(self, *, after: int = 0) -> frozenset[int]:
-        """The voters who lost a patient in a row past ``after``: models loaded before must not vote any more."""
-        self._catch_up()
-        return frozenset(record.voter for seq, record in self._books.patients.values() if seq > after)
+                self._append(SealingKeyRecord(sealing_key, replaces))
 
     def stopped(self, study_id: str) -> str | None:
         """Why nothing may leave for this study now: ``unknown-study``, ``pause``, ``withdraw`` or ``alarm``; or None.
@@ -284,7 +169,7 @@ class SiteLedger(OpenLedger[SiteBooks]):
     def note(self, text: str) -> None:
         """Put a remark on record. Not a place for patients' data."""
         with self._writing():
-            self._append("note", {"text": text})
+            self._append(NoteRecord(text))
 
     # --- accepting and answering
 
@@ -334,18 +219,10 @@ class SiteLedger(OpenLedger[SiteBooks]):
         if short is not None:
             amounts = rational(short.requested), rational(short.remaining)
             return self._refuse(study_id, new, short.reason, word="budget", amounts=amounts)
-        if books.per_day.get(self._chain.today, 0) + len(mechanisms) > (books.declared.queries_per_day or 0):
+        if books.per_day.get(self._chain.today, 0) + len(mechanisms) > books.declared.queries_per_day:
             return self._refuse(study_id, new, "daily-cap", word="daily-cap")
         for query_id, query in new.items():
-            body: dict[str, object] = {
-                "ledger": ledger,
-                "pool": self.pool,
-                "query": query.to_json(),
-                "query_id": query_id,
-                "sealing_key": sealing_key,
-                "study": study_id,
-            }
-            self._append("reservation", body)
+            self._append(ReservationRecord(study_id, query, query_id, self.pool, ledger, sealing_key))
         return None
 
     def refuse(self, study_id: str, queries: Sequence[QuerySpec], reason: str) -> None:
@@ -362,30 +239,14 @@ class SiteLedger(OpenLedger[SiteBooks]):
         word: str,
         amounts: tuple[str, str] = ("", ""),
     ) -> Refused:
-        body: dict[str, object] = {
-            "batch": "offer",
-            "pool": self.pool,
-            "query_ids": list(queries),
-            "reason": reason,
-            "remaining": amounts[1],
-            "requested": amounts[0],
-            "study": study_id,
-        }
         books = self._books
         said = (study_id, reason, self._chain.today) in books.refusals  # once a day, whichever the queries
         again = reason == "released-before" and any(
             books.receipted[query] not in books.asked_again for query in queries
         )
         if again or not said:
-            self._append("refusal", body)
+            self._append(RefusalRecord(study_id, "offer", tuple(queries), reason, self.pool, *amounts))
         return Refused(word, f"the site's ledger declines {len(queries)} queries ({reason})")
-
-    def reserved(self, query_id: str) -> QuerySpec | None:
-        """The query accepted under this id, or None."""
-        check_hash(query_id)
-        self._catch_up()
-        reservation = self._books.reservations.get(query_id)
-        return None if reservation is None else reservation.query
 
     def accepted(self, query_id: str, *, study_id: str, ledger: str, sealing_key: str) -> QuerySpec:
         """The query accepted under this id, for whoever asks for its code now: a study, and the server by its ledger's
@@ -426,7 +287,7 @@ class SiteLedger(OpenLedger[SiteBooks]):
         withdrawn after it: the code may hold that patient's vote.
         """
         check_hash(query_id)
-        check_name(outcome, what="outcome")
+        check_ledger_name(outcome, what="outcome")
         with self._writing():
             reservation = self._books.reservations.get(query_id)
             if reservation is None:
@@ -436,21 +297,15 @@ class SiteLedger(OpenLedger[SiteBooks]):
                 raise InvalidInput("code", value=type(code).__name__, limit=f"int64[{mechanism.dimension}]")
             if not within(code, bound_int=mechanism.site_radius_int):
                 raise InvalidInput("norm of a code", limit=f"{mechanism.site_radius_int} grid steps, m·R")
-            if computed_at is not None and self._books.last_withdrawal > computed_at:
+            if computed_at is not None and self._books.teachers.last_withdrawal > computed_at:
                 return False
             data = code.astype("<i8").tobytes()
-            if self._books.code_stands(query_id):
-                if self._books.codes[query_id][1].code_sha256 != sha256_bytes(data):
+            if self._books.teachers.code_stands(query_id):
+                if self._books.teachers.codes[query_id][1].code_sha256 != sha256_bytes(data):
                     raise InvalidInput(f"code of query {query_id[:12]}", limit="the one already stored")
                 return True
-            body: dict[str, object] = {
-                "code_sha256": sha256_bytes(data),
-                "dimension": mechanism.dimension,
-                "outcome": outcome,
-                "query_id": query_id,
-                "teachers": teachers,
-            }
-            self._append("code", body, payload=(query_id, data))
+            record = CodeRecord(query_id, mechanism.dimension, outcome, sha256_bytes(data), teachers)
+            self._append(record, payload=(query_id, data))
         return True
 
     def code(self, query_id: str) -> NDArray[np.int64] | None:
@@ -458,9 +313,9 @@ class SiteLedger(OpenLedger[SiteBooks]):
         patient. # sensitive until noised"""
         check_hash(query_id)
         self._catch_up()
-        if not self._books.code_stands(query_id):
+        if not self._books.teachers.code_stands(query_id):
             return None
-        seq, record = self._books.codes[query_id]
+        seq, record = self._books.teachers.codes[query_id]
         found = self._chain.payload(query_id)
         if found is None or found[0] != seq or sha256_bytes(found[1]) != record.code_sha256:
             raise LedgerCorrupt("the stored code is not the one on record", row=seq)
@@ -468,195 +323,7 @@ class SiteLedger(OpenLedger[SiteBooks]):
         code.flags.writeable = False
         return code
 
-    # --- receipts
-
-    def record_receipt(self, receipt: Receipt, *, public_key: Ed25519PublicKey) -> None:
-        """Check a server's receipt against everything on record here, and keep it.
-
-        InvalidInput if the server's key did not sign it (no row: anyone could send that). LedgerCorrupt if it is signed
-        and contradicts the record: the receipt is kept as evidence, once, and nothing is accepted until
-        :meth:`recover`; after it the same receipt is Refused (``receipt-superseded``). While an alarm stands, further
-        evidence is kept up to :data:`MAX_EVIDENCE_BYTES_A_DAY`. Refused (``receipt-gap``) if receipts before it are
-        missing. A receipt already recorded changes nothing.
-        """
-        if not receipt.is_genuine(public_key):
-            raise InvalidInput("receipt", limit="signed by the server's key", remedy="ask the consortium for its key")
-        problem: LedgerCorrupt | Refused | None = None
-        with self._writing():
-            books = self._books
-            if books.heads.get((receipt.ledger_id, receipt.head.seq)) == receipt.head.hash:
-                return
-            known = books.alarm_heads.get((receipt.ledger_id, receipt.head.seq, receipt.head.hash))
-            if known is not None and receipt.ledger_id in books.alarms:
-                raise LedgerCorrupt(known)
-            if known is not None:
-                raise Refused("receipt-superseded", "a person has ended the alarm this receipt raised")
-            try:
-                books.check_receipt(receipt)
-            except LedgerCorrupt as error:
-                problem = error
-                if not books.alarms or self._has_room_for_evidence(receipt):
-                    self._append("alarm", {"problem": str(error), "receipt": receipt.to_json()})
-            except Refused as error:
-                if error.reason != "receipt-superseded":
-                    raise
-                problem = error
-                if self._has_room_for_evidence(receipt):
-                    self._append("superseded", {"receipt": receipt.to_json()})
-            else:
-                self._append("receipt", {"receipt": receipt.to_json()})
-        if problem is not None:
-            raise problem
-
-    def _has_room_for_evidence(self, receipt: Receipt) -> bool:
-        """Whether one more contradiction is kept today: whoever can sign could fill the disk with them."""
-        kept, size = self._books.evidence.get(self._chain.today, 0), len(receipt.render())
-        return kept + size <= MAX_EVIDENCE_BYTES_A_DAY
-
-    def recover(self, ledger_id: str) -> None:
-        """End an alarm: the server's ledger may go on from where it was restored, if it still owns every charge.
-
-        Queries of that ledger that receipts show as released may be asked for again, and are charged again.
-        """
-        with self._writing():
-            self._append("recovery", {"ledger_id": ledger_id})
-
-    # --- restored from an older copy
-
-    def forgotten(self) -> str | None:
-        """What shows that this file is an older copy than the one that charged last on this machine; None if nothing.
-
-        The standing beside the file tells. Where it was rolled back together with the file, the server's next receipt
-        does: it charges queries that the copy never accepted, and is an alarm.
-        """
-        path = kept_standing(self._chain.path)
-        if path is None:
-            return None
-        head = Standing.load(path).head
-        self._catch_up()
-        if head.ledger_id != self._books.key.ledger_id:
-            return f"the standing kept beside it is of another ledger, {head.ledger_id}"
-        found = self._chain.rows_between(head.seq - 1, head.seq)
-        if found and found[0].hash == head.hash:
-            return None
-        return (
-            f"this ledger ends at row {self._books.row_count} and had charged in row {head.seq} before: an older copy "
-            "was put in its place"
-        )
-
-    def charge_lost(self, standing: Standing | None) -> Spend:
-        """After an older copy was restored: charge what it forgot, pause every study, and return the sum.
-
-        With the lost file's last standing that is exactly what it had spent beyond this copy. Without one nobody can
-        know, and everything that the pool's cap and each study's budget have left counts as spent. Receipts that the
-        server sends for lost acceptances are then taken as part of that sum, up to it; one beyond it is an alarm. A
-        query the standing knows as accepted without a receipt is part of the sum too when it is offered again. The
-        alarms standing are ended. InvalidInput for a standing of another ledger, one that names a study unknown here,
-        and one that this ledger contains: then nothing was lost.
-        """
-        with self._writing():
-            books = self._books
-            studies = {}
-            if standing is None:
-                pool = Spend(max(books.limit - books.spent().mu_squared, Fraction(0)))
-                for terms in books.studies.values():
-                    allowed = max_mu_squared(terms.accountant, terms.budget)
-                    studies[terms.id] = Spend(max(allowed - books.spent_in(terms.id).mu_squared, Fraction(0)))
-                queries = books.declared.queries_per_day or 0
-            else:
-                self._check_standing(standing)
-                pool = standing.pool.beyond(books.spent())
-                studies = {study: spend.beyond(books.spent_in(study)) for study, spend in standing.studies.items()}
-                same_day = standing.day == self._chain.today
-                queries = max(standing.queries - books.per_day.get(standing.day, 0), 0) if same_day else 0
-            pending = () if standing is None else standing.pending
-            body: dict[str, object] = {
-                "pending": [query for query in pending if query not in books.reservations],
-                "kept_row": 0 if standing is None else standing.head.seq,
-                "pool": pool.to_json(),
-                "queries": queries,
-                "studies": {study: spend.to_json() for study, spend in studies.items()},
-            }
-            self._append("restored", body)
-        return pool
-
-    def _check_standing(self, standing: Standing) -> None:
-        head = standing.head
-        if head.ledger_id != self._books.key.ledger_id:
-            raise InvalidInput("standing", value=head.ledger_id, limit=f"of this ledger, {self._books.key.ledger_id}")
-        found = self._chain.rows_between(head.seq - 1, head.seq)
-        if found and found[0].hash == head.hash:
-            raise InvalidInput("standing", value=f"row {head.seq}", limit="a row that this copy of the ledger lost")
-        unknown = sorted(standing.studies.keys() - self._books.studies.keys())
-        if unknown:
-            raise InvalidInput(
-                "studies of the standing", value=unknown, remedy="put the study's file in the site's directory first"
-            )
-
-    def _keep_standing(self) -> None:
-        with self._chain.transaction():  # the writer's place, so that no earlier standing replaces a later one
-            self._catch_up()
-            books, day = self._books, self._chain.today
-            Standing(
-                head=self._chain.head(),
-                pool=books.spent(),
-                studies={study: books.spent_in(study) for study in books.studies},
-                day=day,
-                queries=books.per_day.get(day, 0),
-                pending=tuple(query for query in books.reservations if query not in books.receipted),
-            ).save(standing_path(self._chain.path))
-
-    def alarms(self) -> tuple[str, ...]:
-        """What contradicts the record, one line for each server ledger concerned; empty when all is well.
-
-        A signed contradiction stops every answer. A released query that is asked for again is declined, and shows here
-        too: a restored server looks like that before it has signed anything.
-        """
-        self._catch_up()
-        contradicted = (alarm.problem for alarm in self._books.alarms.values())
-        asked = (
-            f"row {row}: queries were asked for again that ledger {ledger} released by its own receipts: it was rolled "
-            "back, or an old message arrived late"
-            for ledger, row in self._books.asked_again.items()
-            if ledger not in self._books.alarms
-        )
-        forgotten = self.forgotten()
-        return (*(() if forgotten is None else (forgotten,)), *contradicted, *asked)
-
-    def alarmed_ledgers(self) -> tuple[str, ...]:
-        """Ids of the server ledgers that :meth:`alarms` speaks of."""
-        self._catch_up()
-        return tuple({**self._books.alarms, **self._books.asked_again})
-
-    def held(self, ledger_id: str) -> Position:
-        """The newest head of a server's ledger this site holds a receipt for; (0, zeros) for none, and after a
-        recovery, when the rows of the restored ledger mean nothing yet."""
-        self._catch_up()
-        known = self._books.known.get(ledger_id)
-        return Position() if known is None or known.recovering else known.position
-
-    def server_heads(self) -> dict[str, tuple[int, str]]:
-        """By server ledger id: row and hash of the newest head this site holds a receipt for."""
-        self._catch_up()
-        known = self._books.known
-        return {ledger_id: (known[ledger_id].position.seq, known[ledger_id].position.hash) for ledger_id in known}
-
-    def receipts(self, *, evidence: bool = False) -> tuple[Receipt, ...]:
-        """Every receipt on record, in order: what the server charged by its own hand.
-
-        With ``evidence`` also those that contradicted the record: a recovery needs them, since they charge too.
-        """
-        self._catch_up()
-        kinds = ("receipt", "alarm", "superseded") if evidence else ("receipt",)
-        rows = (row for row in self._chain.all_rows() if row.kind in kinds)
-        return tuple(Receipt.from_json(parse_body(row.body)["receipt"]) for row in rows)
-
     # --- reading
-
-    @property
-    def pool(self) -> str:
-        """The pool this ledger belongs to, for life."""
-        return self._books.declared.declaration.pool
 
     def spent(self, study_id: str | None = None) -> Spend:
         """What the pool has spent in all by the site's own account, or in one study under the study's protection."""
@@ -682,14 +349,14 @@ class SiteLedger(OpenLedger[SiteBooks]):
             "share_spent": float(spent.mu_squared / books.limit),
             "queries_accepted": len(books.reservations),
             "queries_today": books.per_day.get(today, 0),
-            "queries_per_day": books.declared.queries_per_day or 0,
-            "codes_stored": sum(books.code_stands(query_id) for query_id in books.codes),
+            "queries_per_day": books.declared.queries_per_day,
+            "codes_stored": sum(map(books.teachers.code_stands, books.teachers.codes)),
             "receipted": len(books.receipted),
             "released_again": books.released_again,
-            "patients_withdrawn": len(books.patients),
+            "patients_withdrawn": len(books.teachers.patients),
             "patient_identity": [
                 {"row": seq, "identity": str(record.identity), "sentence": record.identity.sentence}
-                for seq, record in books.identities
+                for seq, record in books.teachers.identities
             ],
             "restored": len(books.restored_at),
             "trainings": {
@@ -717,35 +384,12 @@ class SiteLedger(OpenLedger[SiteBooks]):
         declaration = PoolDeclaration(
             pool=pool, site=site, budget=caps.budget, accountant=caps.accountant, protection=caps.protection
         )
-        record = PoolRecord(declaration=declaration, queries_per_day=caps.queries_per_day)
+        record = CapsRecord(declaration, caps.queries_per_day)
         if self._books.caps == record:
             return
         self._books.check_caps(record)
         with self._writing():
-            body: dict[str, object] = {"declaration": declaration.to_json(), "queries_per_day": caps.queries_per_day}
-            self._append("pool", body)
-
-    def _append(self, kind: str, body: dict[str, object], *, payload: tuple[str, bytes] | None = None) -> None:
-        self._books.enter(self._chain.append(kind, body, payload=payload))
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """One write transaction; on any exception nothing is kept and the totals are read from the file again.
-
-        If it charged something, the standing follows it.
-        """
-        try:
-            with self._chain.transaction():
-                self._catch_up()
-                before = self._books.spent(), len(self._books.restored_at)
-                yield
-        except BaseException:
-            self._books = SiteBooks()
-            self._chain.forget()
-            self._catch_up()
-            raise
-        if (self._books.spent(), len(self._books.restored_at)) != before:
-            self._keep_standing()
+            self._append(record)
 
 
 def _own_key(path: Path) -> Ed25519PrivateKey:

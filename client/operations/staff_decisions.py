@@ -22,8 +22,8 @@ from client.training.patient_deal import Place, save_slots
 from common.canonical import sha256_file
 from common.config import load_study
 from common.errors import InvalidInput, LedgerCorrupt
+from common.ledger.charges import Spend
 from common.ledger.receipts import Receipt, first_fork
-from common.ledger.records import Spend
 from common.ledger.rollback_guard import Standing, standing_path
 from common.objects import write_atomically
 from common.sealing_rotation import SealingNotice

@@ -24,9 +24,10 @@ from client.teachers.bundle_values import check_same, read_values, regenerate
 from common.bundle_archive import unpack
 from common.config import Study, load_study
 from common.errors import InvalidInput, LedgerCorrupt
+from common.ledger.charges import charge_of
 from common.ledger.keys import public_hex
 from common.ledger.receipts import Receipt, row_hashes
-from common.ledger.records import charge_of, parse_body
+from common.ledger.records import ReceiptRecord, RecoveryRecord, parse_record
 from common.models.bundle_facts import BundlePrivacy
 from common.models.student_bundle import METADATA, write_bundle
 from common.objects import write_atomically
@@ -129,11 +130,12 @@ def _known_rows(ledger: SiteLedger, ledger_id: str) -> dict[int, str]:
     """Row → hash of all this site was shown of a server's ledger, since a recovery if there was one."""
     known: dict[int, str] = {}
     for row in ledger.rows():
-        if row.kind == "recovery" and parse_body(row.body)["ledger_id"] == ledger_id:
-            known.clear()
-        elif row.kind == "receipt":
-            receipt = Receipt.from_json(parse_body(row.body)["receipt"])
-            if receipt.ledger_id == ledger_id:
+        if row.kind not in ("recovery", "receipt"):
+            continue
+        match parse_record("site", row.kind, row.body):
+            case RecoveryRecord(ledger_id=recovered) if recovered == ledger_id:
+                known.clear()
+            case ReceiptRecord(receipt=receipt) if receipt.ledger_id == ledger_id:
                 known |= row_hashes(receipt)
     return known
 

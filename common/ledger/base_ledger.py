@@ -7,12 +7,16 @@ ledger's own key covers, and a signing key that is not the ledger's.
 from __future__ import annotations
 
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Generic, Protocol, Self, TypeVar
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 from common.errors import InvalidInput, LedgerCorrupt
-from common.ledger.chain import Chain, Row, SignedHead, ledger_error
-from common.ledger.server_state import SigningKey
+from common.ledger.base_state import SigningKey
+from common.ledger.chain import Chain
+from common.ledger.rollback_guard import KeptStanding, kept_standing, standing_path
+from common.ledger.rows import START, Position, Row, SignedHead
+from common.ledger.sqlite_file import ledger_error
 
 
 class FilledByRows(Protocol):
@@ -27,8 +31,10 @@ class FilledByRows(Protocol):
 B = TypeVar("B", bound=FilledByRows)
 
 
-class OpenLedger(Generic[B]):
+class OpenLedger(ABC, Generic[B]):
     """Base of both ledgers. A context manager, closed by ``close``; it owns the chain from the first moment."""
+
+    STANDING: ClassVar[type[KeptStanding]]
 
     def __init__(self, chain: Chain, books: B) -> None:
         self._chain, self._books = chain, books
@@ -78,6 +84,49 @@ class OpenLedger(Generic[B]):
     def row_count(self) -> int:
         self._catch_up()
         return self._books.row_count
+
+    @property
+    def ledger_id(self) -> str:
+        """The random name this ledger got when it was made; every signature covers it."""
+        return self._books.key.ledger_id
+
+    @property
+    def public_key(self) -> str:
+        """The key that signs heads now, in hex."""
+        return self._books.key.public_key
+
+    def contains(self, position: Position) -> bool:
+        """Whether this very row is in the ledger: if somebody holds a signed head that is not, the ledger was rolled
+        back or forked. The place before the first row is in every ledger."""
+        self._catch_up()
+        if position == START:
+            return True
+        found = self._chain.rows_between(position.seq - 1, position.seq)
+        return bool(found) and found[0].hash == position.hash
+
+    def _older_copy(self, *, this: str, beside: str) -> str | None:
+        """What the standing kept ``beside`` the file shows against ``this`` file; None if nothing."""
+        path = kept_standing(self._chain.path)
+        if path is None:
+            return None
+        head = self.STANDING.load(path).head
+        if head.ledger_id != self.ledger_id:
+            return f"the standing kept {beside} is of another ledger, {head.ledger_id}"
+        if self.contains(Position(head.seq, head.hash)):
+            return None
+        return (
+            f"{this} ends at row {self._books.row_count} and had charged in row {head.seq} before: an older copy was "
+            "put in its place"
+        )
+
+    @abstractmethod
+    def _standing(self) -> KeptStanding:
+        """The standing as it is now, in the writer's place."""
+
+    def _keep_standing(self) -> None:
+        with self._chain.transaction():  # the writer's place, so that no earlier standing replaces a later one
+            self._catch_up()
+            self._standing().save(standing_path(self._chain.path))
 
     def _catch_up(self) -> None:
         for row in self._chain.new_rows():

@@ -13,175 +13,31 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from common.canonical import canonical_bytes, canonical_text, check_hash, checked_fields, digest, sha256_bytes
-from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, StorageFailed
-from common.ledger.keys import hex_bytes, public_hex, signing_public_key, sync_directory
-
-SCHEMA_VERSION = 1
-APPLICATION_ID = 0x434F4E53  # "CONS", shown by file(1)
-NO_HASH = "0" * 64
-BUSY_TIMEOUT_S = 60.0
-ROLES = {"server": "answers", "site": "codes"}
-"""Which table holds the payloads of which kind of ledger."""
-
-Clock = Callable[[], datetime]
-Migration = Callable[[sqlite3.Connection, str], None]
-
-MIGRATIONS: dict[int, Migration] = {}
-"""``MIGRATIONS[n]`` brings a file of schema n to n + 1; it may add tables and columns, never change a stored row."""
-
-_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
-
-
-def utc_now() -> datetime:
-    """The production clock."""
-    return datetime.now(UTC)
-
-
-def schema_sql(role: str) -> dict[str, str]:
-    """Name → SQL of every table and trigger of a ledger of this role; ``verify`` compares the file with these."""
-    payloads = ROLES[role]
-    statements = {
-        "rows": (
-            "CREATE TABLE rows (seq INTEGER PRIMARY KEY, time_utc TEXT NOT NULL, kind TEXT NOT NULL, "
-            "body TEXT NOT NULL, prev_hash TEXT NOT NULL UNIQUE, hash TEXT NOT NULL) STRICT"
-        ),
-        "heads": (
-            "CREATE TABLE heads (seq INTEGER PRIMARY KEY REFERENCES rows (seq), hash TEXT NOT NULL, "
-            "public_key TEXT NOT NULL, signature TEXT NOT NULL) STRICT"
-        ),
-        payloads: (
-            f"CREATE TABLE {payloads} (query_id TEXT PRIMARY KEY NOT NULL, "
-            "seq INTEGER NOT NULL UNIQUE REFERENCES rows (seq), data BLOB NOT NULL) STRICT"
-        ),
-        # INSERT OR REPLACE deletes without firing delete triggers, so the guard stands before the insert.
-        "rows_follow": (
-            "CREATE TRIGGER rows_follow BEFORE INSERT ON rows "
-            "WHEN NEW.seq IS NOT (SELECT coalesce(max(seq), 0) + 1 FROM rows) "
-            f"OR NEW.prev_hash IS NOT coalesce((SELECT hash FROM rows ORDER BY seq DESC LIMIT 1), '{NO_HASH}') "
-            "BEGIN SELECT RAISE(ABORT, 'a row must follow the last row'); END"
-        ),
-        "heads_once": (
-            "CREATE TRIGGER heads_once BEFORE INSERT ON heads "
-            "WHEN EXISTS (SELECT 1 FROM heads WHERE seq >= NEW.seq) "
-            "BEGIN SELECT RAISE(ABORT, 'a head must follow the last head'); END"
-        ),
-        f"{payloads}_once": (
-            f"CREATE TRIGGER {payloads}_once BEFORE INSERT ON {payloads} "
-            f"WHEN EXISTS (SELECT 1 FROM {payloads} WHERE query_id = NEW.query_id OR seq = NEW.seq) "
-            "BEGIN SELECT RAISE(ABORT, 'stored once and for all'); END"
-        ),
-    }
-    for table in ("rows", "heads", payloads):
-        for action in ("UPDATE", "DELETE"):
-            name = f"{table}_no_{action.lower()}"
-            statements[name] = (
-                f"CREATE TRIGGER {name} BEFORE {action} ON {table} "
-                "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
-            )
-    return statements
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One stored row. ``hash`` covers every other field; ``body`` is canonical JSON text."""
-
-    seq: int
-    time_utc: str
-    kind: str
-    body: str
-    prev_hash: str
-    hash: str
-
-
-@dataclass(frozen=True, slots=True)
-class SignedHead:
-    """The newest row's number and hash, signed: whoever keeps it will notice a rewrite or a cut before that row."""
-
-    role: str
-    ledger_id: str
-    seq: int
-    hash: str
-    public_key: str
-    signature: str
-
-    def is_genuine(self) -> bool:
-        """Whether ``public_key`` signed these very fields. Whose key that is, the caller must know."""
-        try:
-            message = head_message(self.role, ledger_id=self.ledger_id, seq=self.seq, row_hash=self.hash)
-            signing_public_key(self.public_key).verify(hex_bytes(self.signature), message)
-        except (InvalidSignature, ValueError, TypeError, InvalidInput):
-            return False
-        return True
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "hash": self.hash,
-            "ledger_id": self.ledger_id,
-            "public_key": self.public_key,
-            "role": self.role,
-            "seq": self.seq,
-            "signature": self.signature,
-        }
-
-    @classmethod
-    def from_json(cls, data: object) -> SignedHead:
-        kinds: dict[str, type] = {
-            "hash": str,
-            "ledger_id": str,
-            "public_key": str,
-            "role": str,
-            "seq": int,
-            "signature": str,
-        }
-        fields = checked_fields(data, kinds)
-        check_hash(fields["hash"])
-        if fields["role"] not in ROLES or fields["seq"] < 1:
-            raise InvalidInput("signed head", value=(fields["role"], fields["seq"]), limit="a role and a row from 1")
-        return cls(**fields)
-
-
-def body_digest(body: str) -> str:
-    """SHA-256 of a row's body; the row's hash takes the body in through this, so a link can be shown without it."""
-    return sha256_bytes(body.encode())
-
-
-def row_hash(role: str, *, seq: int, time_utc: str, kind: str, body_sha256: str, prev_hash: str) -> str:
-    """The hash that names a row and everything before it; the role in the domain keeps the two ledgers apart."""
-    fields = {"body_sha256": body_sha256, "kind": kind, "prev_hash": prev_hash, "seq": seq, "time_utc": time_utc}
-    return digest(f"{role}-ledger-row", fields)
-
-
-def head_message(role: str, *, ledger_id: str, seq: int, row_hash: str) -> bytes:
-    """The bytes a head's signature covers."""
-    fields = {"hash": row_hash, "ledger_id": ledger_id, "seq": seq}
-    return f"consilium/{role}-ledger-head/v1".encode() + b"\0" + canonical_bytes(fields)
-
-
-def check_time(text: object) -> str:
-    """A row's time as ``YYYY-MM-DDTHH:MM:SS.ffffffZ``; anything else is refused."""
-    if not isinstance(text, str) or not _TIME.fullmatch(text):
-        raise InvalidInput("time", value=text, limit="YYYY-MM-DDTHH:MM:SS.ffffffZ")
-    return text
-
-
-def format_time(moment: datetime) -> str:
-    """A clock's answer as the ledger writes it; a time without a zone is refused."""
-    if moment.tzinfo is None:
-        raise InvalidInput("clock", value=moment.isoformat(), limit="an aware time")
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
+from common.canonical import canonical_text
+from common.clock import Clock
+from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
+from common.ledger.keys import public_hex, sync_directory
+from common.ledger.rows import (
+    NO_HASH,
+    ROLES,
+    Row,
+    SignedHead,
+    body_digest,
+    check_link,
+    format_time,
+    head_message,
+    possession_message,
+    row_hash,
+)
+from common.ledger.sqlite_file import APPLICATION_ID, SCHEMA_VERSION, connect, ledger_error, migrate, schema_sql
 
 
 class Chain:
@@ -471,128 +327,3 @@ class Chain:
                 "the ledger was cut or rewritten while it was open: a row read before is no longer there",
                 row=self._last.seq,
             )
-
-
-def possession_message(role: str, *, ledger_id: str, seq: int, row_hash: str) -> bytes:
-    """The bytes a new key signs to take over; ``seq`` and hash of the row before the key row bind the place."""
-    fields = {"hash": row_hash, "ledger_id": ledger_id, "seq": seq}
-    return f"consilium/{role}-ledger-key/v1".encode() + b"\0" + canonical_bytes(fields)
-
-
-def check_link(role: str, row: Row, previous: Row | None) -> None:
-    """LedgerCorrupt unless ``row`` directly follows ``previous`` and its hash is that of its own fields."""
-    seq, prev = (previous.seq + 1, previous.hash) if previous else (1, NO_HASH)
-    if row.seq != seq:
-        raise LedgerCorrupt(f"rows are out of order or missing: the next stored row is {row.seq}", row=seq)
-    for name in ("time_utc", "kind", "body", "prev_hash", "hash"):
-        if not isinstance(getattr(row, name), str):
-            raise LedgerCorrupt(f"{name} is not text", row=seq)
-    if row.prev_hash != prev:
-        raise LedgerCorrupt("the previous hash is not that of the row before", row=seq)
-    try:
-        check_time(row.time_utc)
-        expected = row_hash(
-            role,
-            seq=seq,
-            time_utc=row.time_utc,
-            kind=row.kind,
-            body_sha256=body_digest(row.body),
-            prev_hash=row.prev_hash,
-        )
-    except (InvalidInput, UnicodeEncodeError) as error:
-        raise LedgerCorrupt(f"a stored value cannot be read ({error})", row=seq) from error
-    if row.hash != expected:
-        raise LedgerCorrupt("the hash does not match the row's contents", row=seq)
-
-
-def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only: bool) -> None:
-    """Check the file's format and bring an older schema up to date, one version a transaction, or refuse it."""
-    try:
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except (sqlite3.DatabaseError, UnicodeError) as error:
-        raise ledger_error(error, f"{path} is not a ledger or is damaged") from error
-    if application != APPLICATION_ID or "rows" not in tables:
-        raise LedgerCorrupt(f"{path} is not a Consilium ledger")
-    if ROLES[role] not in tables:
-        raise InvalidInput("kind of ledger", value=str(path), limit=f"a {role} ledger")
-    if version > SCHEMA_VERSION:
-        raise InvalidInput("ledger schema", value=version, limit=f"up to {SCHEMA_VERSION}", remedy="upgrade Consilium")
-    while version < SCHEMA_VERSION:
-        if version not in MIGRATIONS:
-            raise InvalidInput("ledger schema", value=version, limit=f"{SCHEMA_VERSION}, or one that can be migrated")
-        if read_only:
-            raise InvalidInput("ledger schema", value=version, remedy="open it once with its signing key to migrate it")
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            if connection.execute("PRAGMA user_version").fetchone()[0] == version:  # else another process was faster
-                MIGRATIONS[version](connection, role)
-                connection.execute(f"PRAGMA user_version = {version + 1}")
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-
-
-def ledger_error(error: Exception, damaged: str) -> ConsiliumError:
-    """What went wrong with a ledger's file, by SQLite's code: the disk, access to the file, or the file itself.
-
-    ``damaged`` are the words for the last. A full disk is no damage: what was committed is whole.
-    """
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # extended codes name the call that failed
-    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-        what = "the disk is full" if code == sqlite3.SQLITE_FULL else "the disk is full or failing"
-        return StorageFailed(
-            f"the ledger cannot be written: {what} ({error}); nothing was charged; "
-            "to fix: free space where the ledger lies (`df`), see the system's log if there is some, and try again"
-        )
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return InvalidInput("ledger is locked", value=str(error), remedy="see which process holds it; try again")
-    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
-        remedy = "let this user write to the ledger's file and folder, and see that the disk is not full"
-        return InvalidInput("ledger file cannot be opened", value=str(error), remedy=remedy)
-    return LedgerCorrupt(f"{damaged} ({error})")
-
-
-def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3.Connection:
-    """A connection as every ledger is opened: WAL and synchronous=FULL for a writer, nothing written by a reader.
-
-    ``as_it_lies`` reads a file nobody has open, without the lock files a reader otherwise leaves beside it.
-    """
-    if sqlite3.sqlite_version_info < (3, 37):
-        raise InvalidInput("SQLite library", value=sqlite3.sqlite_version, limit="3.37 or newer")
-    if not path.is_file():
-        raise InvalidInput("ledger file does not exist", value=str(path), remedy="check the path")
-    # an unwritable folder cannot hold the shared-memory file a WAL reader needs; without a WAL nothing can change
-    unwritable = not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
-    mode = "mode=ro" if read_only else "mode=rw"
-    uri = f"{path.absolute().as_uri()}?{mode}{'&immutable=1' if read_only and (unwritable or as_it_lies) else ''}"
-    try:
-        connection = sqlite3.connect(
-            uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_S, check_same_thread=False
-        )
-    except sqlite3.OperationalError as error:
-        raise InvalidInput("ledger file cannot be opened", value=f"{path} ({error})") from error
-    try:
-        if read_only:
-            connection.execute("PRAGMA query_only = ON")
-        else:
-            mode_now = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-            if mode_now != "wal":
-                raise InvalidInput(
-                    "journal mode", value=mode_now, limit="WAL", remedy="put the ledger on a local disk, not a share"
-                )
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
-            connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute("PRAGMA trusted_schema = OFF")
-    except (sqlite3.DatabaseError, UnicodeError) as error:
-        connection.close()
-        raise ledger_error(error, f"{path} is not a ledger or is damaged") from error
-    except BaseException:
-        connection.close()
-        raise
-    return connection

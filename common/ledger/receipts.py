@@ -15,66 +15,51 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, ClassVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from common.canonical import canonical_bytes, check_hash, check_schema, checked_fields, parse_canonical
+from common.canonical import canonical_bytes, canonical_text, parse_canonical
+from common.document import Count, Document, Key, Sha256
 from common.errors import InvalidInput, LedgerCorrupt, Refused
-from common.ledger.chain import NO_HASH, SignedHead, body_digest, check_time, row_hash
-from common.ledger.keys import hex_bytes
-from common.ledger.records import (
+from common.ledger.charges import (
     NOTHING,
+    BatchName,
     PoolDeclaration,
     ReleaseRecord,
+    SiteName,
     Spend,
     StudyTerms,
     charge_of,
-    check_name,
     event_json,
-    parse_release,
 )
+from common.ledger.keys import hex_bytes
+from common.ledger.rows import START, Link, Position, SignedHead, body_digest, linked_hashes
 from common.privacy.mechanism import Mechanism
 
-RECEIPT_SCHEMA = 1
 _DOMAIN = b"consilium/receipt/v1\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """A place in the server's ledger: row number and hash; (0, zeros) is before the first row."""
-
-    seq: int = 0
-    hash: str = NO_HASH
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """What makes up one row's hash, without its body."""
-
-    time_utc: str
-    kind: str
-    body_sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiptedRelease:
-    """One release row, word for word."""
+class ReceiptedRelease(Document):
+    """One release row, word for word: ``release`` is its body."""
 
     seq: int
-    body: dict[str, Any]
+    release: Annotated[ReleaseRecord, Key("body")]
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(Document):
     """A signed receipt for one site. Totals are of the site's pool, under the protection it was declared with."""
 
-    study_id: str
-    batch_id: str
-    site: str
-    declaration: PoolDeclaration
-    releases: tuple[ReceiptedRelease, ...]
+    SCHEMA: ClassVar = ("receipt", 1)
+
+    study_id: Annotated[Sha256, Key("study")]
+    batch_id: Annotated[BatchName, Key("batch")]
+    site: SiteName
+    declaration: Annotated[PoolDeclaration, Key("pool")]
+    releases: Annotated[tuple[ReceiptedRelease, ...], Count("releases of a receipt", least=1)]
     before: Spend
     after: Spend
     previous: Position
@@ -88,55 +73,21 @@ class Receipt:
 
     @property
     def query_ids(self) -> tuple[str, ...]:
-        return tuple(release.body["query_id"] for release in self.releases)
-
-    @property
-    def roster(self) -> tuple[tuple[str, str], ...]:
-        """(site, pool) of every site in these releases."""
-        return tuple((site, pool) for site, pool in self.releases[0].body["roster"])
+        return tuple(item.release.query_id for item in self.releases)
 
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
         """The mechanism of each release, in order."""
-        return tuple(Mechanism.from_json(release.body["query"]["mechanism"]) for release in self.releases)
-
-    def to_json(self) -> dict[str, object]:
-        return {**self._unsigned(), "signature": self.signature}
+        return tuple(item.release.query.mechanism for item in self.releases)
 
     def render(self) -> str:
         """The receipt as canonical text, for sending and filing."""
-        return canonical_bytes(self.to_json()).decode()
+        return canonical_text(self.to_json())
 
     @classmethod
     def parse(cls, text: str) -> Receipt:
         """Read what :meth:`render` wrote; InvalidInput for anything else. The signature is not checked here."""
         return cls.from_json(parse_canonical(text.encode()))
-
-    @classmethod
-    def from_json(cls, data: object) -> Receipt:
-        kinds: dict[str, type] = dict.fromkeys(("batch", "signature", "site", "study"), str)
-        kinds |= dict.fromkeys(("after", "before", "head", "pool", "previous"), dict)
-        fields = checked_fields(data, {**kinds, "links": list, "releases": list, "schema": int})
-        check_schema("receipt", fields["schema"], known=RECEIPT_SCHEMA)
-        previous = checked_fields(fields["previous"], {"hash": str, "seq": int})
-        releases = [checked_fields(item, {"body": dict, "seq": int}) for item in fields["releases"]]
-        if not releases:
-            raise InvalidInput("releases of a receipt", value=0, limit="at least one")
-        for release in releases:
-            parse_release(release["body"])
-        return cls(
-            study_id=check_hash(fields["study"]),
-            batch_id=check_name(fields["batch"], what="batch id"),
-            site=check_name(fields["site"], what="site name"),
-            declaration=PoolDeclaration.from_json(fields["pool"]),
-            releases=tuple(ReceiptedRelease(seq=item["seq"], body=item["body"]) for item in releases),
-            before=Spend.from_json(fields["before"]),
-            after=Spend.from_json(fields["after"]),
-            previous=Position(seq=previous["seq"], hash=check_hash(previous["hash"])),
-            links=tuple(_link(item) for item in fields["links"]),
-            head=SignedHead.from_json(fields["head"]),
-            signature=fields["signature"],
-        )
 
     @property
     def losses(self) -> int:
@@ -158,23 +109,10 @@ class Receipt:
             return False
         return self.head.is_genuine()
 
-    def _unsigned(self) -> dict[str, object]:
-        return {
-            "after": self.after.to_json(),
-            "batch": self.batch_id,
-            "before": self.before.to_json(),
-            "head": self.head.to_json(),
-            "links": [[link.time_utc, link.kind, link.body_sha256] for link in self.links],
-            "pool": self.declaration.to_json(),
-            "previous": {"hash": self.previous.hash, "seq": self.previous.seq},
-            "releases": [{"body": release.body, "seq": release.seq} for release in self.releases],
-            "schema": RECEIPT_SCHEMA,
-            "site": self.site,
-            "study": self.study_id,
-        }
-
     def _message(self) -> bytes:
-        return _DOMAIN + canonical_bytes(self._unsigned())
+        unsigned = self.to_json()
+        del unsigned["signature"]
+        return _DOMAIN + canonical_bytes(unsigned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +122,7 @@ class Known:
     ``owed`` is charged by genuine receipts that contradicted the record; a recovered ledger must hold it too.
     """
 
-    position: Position = Position()
+    position: Position = START
     spend: Spend = NOTHING
     recovering: bool = False
     owed: Spend = NOTHING
@@ -201,13 +139,7 @@ def read_receipts(path: Path) -> tuple[Receipt, ...]:
 
 def row_hashes(receipt: Receipt) -> dict[int, str]:
     """Row number → hash of every row a receipt covers, worked out from its links."""
-    hashes, hashed = {}, receipt.previous.hash
-    for seq, link in enumerate(receipt.links, start=receipt.previous.seq + 1):
-        hashed = row_hash(
-            "server", seq=seq, time_utc=link.time_utc, kind=link.kind, body_sha256=link.body_sha256, prev_hash=hashed
-        )
-        hashes[seq] = hashed
-    return hashes
+    return dict(linked_hashes(receipt.links, after=receipt.previous))
 
 
 def first_fork(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> tuple[str, int] | None:
@@ -220,8 +152,8 @@ def first_fork(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> tuple[str,
     return min((place for place in seen.keys() & other.keys() if seen[place] != other[place]), default=None)
 
 
-def check_arithmetic(receipt: Receipt, study: StudyTerms) -> tuple[ReleaseRecord, ...]:
-    """The releases, if the receipt holds together in itself; LedgerCorrupt says what does not.
+def check_arithmetic(receipt: Receipt, study: StudyTerms) -> None:
+    """That the receipt holds together in itself; LedgerCorrupt says what does not.
 
     Every release is of the receipt's study and batch, names the site with this pool, has the event that follows from
     its query; the charges lead from ``before`` to ``after`` exactly; and the rows' hashes lead from ``previous`` to the
@@ -229,7 +161,7 @@ def check_arithmetic(receipt: Receipt, study: StudyTerms) -> tuple[ReleaseRecord
     """
     if receipt.head.role != "server" or len(receipt.links) != receipt.head.seq - receipt.previous.seq:
         raise LedgerCorrupt("the receipt's links do not reach from its previous head to its new one")
-    bodies = {release.seq: body_digest(canonical_bytes(release.body).decode()) for release in receipt.releases}
+    bodies = {item.seq: body_digest(canonical_text(item.release.to_json())) for item in receipt.releases}
     if len(bodies) != len(receipt.releases) or list(bodies) != sorted(bodies):
         raise LedgerCorrupt("the receipt names a release twice or out of order")
     for seq, link in enumerate(receipt.links, start=receipt.previous.seq + 1):
@@ -237,25 +169,28 @@ def check_arithmetic(receipt: Receipt, study: StudyTerms) -> tuple[ReleaseRecord
             raise LedgerCorrupt("the receipt shows a release other than the one in the chain", row=seq)
     if bodies or row_hashes(receipt).get(receipt.head.seq) != receipt.head.hash:
         raise LedgerCorrupt("the receipt's rows do not lead to its signed head", row=receipt.head.seq)
-    spend, records = receipt.before, []
-    for release in receipt.releases:
-        record = parse_release(release.body)
-        entry = next((entry for entry in record.roster if entry.site == receipt.site), None)
-        if record.study_id != study.id or record.study_id != receipt.study_id or record.batch_id != receipt.batch_id:
-            raise LedgerCorrupt("the release is of another study or batch than the receipt", row=release.seq)
-        if entry is None or entry.pool != receipt.declaration.pool:
-            raise LedgerCorrupt("the release's roster does not name the site with its pool", row=release.seq)
-        mechanism = record.query.mechanism
-        if len(record.roster) < study.quorum or mechanism.voters_per_site != study.voters_per_site:
-            raise LedgerCorrupt("the release has fewer sites or other voters than the study says", row=release.seq)
-        if release.body["event"] != event_json(mechanism, study.protection):
-            raise LedgerCorrupt("the event does not follow from the release's mechanism", row=release.seq)
+    spend = receipt.before
+    for item in receipt.releases:
+        _check_release(receipt, item, study)
+        mechanism = item.release.query.mechanism
         charge = charge_of(mechanism, receipt.declaration.protection, study.protection)
         spend = spend.plus(charge, mechanism.dimension)
-        records.append(record)
     if spend != receipt.after:
         raise LedgerCorrupt("the receipt's running totals do not add up", row=receipt.head.seq)
-    return tuple(records)
+
+
+def _check_release(receipt: Receipt, item: ReceiptedRelease, study: StudyTerms) -> None:
+    """LedgerCorrupt unless the release is the receipt's: of its study and batch, with the site, as the study says."""
+    record, mechanism = item.release, item.release.query.mechanism
+    entry = next((entry for entry in record.roster if entry.site == receipt.site), None)
+    if record.study_id != study.id or record.study_id != receipt.study_id or record.batch_id != receipt.batch_id:
+        raise LedgerCorrupt("the release is of another study or batch than the receipt", row=item.seq)
+    if entry is None or entry.pool != receipt.declaration.pool:
+        raise LedgerCorrupt("the release's roster does not name the site with its pool", row=item.seq)
+    if len(record.roster) < study.quorum or mechanism.voters_per_site != study.voters_per_site:
+        raise LedgerCorrupt("the release has fewer sites or other voters than the study says", row=item.seq)
+    if record.event != event_json(mechanism, study.protection):
+        raise LedgerCorrupt("the event does not follow from the release's mechanism", row=item.seq)
 
 
 def check_continuity(receipt: Receipt, known: Known) -> None:
@@ -296,9 +231,3 @@ def never_receipted(receipt: Receipt, known: Known) -> Spend:
 
 def _falls_short(spend: Spend, least: Spend) -> bool:
     return spend.mu_squared < least.mu_squared or spend.releases < least.releases
-
-
-def _link(item: object) -> Link:
-    if not isinstance(item, list) or len(item) != 3 or not all(isinstance(part, str) for part in item):
-        raise InvalidInput("link of a receipt", limit="time, kind and hash of a body")
-    return Link(time_utc=check_time(item[0]), kind=item[1], body_sha256=check_hash(item[2]))

@@ -11,34 +11,29 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-
-from common.errors import InvalidInput, LedgerCorrupt
-from common.ledger.chain import SCHEMA_VERSION, Row, possession_message
-from common.ledger.keys import hex_bytes, signing_public_key
-from common.ledger.records import (
+from common.document import Document
+from common.errors import InvalidInput
+from common.ledger.base_state import RowState, once
+from common.ledger.charges import (
     NOTHING,
-    BooksRecord,
-    GenesisRecord,
-    KeyRecord,
-    LostRecord,
-    NoteRecord,
     PoolDeclaration,
-    PoolRecord,
-    Record,
-    RecoveredRecord,
-    RefusalRecord,
     ReleaseRecord,
-    ReuseRecord,
     Roster,
     Spend,
-    StudyRecord,
     StudyTerms,
     charge_of,
     event_json,
-    parse_body,
-    parse_record,
 )
+from common.ledger.records import (
+    BooksRecord,
+    LostRecord,
+    PoolRecord,
+    RecoveredRecord,
+    RefusalRecord,
+    ReuseRecord,
+    StudyRecord,
+)
+from common.ledger.rows import Row
 from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import Mechanism
@@ -76,47 +71,13 @@ class Release:
     row_hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class SigningKey:
-    """The keys that have signed heads so far, each with the row that introduced it; the last one signs now."""
-
-    ledger_id: str = ""
-    history: tuple[tuple[int, str], ...] = ()
-
-    @property
-    def public_key(self) -> str:
-        return self.history[-1][1] if self.history else ""
-
-    @classmethod
-    def first(cls, record: GenesisRecord, *, role: str) -> SigningKey:
-        """From the first row of a ledger of this role."""
-        if record.role != role or not 1 <= record.schema <= SCHEMA_VERSION or len(record.ledger_id) != 32:
-            raise InvalidInput("first row", value=record.role, limit=f"the beginning of a {role} ledger")
-        return cls(ledger_id=record.ledger_id, history=((1, record.public_key),))
-
-    def changed(self, record: KeyRecord, *, role: str, seq: int, prev_hash: str) -> SigningKey:
-        """With the key that row ``seq`` introduces, which must have signed its own introduction and be new."""
-        message = possession_message(role, ledger_id=self.ledger_id, seq=seq - 1, row_hash=prev_hash)
-        try:
-            signing_public_key(record.public_key).verify(hex_bytes(record.proof), message)
-        except (InvalidSignature, ValueError) as error:
-            raise InvalidInput("new key", limit="one that signed its own introduction") from error
-        if any(record.public_key == known for _, known in self.history):
-            raise InvalidInput("new key", limit="one that never signed this ledger before")
-        return SigningKey(ledger_id=self.ledger_id, history=(*self.history, (seq, record.public_key)))
-
-    def at(self, seq: int) -> str:
-        """The key that must have signed the head at row ``seq``: a key row is still signed by the key before it."""
-        return next(key for since, key in reversed(self.history) if since == 1 or seq > since)
-
-
-class Books:
+class Books(RowState):
     """Totals and rules of a server ledger. Rows go in through :meth:`enter`, in order, each once."""
 
     role = "server"
 
     def __init__(self) -> None:
-        self.key = SigningKey()
+        super().__init__()
         self.studies: dict[str, StudyTerms] = {}
         self.study_rows: dict[str, int] = {}
         self.pools: dict[str, PoolDeclaration] = {}
@@ -126,7 +87,6 @@ class Books:
         self.recovered: dict[str, tuple[int, ReleaseRecord]] = {}
         self.lost: dict[int, LostRecord] = {}
         self.refusals: dict[tuple[str, str, tuple[str, ...]], int] = {}
-        self.row_count = 0
         self._spent: dict[str, Spend] = {}
         self._study_spent: dict[tuple[str, str], Spend] = {}
         self._limits: dict[str, Fraction] = {}
@@ -258,21 +218,12 @@ class Books:
 
     # --- entering rows
 
-    def enter(self, row: Row, record: Record | None = None, *, charge: Charge | None = None) -> Record:
+    def enter(self, row: Row, record: Document | None = None, *, charge: Charge | None = None) -> Document:
         """Take a row into the totals. LedgerCorrupt, naming the row, if it breaks a rule; nothing is then changed.
 
         ``record`` and ``charge`` spare the writer, who has just made the row, from reading it back.
         """
-        try:
-            if record is None:
-                record = parse_record(self.role, row.kind, row.body)
-            self._enter(row, record, charge)
-        except InvalidInput as error:
-            raise LedgerCorrupt(str(error), row=row.seq) from error
-        except KeyError as error:
-            raise LedgerCorrupt(f"it names {error.args[0]!r}, which no row before introduces", row=row.seq) from error
-        self.row_count = row.seq
-        return record
+        return self._take(row, record, lambda found: self._enter(row, found, charge))
 
     def begin(self) -> None:
         """Remember what later entries change, until :meth:`settle` keeps it or :meth:`roll_back` undoes it."""
@@ -294,14 +245,13 @@ class Books:
         self.row_count, self.key = self._before
         self._undo = None
 
-    def _enter(self, row: Row, record: Record, charge: Charge | None) -> None:
-        if (row.seq == 1) != isinstance(record, GenesisRecord):
-            raise InvalidInput("first row", value=row.kind, limit="genesis, once, as row 1")
+    def _enter(self, row: Row, record: Document, charge: Charge | None) -> None:
         match record:
-            case GenesisRecord():
-                self.key = SigningKey.first(record, role=self.role)
+            case ReleaseRecord():
+                once(record.query_id, self.releases, "query")
+                self._release(row, record, charge)
             case StudyRecord(terms=terms):
-                self._once(self.studies, terms.id, "study")
+                once(terms.id, self.studies, "study")
                 self._set(self._study_limits, terms.id, max_mu_squared(terms.accountant, terms.budget))
                 self._set(self.study_rows, terms.id, row.seq)
                 self._set(self.studies, terms.id, terms)
@@ -309,11 +259,8 @@ class Books:
                 self.check_pool(declaration)
                 self._set(self._limits, declaration.pool, max_mu_squared(declaration.accountant, declaration.budget))
                 self._set(self.pools, declaration.pool, declaration)
-            case ReleaseRecord():
-                self._once(self.releases, record.query_id, "query")
-                self._release(row, record, charge)
             case RecoveredRecord(release=release):
-                self._once(self.recovered, record.release_hash, "recovered release")
+                once(record.release_hash, self.recovered, "recovered release")
                 self._set(self.recovered, record.release_hash, (row.seq, release))
                 self._recovered(release)
             case LostRecord():
@@ -323,12 +270,8 @@ class Books:
                 self._set(self.pool_books, pool, ledger_id)
             case ReuseRecord():
                 self._reuse(record, charge)
-            case KeyRecord():
-                self.key = self.key.changed(record, role=self.role, seq=row.seq, prev_hash=row.prev_hash)
             case RefusalRecord():
                 self._set(self.refusals, (record.study_id, record.batch_id, record.query_ids), row.seq)
-            case NoteRecord():
-                pass
             case _:
                 raise InvalidInput("kind of row", value=row.kind)
 
@@ -336,7 +279,7 @@ class Books:
         study, mechanism = self.studies[record.study_id], record.query.mechanism
         if charge is None:  # a replayed row: every rule is applied again
             self.check_release(record.roster, mechanism, study)
-            if parse_body(row.body)["event"] != event_json(mechanism, study.protection):
+            if record.event != event_json(mechanism, study.protection):
                 raise InvalidInput("event of a release", limit="the one that follows from the query and the study")
             planned = self.plan(mechanism, study_id=study.id, roster=record.roster)
             if isinstance(planned, Obstacle):
@@ -410,10 +353,6 @@ class Books:
             self._set(self._spent, pool, spend)
         for key, inside in charge.studies.items():
             self._set(self._study_spent, key, inside)
-
-    def _once(self, mapping: dict[Any, Any], key: object, what: str) -> None:
-        if key in mapping:
-            raise InvalidInput(f"{what} {key}", limit="one row in the whole ledger")
 
     def _set(self, mapping: dict[Any, Any], key: Any, value: Any) -> None:
         if self._undo is not None:

@@ -6,43 +6,30 @@ evidence, and never enter a sum. Like the server's books, the same object decide
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from common.document import Document
 from common.errors import InvalidInput, LedgerCorrupt, Refused
-from common.ledger.chain import Row
-from common.ledger.receipts import Known, Position, Receipt, check_arithmetic, check_continuity, never_receipted
+from common.ledger.base_state import RowState, once
+from common.ledger.charges import NOTHING, Spend, StudyTerms, charge_of
+from common.ledger.receipts import Known, Receipt, check_arithmetic, check_continuity, never_receipted
 from common.ledger.records import (
-    NOTHING,
     AlarmRecord,
+    CapsRecord,
     CodeRecord,
+    ConsentRecord,
     DecisionRecord,
-    GenesisRecord,
-    IdentityRecord,
-    KeyRecord,
-    NoteRecord,
-    PatientRecord,
-    PoolRecord,
     ReceiptRecord,
-    Record,
     RecoveryRecord,
     RefusalRecord,
     ReservationRecord,
     RestoredRecord,
     SealingKeyRecord,
-    Spend,
-    StudyRecord,
-    StudyTerms,
     SupersededRecord,
-    TeachersRecord,
-    TrainedRecord,
-    TrainingRecord,
-    charge_of,
-    parse_record,
-    parse_release,
 )
-from common.ledger.server_state import SigningKey
+from common.ledger.rows import Position, Row
+from common.ledger.site_teachers import TeacherBooks
 from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
 from common.privacy.mechanism import Mechanism, QuerySpec
 
@@ -71,18 +58,17 @@ class Shortfall:
     remaining: Fraction
 
 
-class SiteBooks:
+class SiteBooks(RowState):
     """Totals and rules of a site's ledger. Rows go in through :meth:`enter`, in order, each once."""
 
     role = "site"
 
     def __init__(self) -> None:
-        self.key = SigningKey()
-        self.row_count = 0
-        self.caps: PoolRecord | None = None
+        super().__init__()
+        self.caps: CapsRecord | None = None
+        self.teachers = TeacherBooks()
         self.studies: dict[str, StudyTerms] = {}
         self.reservations: dict[str, Reservation] = {}
-        self.codes: dict[str, tuple[int, CodeRecord]] = {}
         self.per_day: dict[str, int] = {}
         self.paused: dict[str, str] = {}
         self.known: dict[str, Known] = {}
@@ -94,15 +80,7 @@ class SiteBooks:
         self.alarm_heads: dict[tuple[str, int, str], str] = {}
         self.heads: dict[tuple[str, int], str] = {}
         self.alarms: dict[str, AlarmRecord] = {}
-        self.patients: dict[str, tuple[int, PatientRecord]] = {}
-        self.last_withdrawal = 0
-        self.trainings: dict[str, tuple[int, TrainingRecord]] = {}
-        self.trained: dict[tuple[str, str], int] = {}
-        self.teachers: dict[str, TeachersRecord] = {}
-        self.newest_teachers: TeachersRecord | None = None
-        self.computed_with: set[str] = set()
         self.sealing_keys: dict[str, set[str]] = {}
-        self.identities: list[tuple[int, IdentityRecord]] = []
         self.lost: dict[str, Spend] = {}
         self.pending: set[str] = set()
         self.restored_at: list[int] = []
@@ -153,27 +131,6 @@ class SiteBooks:
             and (not reservation.sealing_key or not sealing_key or sealing_key in keys)
         )
 
-    def code_stands(self, query_id: str) -> bool:
-        """Whether a query has a code that was fixed after the last withdrawal of a patient."""
-        return query_id in self.codes and self.codes[query_id][0] > self.last_withdrawal
-
-    def training_of(self, voter: int, served: str) -> str:
-        """The training on record that made a voter's teacher, one without a guarantee first; empty if none did."""
-        made_it = [
-            training
-            for training, hash_ in self.trained
-            if hash_ == served and self.trainings[training][1].voter == voter
-        ]
-        return min(made_it, key=lambda training: self.trainings[training][1].event is not None, default="")
-
-    @property
-    def served_trainings(self) -> frozenset[str]:
-        """The trainings on record whose teachers computed a code; empty text among them for a teacher of none of them,
-        for a code that does not say, and for rows that were lost with an older copy."""
-        known = (self.teachers[digest].voters for digest in self.computed_with if digest)
-        served = {training for voters in known for made, training in voters if made}
-        return frozenset(served | ({""} if self.restored_at or "" in self.computed_with else set()))
-
     @property
     def limit(self) -> Fraction:
         """The pool's lifetime Σμ² by the site's own cap."""
@@ -181,7 +138,7 @@ class SiteBooks:
         return max_mu_squared(declaration.accountant, declaration.budget)
 
     @property
-    def declared(self) -> PoolRecord:
+    def declared(self) -> CapsRecord:
         if self.caps is None:
             raise InvalidInput("caps of the site's pool", limit="declared before anything is accepted")
         return self.caps
@@ -204,87 +161,30 @@ class SiteBooks:
             spent, inside = spent + cost, inside + own
         return None
 
-    def enter(self, row: Row, record: Record | None = None) -> Record:
+    def enter(self, row: Row, record: Document | None = None) -> Document:
         """Take a row into the totals. LedgerCorrupt, naming the row, if it breaks a rule."""
-        try:
-            record = record or parse_record(self.role, row.kind, row.body)
-            self._enter(row, record)
-        except InvalidInput as error:
-            raise LedgerCorrupt(str(error), row=row.seq) from error
-        except KeyError as error:
-            raise LedgerCorrupt(f"it names {error.args[0]!r}, which no row before introduces", row=row.seq) from error
-        self.row_count = row.seq
-        return record
+        return self._take(row, record, lambda found: self._enter(row, found))
 
-    def _enter(self, row: Row, record: Record) -> None:
-        if (row.seq == 1) != isinstance(record, GenesisRecord):
-            raise InvalidInput("first row", value=row.kind, limit="genesis, once, as row 1")
+    def _enter(self, row: Row, record: Document) -> None:
         match record:
-            case GenesisRecord():
-                self.key = SigningKey.first(record, role=self.role)
-            case StudyRecord(terms=terms):
-                _once(terms.id, self.studies, "study")
-                self.studies[terms.id] = terms
-            case PoolRecord():
-                self.check_caps(record)
-                self.caps = record
             case ReservationRecord():
                 self._reserve(row, record)
-            case CodeRecord():
-                if self.code_stands(record.query_id):
-                    raise InvalidInput(f"code of query {record.query_id}", limit="one, until a patient is withdrawn")
-                if record.dimension != self.reservations[record.query_id].query.mechanism.dimension:
-                    raise InvalidInput("dimension of a code", value=record.dimension, limit="the query's")
-                if record.teachers:
-                    _ = self.teachers[record.teachers]
-                self.codes[record.query_id] = (row.seq, record)
-                self.computed_with.add(record.teachers)
+            case ReceiptRecord(receipt=receipt):
+                self._accept(row, receipt)
+            case ConsentRecord(terms=terms):
+                once(terms.id, self.studies, "study")
+                self.studies[terms.id] = terms
+            case CapsRecord():
+                self.check_caps(record)
+                self.caps = record
             case DecisionRecord():
                 self._decide(record)
-            case PatientRecord():
-                _once(record.subject, self.patients, "withdrawn patient")
-                self.patients[record.subject] = (row.seq, record)
-                self.last_withdrawal = row.seq
-            case TrainingRecord():
-                _once(record.training_id, self.trainings, "training")
-                self.trainings[record.training_id] = (row.seq, record)
-            case TrainedRecord():
-                if self.trainings[record.training_id][1].voter != record.voter:
-                    raise InvalidInput("voter of a finished training", value=record.voter, limit="the training's")
-                if (record.training_id, record.served) in self.trained:
-                    raise InvalidInput(f"teacher of training {record.training_id}", limit="one row in the whole ledger")
-                self.trained[record.training_id, record.served] = row.seq
-            case TeachersRecord(voters=voters):
-                for voter, (served, training) in enumerate(voters):
-                    if training:
-                        _ = self.trained[training, served]
-                    if training and self.trainings[training][1].voter != voter:
-                        raise InvalidInput("voter of a teacher", value=voter, limit="the one it was trained as")
-                self.teachers[record.digest] = self.newest_teachers = record
             case SealingKeyRecord():
                 self.sealing_keys.setdefault(record.replaces, set()).add(record.sealing_key)
-            case IdentityRecord():
-                self.identities.append((row.seq, record))
-            case ReceiptRecord(receipt=text):
-                self._accept(row, Receipt.from_json(text))
-            case AlarmRecord(receipt=text, problem=problem):
-                receipt = Receipt.from_json(text)
-                self.alarms[receipt.ledger_id] = record
-                self.alarm_heads[receipt.ledger_id, receipt.head.seq, receipt.head.hash] = problem
-                self._keep_evidence(row)
-                self._owe(receipt)
-            case SupersededRecord(receipt=text):
-                receipt = Receipt.from_json(text)
-                self.heads[receipt.ledger_id, receipt.head.seq] = receipt.head.hash
-                self._keep_evidence(row)
-                self._owe(receipt)
+            case AlarmRecord() | SupersededRecord():
+                self._contradicted(row, record)
             case RecoveryRecord():
-                known = self.known.get(record.ledger_id, Known())
-                self.known[record.ledger_id] = replace(known, recovering=True)
-                self.alarms.pop(record.ledger_id, None)
-                self.asked_again.pop(record.ledger_id, None)
-                self.recovered_at[record.ledger_id] = row.seq
-                self.reopened |= {query for query, ledger in self.receipted.items() if ledger == record.ledger_id}
+                self._recover(row, record)
             case RestoredRecord():
                 self._restore(row, record)
             case RefusalRecord():
@@ -292,14 +192,33 @@ class SiteBooks:
                 self.refusals[record.study_id, record.reason, row.time_utc[:10]] = row.seq
                 if record.reason == "released-before":
                     self.asked_again |= {self.receipted[query]: row.seq for query in record.query_ids}
-            case KeyRecord():
-                self.key = self.key.changed(record, role=self.role, seq=row.seq, prev_hash=row.prev_hash)
-            case NoteRecord():
-                pass
             case _:
-                raise InvalidInput("kind of row", value=row.kind)
+                dimension = None
+                if isinstance(record, CodeRecord):
+                    dimension = self.reservations[record.query_id].query.mechanism.dimension
+                if not self.teachers.enter(row, record, dimension=dimension):
+                    raise InvalidInput("kind of row", value=row.kind)
 
-    def check_caps(self, new: PoolRecord) -> None:
+    def _contradicted(self, row: Row, record: AlarmRecord | SupersededRecord) -> None:
+        receipt = record.receipt
+        if isinstance(record, AlarmRecord):
+            self.alarms[receipt.ledger_id] = record
+            self.alarm_heads[receipt.ledger_id, receipt.head.seq, receipt.head.hash] = record.problem
+        else:
+            self.heads[receipt.ledger_id, receipt.head.seq] = receipt.head.hash
+        day = row.time_utc[:10]
+        self.evidence[day] = self.evidence.get(day, 0) + len(row.body)
+        self._owe(receipt)
+
+    def _recover(self, row: Row, record: RecoveryRecord) -> None:
+        known = self.known.get(record.ledger_id, Known())
+        self.known[record.ledger_id] = replace(known, recovering=True)
+        self.alarms.pop(record.ledger_id, None)
+        self.asked_again.pop(record.ledger_id, None)
+        self.recovered_at[record.ledger_id] = row.seq
+        self.reopened |= {query for query, ledger in self.receipted.items() if ledger == record.ledger_id}
+
+    def check_caps(self, new: CapsRecord) -> None:
         """InvalidInput if caps name another pool or protection than before. The site may lower or raise its own ε."""
         if self.caps is None:
             return
@@ -332,7 +251,8 @@ class SiteBooks:
         if self.lines.get(receipt.study_id, receipt.ledger_id) != receipt.ledger_id:
             raise LedgerCorrupt("the study's receipts came from another ledger before")
         lost = self.lost.get(study.id, NOTHING).mu_squared
-        for record in check_arithmetic(receipt, study):
+        check_arithmetic(receipt, study)
+        for record in (item.release for item in receipt.releases):
             reservation = self.reservations.get(record.query_id)
             if reservation is None:  # never accepted, unless that row was lost: what was lost is charged already
                 lost -= self._costs(record.query.mechanism, study)[1]
@@ -373,10 +293,9 @@ class SiteBooks:
         if lost != NOTHING:
             self._spent += lost
             self._study_spent[receipt.study_id] = self.spent_in(receipt.study_id) + lost
-        for release in receipt.releases:
-            if release.body["query_id"] not in self.reservations:
-                query = parse_release(release.body).query
-                self._regain(row, query, self.studies[receipt.study_id], ledger=receipt.ledger_id)
+        for item in receipt.releases:
+            if item.release.query_id not in self.reservations:
+                self._regain(row, item.release.query, self.studies[receipt.study_id], ledger=receipt.ledger_id)
         position = Position(receipt.head.seq, receipt.head.hash)
         self.known[receipt.ledger_id] = Known(position, receipt.after)
         self.lines[receipt.study_id] = receipt.ledger_id
@@ -391,7 +310,7 @@ class SiteBooks:
 
     def _reserve(self, row: Row, record: ReservationRecord) -> None:
         if record.query_id not in self.reopened:
-            _once(record.query_id, self.reservations, "reservation of query")
+            once(record.query_id, self.reservations, "reservation of query")
         self.reopened.discard(record.query_id)
         if record.pool != self.declared.declaration.pool:
             raise InvalidInput("pool of a reservation", value=record.pool, limit=self.declared.declaration.pool)
@@ -404,7 +323,7 @@ class SiteBooks:
         if mechanism.voters_per_site != study.voters_per_site:
             raise InvalidInput("voters of a reservation", value=mechanism.voters_per_site, limit="the study's")
         day = row.time_utc[:10]
-        if self.per_day.get(day, 0) >= (self.declared.queries_per_day or 0):
+        if self.per_day.get(day, 0) >= self.declared.queries_per_day:
             raise InvalidInput("the reservation passes the daily cap", value=self.declared.queries_per_day)
         self._charge(record.query_id, mechanism, study)
         self.per_day[day] = self.per_day.get(day, 0) + 1
@@ -446,10 +365,6 @@ class SiteBooks:
         self._paid[query.id] = 1
         self.reservations[query.id] = Reservation(query, study.id, row.time_utc[:10], row.seq, ledger, sealing_key)
 
-    def _keep_evidence(self, row: Row) -> None:
-        day = row.time_utc[:10]
-        self.evidence[day] = self.evidence.get(day, 0) + len(row.body)
-
     def _owe(self, receipt: Receipt) -> None:
         """Add what a receipt off the line charged for this site's queries to what a recovered ledger must hold."""
         known = self.known.get(receipt.ledger_id, Known())
@@ -481,8 +396,3 @@ class SiteBooks:
             self.paused.pop(record.study_id, None)
         else:
             self.paused[record.study_id] = record.decision
-
-
-def _once(key: str, mapping: Mapping[str, object], what: str) -> None:
-    if key in mapping:
-        raise InvalidInput(f"{what} {key}", limit="one row in the whole ledger")

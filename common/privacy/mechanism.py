@@ -7,12 +7,14 @@ deviation as a rational. Refuses unit ``patient`` with relation ``zero-out`` (se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from math import floor, isfinite
+from typing import ClassVar
 
-from common.canonical import check_hash, checked_fields, digest, parse_rational, rational
+from common.canonical import check_hash, check_integer, digest
+from common.document import Document
 from common.errors import InvalidInput
 
 GRID_BITS = 16
@@ -60,14 +62,7 @@ def sensitivity(*, radius_int: int, voters_per_site: int, unit: Unit, relation: 
     without a patient the teacher answers differently, it does not answer zero, so the smaller Δ = R does not hold.
     Source: the sum form of Fay et al. 2021, Proposition 2; Abadi et al. 2016 for clipping.
     """
-    if isinstance(radius_int, bool) or not isinstance(radius_int, int) or radius_int < 1:
-        raise InvalidInput("integer radius", value=radius_int, limit="a positive integer")
-    if (
-        isinstance(voters_per_site, bool)
-        or not isinstance(voters_per_site, int)
-        or not 1 <= voters_per_site <= MAX_VOTERS_PER_SITE
-    ):
-        raise InvalidInput("voters per site", value=voters_per_site, limit=f"1 to {MAX_VOTERS_PER_SITE}")
+    _check_voters(radius_int, voters_per_site)
     match Unit(unit), Relation(relation):
         case Unit.PATIENT, Relation.ZERO_OUT:
             raise InvalidInput(
@@ -84,8 +79,13 @@ def sensitivity(*, radius_int: int, voters_per_site: int, unit: Unit, relation: 
             return voters_per_site * radius_int
 
 
+def _check_voters(radius_int: int, voters_per_site: int) -> None:
+    check_integer("integer radius", radius_int, least=1, limit="a positive integer")
+    check_integer("voters per site", voters_per_site, least=1, most=MAX_VOTERS_PER_SITE)
+
+
 @dataclass(frozen=True, slots=True)
-class Protection:
+class Protection(Document):
     """The unit and the neighbouring relation a guarantee is stated for; an unsound pair cannot be built."""
 
     unit: Unit
@@ -101,7 +101,7 @@ class Protection:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Document):
     """(ε, δ) a pool may spend in all. ``analytic_delta`` is what is left of δ once the sampler's part is set aside."""
 
     epsilon: float
@@ -125,12 +125,14 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Mechanism:
+class Mechanism(Document):
     """How one answer is made: the sum of integer codes plus round(N(0, ``noise_std``²)) on every coordinate.
 
     ``dimension`` is l; ``radius_int`` is R = ⌊C·2¹⁶⌋ of **one voter**; ``noise_std`` is σ on the integer sum, rational.
     Voters per site m enters because a site sends the sum of its m codes, of norm at most m·R.
     """
+
+    STATED: ClassVar = {"grid_bits": GRID_BITS}
 
     dimension: int
     radius_int: int
@@ -139,18 +141,8 @@ class Mechanism:
     name: str = "rounded-gaussian-sum"
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.dimension, bool)
-            or not isinstance(self.dimension, int)
-            or not 1 <= self.dimension <= MAX_DIMENSION
-        ):
-            raise InvalidInput("code dimension", value=self.dimension, limit=f"1 to {MAX_DIMENSION}")
-        sensitivity(
-            radius_int=self.radius_int,
-            voters_per_site=self.voters_per_site,
-            unit=Unit.HOSPITAL,
-            relation=Relation.REPLACE_ONE,
-        )
+        check_integer("code dimension", self.dimension, least=1, most=MAX_DIMENSION)
+        _check_voters(self.radius_int, self.voters_per_site)
         if not isinstance(self.noise_std, Fraction) or self.noise_std <= 0:
             raise InvalidInput("noise standard deviation", value=self.noise_std, limit="a positive rational")
         if max(self.noise_std.numerator, self.noise_std.denominator).bit_length() > MAX_NOISE_BITS:
@@ -175,36 +167,9 @@ class Mechanism:
         )
         return Fraction(delta) ** 2 / self.noise_std**2
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "dimension": self.dimension,
-            "grid_bits": GRID_BITS,
-            "name": self.name,
-            "noise_std": rational(self.noise_std),
-            "radius_int": self.radius_int,
-            "voters_per_site": self.voters_per_site,
-        }
-
-    @classmethod
-    def from_json(cls, data: object) -> Mechanism:
-        fields = checked_fields(
-            data,
-            {
-                "dimension": int,
-                "grid_bits": int,
-                "name": str,
-                "noise_std": str,
-                "radius_int": int,
-                "voters_per_site": int,
-            },
-        )
-        if fields.pop("grid_bits") != GRID_BITS:
-            raise InvalidInput("grid bits", limit=str(GRID_BITS))
-        return cls(**{**fields, "noise_std": parse_rational(fields["noise_std"])})
-
 
 @dataclass(frozen=True, slots=True)
-class QuerySpec:
+class QuerySpec(Document):
     """Everything that shapes one answer; its hash is the query's id.
 
     ``edition`` counts retrainings of the teachers asked; ``codec`` is the codec's content hash; ``volumes`` the content
@@ -219,12 +184,11 @@ class QuerySpec:
     centre: str
     weights: str
     mechanism: Mechanism
+    _id: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.edition, bool) or not isinstance(self.edition, int) or self.edition < 1:
-            raise InvalidInput("pool edition", value=self.edition, limit="an integer from 1")
-        if isinstance(self.round, bool) or not isinstance(self.round, int) or self.round < 1:
-            raise InvalidInput("round", value=self.round, limit="an integer from 1")
+        check_integer("pool edition", self.edition, least=1)
+        check_integer("round", self.round, least=1)
         object.__setattr__(self, "volumes", tuple(self.volumes))
         for value in (self.codec, *self.volumes):
             check_hash(value)
@@ -238,36 +202,9 @@ class QuerySpec:
     @property
     def id(self) -> str:
         """SHA-256 over every field: a joint query is one id, another composition is another charge."""
-        return digest("query", self.to_json())
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "centre": self.centre,
-            "codec": self.codec,
-            "edition": self.edition,
-            "mechanism": self.mechanism.to_json(),
-            "round": self.round,
-            "volumes": list(self.volumes),
-            "weights": self.weights,
-        }
-
-    @classmethod
-    def from_json(cls, data: object) -> QuerySpec:
-        fields = checked_fields(
-            data,
-            {
-                "centre": str,
-                "codec": str,
-                "edition": int,
-                "mechanism": dict,
-                "round": int,
-                "volumes": list,
-                "weights": str,
-            },
-        )
-        return cls(
-            **{**fields, "volumes": tuple(fields["volumes"]), "mechanism": Mechanism.from_json(fields["mechanism"])}
-        )
+        if not self._id:
+            object.__setattr__(self, "_id", digest("query", self.to_json()))
+        return self._id
 
 
 def radius_int(radius: float) -> int:

@@ -24,11 +24,12 @@ from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, isfinite, log, log10
+from typing import ClassVar
 
 import dp_accounting
 from dp_accounting.pld import PLDAccountant
 
-from common.canonical import checked_fields, parse_rational, rational
+from common.document import Document
 from common.errors import InvalidInput
 from common.privacy.accounting import epsilon_exact
 from common.privacy.figures import delta_text, epsilon_text
@@ -55,13 +56,15 @@ class Neighbours(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingEvent:
+class TrainingEvent(Document):
     """Facts of a training that any accountant can replay; the unit is the patient.
 
     ``rate`` is q (Poisson's coin, or one over the number of fixed batches), ``noise_multiplier`` z = σ/C with C the
     bound on one patient's part of a sum, ``steps`` the noisy sums drawn, ``releases`` the multipliers of further
     Gaussian releases, each over all patients. Zero steps and no release is a training that spent nothing yet.
     """
+
+    STATED: ClassVar = {"kind": "training", "unit": str(Unit.PATIENT)}
 
     sampling: Sampling
     rate: Fraction
@@ -89,33 +92,6 @@ class TrainingEvent:
     def passes(self) -> int:
         """E: the most often any patient was in a batch of a fixed partition, ⌈steps · q⌉."""
         return ceil(self.steps * self.rate)
-
-    def to_json(self) -> dict[str, object]:
-        """Canonical JSON: rationals as strings, no ε (it follows from the facts)."""
-        return {
-            "kind": "training",
-            "noise_multiplier": rational(self.noise_multiplier),
-            "rate": rational(self.rate),
-            "releases": [rational(value) for value in self.releases],
-            "sampling": str(self.sampling),
-            "steps": self.steps,
-            "unit": str(Unit.PATIENT),
-        }
-
-    @classmethod
-    def from_json(cls, data: object) -> TrainingEvent:
-        """Read what :meth:`to_json` wrote; an unknown kind, unit, sampling or field is refused."""
-        kinds = {"kind": str, "noise_multiplier": str, "rate": str, "releases": list, "sampling": str, "steps": int}
-        fields = checked_fields(data, {**kinds, "unit": str})
-        if fields["kind"] != "training" or fields["unit"] != Unit.PATIENT:
-            raise InvalidInput("training event", value=fields["kind"], limit="kind training, unit patient")
-        return cls(
-            sampling=fields["sampling"],
-            rate=parse_rational(fields["rate"]),
-            noise_multiplier=parse_rational(fields["noise_multiplier"]),
-            steps=fields["steps"],
-            releases=tuple(parse_rational(value) for value in fields["releases"]),
-        )
 
 
 @dataclass(frozen=True, slots=True)

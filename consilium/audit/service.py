@@ -27,6 +27,7 @@ from common.canonical import digest
 from common.config import Study
 from common.errors import ConsiliumError
 from common.events import EventLog, read_events
+from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.ledger.keys import create_signing_key, load_signing_key, public_hex
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
 from common.privacy.mechanism import AccountantName, QuerySpec
@@ -36,7 +37,7 @@ from common.sealing_rotation import load_sealing_keys
 from consilium.audit.subject import Limit, Subject
 from server.aggregation.aggregator import Aggregator, Reply
 from server.aggregation.pipeline import collect
-from server.ledger.server_ledger import Candidate, Ledger, PoolDeclaration, RosterEntry
+from server.ledger.server_ledger import Candidate, Ledger
 from server.protocols.base import protocol_of
 from server.protocols.joint.rounds import keep_frame
 from server.study.create_study import create_study, server_keys

@@ -18,7 +18,7 @@ from client.ledger.site_ledger import SiteLedger
 from common.canonical import check_hash
 from common.config import load_study
 from common.errors import InvalidInput, LedgerCorrupt
-from common.ledger.chain import SignedHead, connect
+from common.ledger.charges import NOTHING
 from common.ledger.keys import (
     create_sealing_key,
     create_signing_key,
@@ -28,8 +28,9 @@ from common.ledger.keys import (
     sync_directory,
 )
 from common.ledger.receipts import Receipt, first_fork, read_receipts
-from common.ledger.records import NOTHING
 from common.ledger.rollback_guard import ServerStanding
+from common.ledger.rows import SignedHead
+from common.ledger.sqlite_file import connect
 from common.objects import write_atomically
 from common.sealing_rotation import rotate_sealing_key, sealing_notice
 from server.ledger.backup import backup

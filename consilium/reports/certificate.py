@@ -26,7 +26,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from common.canonical import sha256_file
 from common.config import Study
 from common.errors import InvalidInput
-from common.ledger.records import RecoveredRecord, RefusalRecord, ReleaseRecord, ReuseRecord, parse_record
+from common.ledger.charges import ReleaseRecord
+from common.ledger.records import RecoveredRecord, RefusalRecord, ReuseRecord, parse_record
 from common.objects import write_atomically
 from common.privacy.accounting import ACCOUNTANTS, Guarantee, guarantee, max_mu_squared
 from common.privacy.calibration import noise_multiplier

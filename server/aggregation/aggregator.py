@@ -26,8 +26,9 @@ from common.config import Study
 from common.envelope import asked, open_answered
 from common.errors import LedgerCorrupt, QuorumNotReached, Refused
 from common.events import EventLog
+from common.ledger.charges import RosterEntry
 from common.ledger.keys import signing_public_key
-from common.ledger.receipts import Position
+from common.ledger.rows import Position
 from common.messages import (
     MAX_RECEIPTS,
     MAX_RECEIPTS_BYTES,
@@ -48,7 +49,7 @@ from common.privacy.mechanism import AccountantName, QuerySpec
 from common.privacy.quantise import within
 from common.privacy.release import noisy_sum
 from common.sealing import SealContext, SealingKeys, unseal
-from server.ledger.server_ledger import Candidate, Ledger, RosterEntry, StoredAnswer
+from server.ledger.server_ledger import Candidate, Ledger, StoredAnswer
 from server.study.workspace import Site
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,11 @@ from fractions import Fraction
 from pathlib import Path
 
 from common.errors import ConsiliumError
-from common.ledger.chain import Row, check_link, connect
-from common.ledger.records import RefusalRecord, ReleaseRecord
+from common.ledger.charges import ReleaseRecord
+from common.ledger.records import RefusalRecord
+from common.ledger.rows import Row, check_link
 from common.ledger.server_state import Books
+from common.ledger.sqlite_file import connect
 
 ROWS_A_STEP = 250
 

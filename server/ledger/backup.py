@@ -13,8 +13,8 @@ import sqlite3
 from pathlib import Path
 
 from common.errors import InvalidInput
-from common.ledger.chain import connect
 from common.ledger.keys import sync_directory
+from common.ledger.sqlite_file import connect
 from server.ledger.verify import VerifyReport, verify
 
 

@@ -13,68 +13,46 @@ time, and each reads what the others wrote before it decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
-from heapq import merge
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from common.canonical import canonical_bytes, check_hash, rational, sha256_bytes
+from common.canonical import check_hash, rational, sha256_bytes
+from common.clock import Clock, utc_now
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
-from common.ledger.base_ledger import OpenLedger
-from common.ledger.chain import Chain, Clock, Row, SignedHead, body_digest, utc_now
-from common.ledger.keys import public_hex, signing_public_key
-from common.ledger.receipts import Link, Position, Receipt, ReceiptedRelease, check_arithmetic
-from common.ledger.records import (
-    MAX_NOTE_CHARACTERS,
-    NOTHING,
-    LostRecord,
+from common.ledger.chain import Chain
+from common.ledger.charges import (
     PoolDeclaration,
     ReleaseRecord,
-    ReuseRecord,
     Roster,
     RosterEntry,
     Spend,
-    StudyRecord,
     StudyTerms,
-    charge_of,
-    check_name,
+    check_ledger_name,
     check_roster,
-    parse_body,
-    parse_release,
-    release_body,
-    release_digest,
-    spends_to_json,
 )
-from common.ledger.rollback_guard import ServerStanding, kept_standing, standing_path
-from common.ledger.server_state import Books, Charge, Obstacle, Release
+from common.ledger.keys import public_hex
+from common.ledger.records import (
+    BooksRecord,
+    KeyRecord,
+    NoteRecord,
+    PoolRecord,
+    RefusalRecord,
+    ReuseRecord,
+    StudyRecord,
+    check_note,
+    parse_body,
+)
+from common.ledger.server_state import Charge, Obstacle, Release
 from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.mechanism import AccountantName, QuerySpec
-
-__all__ = [
-    "BatchResult",
-    "Candidate",
-    "Ledger",
-    "PoolDeclaration",
-    "RosterEntry",
-    "Row",
-    "SignedHead",
-    "Spend",
-    "StoredAnswer",
-]
-
-
-_Charged = Release | ReleaseRecord | LostRecord
+from server.ledger.server_receipts import IssuesReceipts
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +86,8 @@ class BatchResult:
     refused: tuple[str, ...]
 
 
-class Ledger(OpenLedger[Books]):
-    """A privacy ledger file. ``create`` or ``open`` it; a context manager, closed by ``close``."""
-
-    def __init__(self, chain: Chain) -> None:
-        """Use :meth:`create` or :meth:`open`."""
-        super().__init__(chain, Books())
-        self._standing_due = False
+class Ledger(IssuesReceipts):
+    """A privacy ledger file. :meth:`create` or :meth:`open` it; a context manager, closed by ``close``."""
 
     # --- opening and closing
 
@@ -178,8 +151,7 @@ class Ledger(OpenLedger[Books]):
         terms = StudyTerms.from_json(text)
         with self._writing():
             if terms.id not in self._books.studies:
-                row = self._chain.append("study", {"study": text, "study_id": terms.id})
-                self._books.enter(row, StudyRecord(terms, pool=None))
+                self._append(StudyRecord(text, terms.id))
         return terms.id
 
     def declare_pool(self, declaration: PoolDeclaration) -> None:
@@ -191,7 +163,7 @@ class Ledger(OpenLedger[Books]):
         with self._writing():
             if self._books.pools.get(declaration.pool) != declaration:
                 self._books.check_pool(declaration)
-                self._books.enter(self._chain.append("pool", declaration.to_json()))
+                self._append(PoolRecord(declaration))
 
     def declare_books(self, pool: str, ledger_id: str) -> None:
         """Put on record which site ledger keeps a declared pool's books at its hospital; again, it adds no row.
@@ -201,157 +173,19 @@ class Ledger(OpenLedger[Books]):
         with self._writing():
             self._books.check_books(pool, ledger_id)
             if pool not in self._books.pool_books:
-                self._books.enter(self._chain.append("books", {"books": ledger_id, "pool": pool}))
+                self._append(BooksRecord(pool, ledger_id))
 
     def note(self, text: str) -> None:
         """Put a remark on record; it changes no sum. Not a place for patients' data."""
-        if not isinstance(text, str) or not 1 <= len(text) <= MAX_NOTE_CHARACTERS:
-            raise InvalidInput("note", value=len(text), limit=f"1 to {MAX_NOTE_CHARACTERS} characters")
+        check_note(text)
         with self._writing():
-            self._books.enter(self._chain.append("note", {"text": text}))
+            self._append(NoteRecord(text))
 
     def rotate_key(self, new_key: Ed25519PrivateKey) -> None:
         """Hand signing over: the old key signs the row that introduces ``new_key``, the new one all later heads."""
         with self._writing():
-            body: dict[str, object] = {"proof": self._chain.possession(new_key), "public_key": public_hex(new_key)}
-            row = self._chain.append("key", body)
-            self._books.enter(row)
+            self._append(KeyRecord(public_hex(new_key), self._chain.possession(new_key)))
         self._chain.use_key(new_key)
-
-    def recover(self, receipts: Iterable[Receipt], *, standing: ServerStanding | None = None) -> int:
-        """After an old copy was restored: enter as spent every receipted charge this ledger lost; how many there were.
-
-        What ``standing`` (by default the one kept beside the file, if the file is older) shows beyond that is charged
-        too, in one row: answers that were drawn, and perhaps used, before any receipt arrived.
-
-        The answers are gone; asked again, such a query is a new release and a new charge. Charges are entered even
-        where they pass a limit: what was released was released. A pool that was lost too is declared again as its own
-        site's receipts, or the standing, state it. InvalidInput for a receipt this ledger's key did not sign, for
-        receipts or a standing of another ledger or of a study that must be registered again first, and for a pool
-        nothing given here declares.
-        """
-        entered = 0
-        receipts = tuple(receipts)
-        if standing is None and self.forgotten() is not None:
-            standing = ServerStanding.load(standing_path(self._chain.path))
-        with self._writing():
-            for receipt in receipts:
-                self._check_origin(receipt)
-                if receipt.declaration.pool not in self._books.pools:
-                    self._books.enter(self._chain.append("pool", receipt.declaration.to_json()))
-            if standing is not None:
-                self._check_standing(standing)
-            for receipt in receipts:
-                self._check_recoverable(receipt)
-                for release in receipt.releases:
-                    release_hash = release_digest(release.body)
-                    known = self._books.releases.get(release.body["query_id"])
-                    if release_hash in self._books.recovered or (known and self._is_here(known, release.body)):
-                        continue
-                    body: dict[str, object] = {
-                        "origin": receipt.site,
-                        "release": release.body,
-                        "release_hash": release_hash,
-                    }
-                    self._books.enter(self._chain.append("recovered", body))
-                    entered += 1
-            if standing is not None:
-                self._charge_lost(standing)
-                self._standing_due = True  # also where nothing was missing but the rows' numbers
-        return entered
-
-    def _check_standing(self, standing: ServerStanding) -> None:
-        """That the standing is of this ledger; pools the copy does not know are declared again as it states them."""
-        if standing.head.ledger_id != self.ledger_id:
-            raise InvalidInput("standing", value=standing.head.ledger_id, limit=f"of this ledger, {self.ledger_id}")
-        unknown = sorted(standing.studies.keys() - self._books.studies.keys())
-        if unknown:
-            raise InvalidInput("studies of the standing", value=unknown, remedy="register them again: --study FILE")
-        for declaration in standing.declarations:
-            if declaration.pool not in self._books.pools:
-                self._books.enter(self._chain.append("pool", declaration.to_json()))
-
-    def _charge_lost(self, standing: ServerStanding) -> None:
-        """Charge what the standing shows beyond the rows; nothing if they hold it all."""
-        pools = {pool: spend.beyond(self._books.spent(pool)) for pool, spend in standing.pools.items()}
-        studies = {
-            study: {pool: spend.beyond(self._books.spent_in(study, pool)) for pool, spend in spends.items()}
-            for study, spends in standing.studies.items()
-        }
-        if any(spend != NOTHING for spends in (pools, *studies.values()) for spend in spends.values()):
-            body: dict[str, object] = {
-                "kept_row": standing.head.seq,
-                "pools": spends_to_json(pools),
-                "studies": {study: spends_to_json(spends) for study, spends in studies.items()},
-            }
-            self._books.enter(self._chain.append("lost", body))
-
-    def forgotten(self) -> str | None:
-        """What shows that this file is an older copy than the one that charged last; None if nothing does.
-
-        The standing beside the file tells. Where it was rolled back together with the file, sites do that hold a later
-        receipt; where none had arrived yet, nothing can.
-        """
-        path = kept_standing(self._chain.path)
-        if path is None:
-            return None
-        head = ServerStanding.load(path).head
-        if head.ledger_id != self.ledger_id:
-            return f"the standing kept with {self._chain.path} is of another ledger, {head.ledger_id}"
-        if self.contains(Position(head.seq, head.hash)):
-            return None
-        return (
-            f"the ledger {self._chain.path} ends at row {self._books.row_count} and had charged in row {head.seq} "
-            "before: an older copy was put in its place"
-        )
-
-    def lost(self) -> dict[str, Spend]:
-        """What was charged to each pool because an older copy had forgotten it and no receipt told of it."""
-        self._catch_up()
-        found: dict[str, Spend] = {}
-        for record in self._books.lost.values():
-            for pool, spend in record.pools.items():
-                found[pool] = found.get(pool, NOTHING) + spend
-        return found
-
-    def _make_good_standing(self) -> None:
-        """Write a standing that a crash, or a version before there were any, left out."""
-        path = kept_standing(self._chain.path)
-        known = 0 if path is None else ServerStanding.load(path).head.seq
-        if known < self._books.last_charge:
-            self._keep_standing()
-
-    def _keep_standing(self) -> None:
-        with self._chain.transaction():  # the writer's place, so that no earlier standing replaces a later one
-            self._catch_up()
-            ServerStanding(
-                head=self._chain.head(),
-                pools=self._books.all_spent(),
-                studies=self._books.all_spent_in(),
-                declarations=tuple(self._books.pools.values()),
-            ).save(standing_path(self._chain.path))
-        self._standing_due = False
-
-    def _check_origin(self, receipt: Receipt) -> None:
-        if receipt.ledger_id != self.ledger_id:
-            raise InvalidInput("receipt", value=receipt.ledger_id, limit=f"of this ledger, {self.ledger_id}")
-        if not any(receipt.is_genuine(signing_public_key(key)) for _, key in self._books.key.history):
-            raise InvalidInput("receipt", limit="signed by this ledger's key")
-
-    def _check_recoverable(self, receipt: Receipt) -> None:
-        study = self._books.studies.get(receipt.study_id)
-        pools = {pool for release in receipt.releases for _, pool in release.body["roster"]}
-        lost = sorted(pools - self._books.pools.keys())
-        if study is None or lost:
-            raise InvalidInput(
-                "receipt names what this ledger does not know",
-                value=lost or receipt.study_id,
-                remedy="register the study again, and give the receipts of all sites at once",
-            )
-        check_arithmetic(receipt, study)
-
-    def _is_here(self, known: Release, body: dict[str, Any]) -> bool:
-        return known.answer_sha256 == body["answer_sha256"] and self._chain.row(known.seq).body == _text(body)
 
     # --- releasing
 
@@ -371,7 +205,7 @@ class Ledger(OpenLedger[Books]):
         raises, or InvalidInput if it returns anything but int64[l]. After an exception nothing is charged or stored,
         except where the commit itself was interrupted: asking again tells.
         """
-        check_name(batch_id, what="batch id")
+        check_ledger_name(batch_id, what="batch id")
         ordered = check_roster(tuple(roster))
         queries = [(candidate, candidate.query.id) for candidate in candidates]
         if len({query_id for _, query_id in queries}) != len(queries):
@@ -379,9 +213,7 @@ class Ledger(OpenLedger[Books]):
         answers: list[StoredAnswer] = []
         refused: list[str] = []
         with self._writing():
-            study = self._books.studies.get(study_id)
-            if study is None:
-                raise InvalidInput("study", value=study_id, limit="a study registered in this ledger")
+            study = self._study(study_id)
             if len(ordered) < study.quorum:
                 raise QuorumNotReached(
                     f"{len(ordered)} sites are on the roster and the study's quorum is {study.quorum}; "
@@ -408,43 +240,21 @@ class Ledger(OpenLedger[Books]):
                 self._refuse(study_id, batch_id, refused, obstacle)
         return BatchResult(tuple(answers), tuple(refused))
 
+    def _study(self, study_id: str) -> StudyTerms:
+        if study_id not in self._books.studies:
+            raise InvalidInput("study", value=study_id, limit="a study registered in this ledger")
+        return self._books.studies[study_id]
+
     def _charge(
         self, study: StudyTerms, batch_id: str, candidate: Candidate, query_id: str, roster: Roster, charge: Charge
     ) -> StoredAnswer:
         query = candidate.query
         noisy = _checked_answer(candidate.make_answer(), dimension=query.mechanism.dimension)
         data = noisy.astype("<i8").tobytes()
-        answer_sha256 = sha256_bytes(data)
-        body = release_body(
-            study=study,
-            batch_id=batch_id,
-            query=query,
-            query_id=query_id,
-            roster=roster,
-            answer_sha256=answer_sha256,
-        )
-        row = self._chain.append("release", body, payload=(query_id, data))
-        voters = len(roster) * query.mechanism.voters_per_site
-        record = ReleaseRecord(
-            study_id=study.id,
-            batch_id=batch_id,
-            query=query,
-            query_id=query_id,
-            roster=roster,
-            voters=voters,
-            answer_sha256=answer_sha256,
-        )
+        record = ReleaseRecord.of(study, batch_id, query, query_id, roster, sha256_bytes(data))
+        row = self._chain.append("release", record.to_json(), payload=(query_id, data))
         self._books.enter(row, record, charge=charge)
-        return StoredAnswer(
-            query=query,
-            noisy_sum=noisy,
-            roster=roster,
-            voters=voters,
-            seq=row.seq,
-            row_hash=row.hash,
-            study_id=study.id,
-            batch_id=batch_id,
-        )
+        return _answer(query, noisy, self._books.releases[query_id])
 
     def _uses(self, study: StudyTerms, query_id: str) -> bool:
         return self._books.releases[query_id].study_id == study.id or query_id in self._books.reused.get(study.id, {})
@@ -462,21 +272,13 @@ class Ledger(OpenLedger[Books]):
         planned = self._books.plan_reuse(query_id, study_id=study.id)
         if isinstance(planned, Obstacle):
             return planned
-        row = self._chain.append("reuse", {"query_ids": [query_id], "study": study.id})
-        self._books.enter(row, ReuseRecord(study_id=study.id, query_ids=(query_id,)), charge=planned)
+        record = ReuseRecord(study.id, (query_id,))
+        self._books.enter(self._chain.append("reuse", record.to_json()), record, charge=planned)
         return None
 
     def _refuse(self, study_id: str, batch_id: str, refused: list[str], obstacle: Obstacle) -> None:
-        body: dict[str, object] = {
-            "batch": batch_id,
-            "pool": obstacle.pool,
-            "query_ids": refused,
-            "reason": obstacle.reason,
-            "remaining": rational(obstacle.remaining),
-            "requested": rational(obstacle.requested),
-            "study": study_id,
-        }
-        self._books.enter(self._chain.append("refusal", body))
+        amounts = rational(obstacle.requested), rational(obstacle.remaining)
+        self._append(RefusalRecord(study_id, batch_id, tuple(refused), obstacle.reason, obstacle.pool, *amounts))
 
     # --- reading
 
@@ -526,9 +328,7 @@ class Ledger(OpenLedger[Books]):
     def study_guarantees(self, study_id: str) -> dict[AccountantName, Guarantee]:
         """What the study's answers cost the pool they cost most, by every gate accountant, at the study's δ."""
         self._catch_up()
-        study = self._books.studies.get(study_id)
-        if study is None:
-            raise InvalidInput("study", value=study_id, limit="a study registered in this ledger")
+        study = self._study(study_id)
         sums = (self._books.spent_in(study_id, pool).mu_squared for pool in self._books.study_pools(study_id))
         worst = max(sums, default=Fraction(0))
         return {name: guarantee(worst, study.budget, study.protection, name) for name in AccountantName}
@@ -543,44 +343,6 @@ class Ledger(OpenLedger[Books]):
             name: guarantee(spend.mu_squared, declared.budget, declared.protection, name) for name in AccountantName
         }
 
-    def batch_receipts(self, study_id: str, batch_id: str) -> tuple[Receipt, ...]:
-        """Signed receipts for what a batch released: one for each transaction and each site on its roster.
-
-        They are made from the rows alone: a receipt that was lost can be issued again, with the same head and totals.
-        """
-        self._catch_up()
-        released = (r for r in self._books.releases.values() if (r.study_id, r.batch_id) == (study_id, batch_id))
-        sites = dict.fromkeys(entry.site for release in released for entry in release.roster)
-        found = (receipt for site in sites for receipt in self.site_receipts(site) if receipt.batch_id == batch_id)
-        return tuple(sorted(found, key=lambda receipt: receipt.head.seq))
-
-    def site_receipts(self, site: str, *, after: int = 0) -> tuple[Receipt, ...]:
-        """Every receipt of one site whose head is past row ``after``, in order: what it needs after a gap.
-
-        Reads backwards from the newest row to ``after``, and on to the site's receipt before that, but not the rest.
-        """
-        self._catch_up()
-        return tuple(self._receipts(site, after=after))[::-1]
-
-    def contains(self, position: Position) -> bool:
-        """Whether this very row is in the ledger: if a site holds a signed head that is not, the ledger was rolled
-        back or forked. The place before the first row is in every ledger."""
-        self._catch_up()
-        if position == Position():
-            return True
-        found = self._chain.rows_between(position.seq - 1, position.seq)
-        return bool(found) and found[0].hash == position.hash
-
-    @property
-    def ledger_id(self) -> str:
-        """The random name this ledger got when it was made; every signature covers it."""
-        return self._books.key.ledger_id
-
-    @property
-    def public_key(self) -> str:
-        """The key that signs heads now, in hex."""
-        return self._books.key.public_key
-
     # --- helpers
 
     def _stored(self, query_id: str) -> StoredAnswer:
@@ -588,107 +350,10 @@ class Ledger(OpenLedger[Books]):
         found = self._chain.payload(query_id)
         if found is None or found[0] != release.seq or sha256_bytes(found[1]) != release.answer_sha256:
             raise LedgerCorrupt("the stored answer is not the one that was charged", row=release.seq)
-        query = parse_release(parse_body(self._chain.row(release.seq).body)).query
+        query = ReleaseRecord.from_json(parse_body(self._chain.row(release.seq).body)).query
         noisy = np.frombuffer(found[1], dtype="<i8").astype(np.int64)
         noisy.flags.writeable = False
         return _answer(query, noisy, release)
-
-    def _receipts(self, site: str, *, after: int) -> Iterator[Receipt]:
-        """A site's receipts past row ``after``, newest first: its sums are today's less what was charged since."""
-        totals: dict[str, Spend] = {}
-        newer: Callable[[int], Receipt] | None = None  # waits to be told where the receipt before it ends
-        for end, group in groupby(self._newest_charges(), key=lambda item: self._chain.transaction_end(item[0])):
-            if newer is None and end <= after:
-                return
-            items = [item for _, item in group][::-1]
-            released = [item for item in items if isinstance(item, Release)]
-            entry = next((entry for entry in (released[0].roster if released else ()) if entry.site == site), None)
-            if newer is not None and entry is not None:
-                yield newer(end)
-                newer = None
-            if end <= after:
-                continue
-            reached = {pool: totals.get(pool, self._books.spent(pool)) for pool in self._pools_of(items, site)}
-            totals |= {pool: self._less(spend, items, pool) for pool, spend in reached.items()}
-            if entry is not None:
-                spends = totals[entry.pool], reached[entry.pool]
-                newer = partial(self._receipt, released, entry, end=end, spends=spends)
-        if newer is not None:
-            yield newer(0)
-
-    def _newest_charges(self) -> Iterator[tuple[int, _Charged]]:
-        """Row and facts of every charge, the newest first."""
-        own = ((release.seq, release) for release in reversed(self._books.releases.values()))
-        recovered, lost = reversed(self._books.recovered.values()), reversed(self._books.lost.items())
-        return merge(own, recovered, lost, key=itemgetter(0), reverse=True)
-
-    def _pools_of(self, items: Iterable[_Charged], site: str) -> Iterator[str]:
-        """The pools of one site that these charged."""
-        for item in items:
-            if isinstance(item, LostRecord):
-                yield from (pool for pool in item.pools if self._books.pools[pool].site == site)
-            else:
-                yield from (entry.pool for entry in item.roster if entry.site == site)
-
-    def _less(self, spend: Spend, items: list[_Charged], pool: str) -> Spend:
-        """What a pool had spent before ``items``, of which ``spend`` is the sum after them."""
-        protection = self._books.pools[pool].protection
-        for item in items:
-            if isinstance(item, LostRecord):
-                spend = spend.beyond(item.pools.get(pool, NOTHING))
-            elif any(entry.pool == pool for entry in item.roster):
-                mechanism = item.mechanism if isinstance(item, Release) else item.query.mechanism
-                cost = charge_of(mechanism, protection, self._books.studies[item.study_id].protection)
-                spend = Spend(spend.mu_squared - cost, spend.releases - 1, spend.coordinates - mechanism.dimension)
-        return spend
-
-    def _receipt(
-        self, released: list[Release], entry: RosterEntry, start: int, *, end: int, spends: tuple[Spend, Spend]
-    ) -> Receipt:
-        rows = self._chain.rows_between(start, end)
-        bodies = {row.seq: row.body for row in rows}
-        receipt = Receipt(
-            study_id=released[0].study_id,
-            batch_id=released[0].batch_id,
-            site=entry.site,
-            declaration=self._books.pools[entry.pool],
-            releases=tuple(ReceiptedRelease(item.seq, parse_body(bodies[item.seq])) for item in released),
-            before=spends[0],
-            after=spends[1],
-            previous=Position(start, rows[0].prev_hash),
-            links=tuple(Link(row.time_utc, row.kind, body_digest(row.body)) for row in rows),
-            head=self._chain.head(end),
-        )
-        return receipt.signed(self._chain.signing_key)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """One write transaction: read what others wrote, let the block append, commit; on any exception undo it all.
-
-        If it charged something, the standing follows it. Where that fails the charge is durable and the caller gets the
-        error; the next write, or the next opening, makes the standing good.
-        """
-        try:
-            with self._chain.transaction():
-                self._catch_up()
-                before = self._books.last_charge
-                if self._chain.public_key != self._books.key.public_key:
-                    raise InvalidInput(
-                        "signing key", limit="the ledger's current key", remedy="it was rotated; open with the new key"
-                    )
-                self._books.begin()
-                yield
-        except BaseException:
-            self._books.roll_back()
-            raise
-        self._books.settle()
-        self._standing_due |= self._books.last_charge != before
-        if self._standing_due:
-            self._keep_standing()
-
-
-def _text(body: dict[str, Any]) -> str:
-    return canonical_bytes(body).decode()
 
 
 def _answer(query: QuerySpec, noisy: NDArray[np.int64], release: Release) -> StoredAnswer:

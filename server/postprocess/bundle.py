@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from common.bundle_archive import pack
+from common.clock import Clock, utc_now
 from common.config import Study
 from common.errors import InvalidInput
 from common.events import EventLog
-from common.ledger.chain import Clock, body_digest, format_time, utc_now
 from common.ledger.keys import load_signing_key
-from common.ledger.receipts import Link
+from common.ledger.rows import Link, body_digest, format_time
 from common.models.bundle_facts import BundlePrivacy
 from common.models.student_bundle import export_bundle
 from common.objects import write_atomically

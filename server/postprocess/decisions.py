@@ -10,13 +10,12 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
 from common.canonical import canonical_bytes, check_hash, checked_fields
+from common.clock import Clock, utc_now
 from common.errors import InvalidInput
 from common.objects import write_atomically
 
@@ -98,14 +97,10 @@ def take_over(source: Path, target: Path) -> None:
     write_atomically(target, source.read_bytes(), mode=0o600)
 
 
-def utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 class DecisionStore:
     """Appends to one file; several writers take turns by its lock."""
 
-    def __init__(self, path: Path, *, clock: Callable[[], datetime] = utc_now) -> None:
+    def __init__(self, path: Path, *, clock: Clock = utc_now) -> None:
         self._path, self._clock = path, clock
 
     @property

@@ -16,6 +16,7 @@ from common.admission import StatedBooks
 from common.canonical import sha256_file
 from common.config import Study, render_study
 from common.errors import InvalidInput
+from common.ledger.charges import PoolDeclaration
 from common.ledger.keys import (
     create_sealing_key,
     create_signing_key,
@@ -29,7 +30,7 @@ from common.privacy.figures import epsilon_text
 from common.privacy.mechanism import GRID_BITS
 from common.study_mechanism import study_mechanism
 from server.aggregation.progress import OnStage
-from server.ledger.server_ledger import Ledger, PoolDeclaration
+from server.ledger.server_ledger import Ledger
 from server.protocols.base import protocol_of
 from server.study.workspace import CodecRecord, Site, Workspace
 

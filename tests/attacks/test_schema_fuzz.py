@@ -42,7 +42,7 @@ from common.codecs.base import load_codec
 from common.envelope import answered, asked, body_of
 from common.errors import ConsiliumError, InvalidInput, QuorumNotReached
 from common.events import EventLog
-from common.ledger.chain import head_message
+from common.ledger.rows import head_message
 from common.messages import (
     MAX_MESSAGE_BYTES,
     CodesReply,

@@ -24,9 +24,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from common.canonical import sha256_bytes, sha256_file
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, render_study
 from common.events import EventLog
+from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.privacy.mechanism import QuerySpec
 from common.study_mechanism import study_mechanism
-from server.ledger.server_ledger import Candidate, Ledger, PoolDeclaration, RosterEntry
+from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import verify
 from server.study.workspace import Site, Workspace
 from tests.browser.conftest import PASSWORD, Dashboard, serving

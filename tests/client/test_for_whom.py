@@ -21,6 +21,7 @@ from common.messages import CodesRequest, OfferReply, decode, encode
 from common.sealing_rotation import SealingNotice
 from server.ledger.verify import verify
 from tests.client.test_control import site_toml
+from tests.common.ledger.ledger_world import write_raw
 from tests.federation import Federation
 
 OTHER_LEDGER = "e" * 32
@@ -201,7 +202,8 @@ def test_a_notice_nobody_signed_opens_no_way_to_another_key(fed: Federation, dir
 def write_old_reservation(fed: Federation) -> None:
     query, ledger = fed.planned()[0], ledger_of(fed)
     with ledger._writing():
-        ledger._append(
+        write_raw(
+            ledger,
             "reservation",
             {"pool": "pool-0", "query": query.to_json(), "query_id": query.id, "study": fed.study.id},
         )
@@ -228,5 +230,5 @@ def test_a_reservation_row_with_half_of_the_new_fields_or_nonsense_is_no_row(fed
     body = {"pool": "pool-0", "query": query.to_json(), "query_id": query.id, "study": fed.study.id}
     for more in ({"ledger": "a/../b c"}, {"sealing_key": "zz"}, {"ledger": 1}, {"server": "x"}):
         with pytest.raises((InvalidInput, LedgerCorrupt)), ledger._writing():
-            ledger._append("reservation", body | more)
-    assert ledger.reserved(query.id) is None
+            write_raw(ledger, "reservation", body | more)
+    assert query.id not in ledger._books.reservations

@@ -16,6 +16,7 @@ from common.messages import encode
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
 from server.ledger.verify import verify
+from tests.common.ledger.ledger_world import write_raw
 from tests.federation import Federation, ball, make_study
 
 VOTERS = 2
@@ -106,7 +107,7 @@ def test_codes_that_an_older_version_left_behind_never_leave_and_go_at_the_next_
     ledger, path = ledger_of(fed), fed.root / "site-0" / "site-ledger.sqlite"
     (stored,) = ask(fed, fed.planned()[:1])
     with ledger._writing():  # as a version wrote it that deleted nothing
-        ledger._append("patient", {"slot": 1, "subject": "a" * 64, "voter": 1, "weights": ""})
+        write_raw(ledger, "patient", {"slot": 1, "subject": "a" * 64, "voter": 1, "weights": ""})
     assert ledger.code(fed.planned()[0].id) is None
     assert verify(path).ok
     caps = fed.workers[100]._config.caps
@@ -193,10 +194,10 @@ def test_a_second_code_without_a_withdrawal_in_between_is_no_ledger(fed: Federat
     ask(fed, queries)
     body = next(row.body for row in ledger.rows() if row.kind == "code")
     with pytest.raises(LedgerCorrupt, match="until a patient is withdrawn"), ledger._writing():
-        ledger._append("code", parse_body(body))
+        write_raw(ledger, "code", parse_body(body))
     withdraw(fed, 1)
     with pytest.raises(LedgerCorrupt, match="which no row before introduces"), ledger._writing():
-        ledger._append("code", parse_body(body) | {"teachers": "d" * 64})
+        write_raw(ledger, "code", parse_body(body) | {"teachers": "d" * 64})
 
 
 def test_nothing_but_a_withdrawal_deletes_a_code(fed: Federation) -> None:

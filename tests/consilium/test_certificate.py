@@ -16,12 +16,13 @@ from typer.testing import CliRunner
 from common.config import DataConfig, PrivacyConfig, Study
 from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput, LedgerCorrupt
+from common.ledger.charges import RosterEntry
 from common.ledger.keys import load_signing_key, public_hex
 from common.privacy.accounting import epsilon_exact
 from consilium.cli.certificate import app
 from consilium.cli.ledger import verify_app
 from consilium.reports.certificate import certificate_facts
-from server.ledger.server_ledger import Candidate, Ledger, RosterEntry
+from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import verify
 from server.protocols.per_volume import plan_queries
 from server.study import create_study as setup

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from client.operations.serve import serve
 from common.config import TrainingConfig, render_study
 from common.events import read_events
-from common.ledger.server_state import Spend
+from common.ledger.charges import Spend
 from common.privacy.accounting import Guarantee
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify

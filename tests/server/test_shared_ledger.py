@@ -18,12 +18,13 @@ from common.admission import JoinRequest, read_request, write_request
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.events import read_events
+from common.ledger.charges import RosterEntry
 from common.ledger.keys import load_signing_key
 from common.ledger.rollback_guard import ServerStanding, standing_path
 from common.node_auth import read_admitted
 from common.privacy.mechanism import Protection, Relation, Unit
 from consilium.cli.study import status_facts, study_app
-from server.ledger.server_ledger import Candidate, Ledger, RosterEntry
+from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import verify
 from server.operations import provision
 from server.protocols.per_volume import plan_queries

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from common.config import Study
 from common.errors import InvalidInput
-from common.ledger.records import Spend, charge_of
+from common.ledger.charges import Spend, charge_of
 from common.privacy.accounting import epsilon_by, guarantee
 from common.privacy.figures import epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection

@@ -33,8 +33,8 @@ from common.config import Study, TrainingConfig, render_study
 from common.data.msd import Case, write_dataset
 from common.errors import InvalidInput, LedgerCorrupt
 from common.events import EventLog
-from common.ledger.chain import NO_HASH, SignedHead, head_message, row_hash
 from common.ledger.keys import public_hex
+from common.ledger.rows import NO_HASH, SignedHead, head_message, row_hash
 from common.metrics import dice_per_class, hd95_mm
 from common.models.unet import build_unet, save_weights
 from common.node_auth import AdmittedNode, write_admitted

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -14,9 +15,11 @@ from numpy.typing import NDArray
 
 from common.canonical import sha256_bytes
 from common.config import DataConfig, PrivacyConfig, Study
+from common.ledger.charges import PoolDeclaration, RosterEntry
+from common.ledger.receipts import Receipt
 from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, QuerySpec, Relation, Unit
-from server.ledger.server_ledger import BatchResult, Candidate, Ledger, PoolDeclaration, RosterEntry
+from server.ledger.server_ledger import BatchResult, Candidate, Ledger
 
 HOSPITAL = Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE)
 PATIENT = Protection(unit=Unit.PATIENT, relation=Relation.REPLACE_ONE)
@@ -129,3 +132,14 @@ class World:
     def reopen(self) -> None:
         self.ledger.close()
         self.ledger = Ledger.open(self.path, signing_key=self.key, clock=Ticking())
+
+
+def batch_receipts(ledger: Ledger, batch: str) -> list[Receipt]:
+    """Every site's receipts of a batch, in order of their heads."""
+    found = [receipt for site in SITES for receipt in ledger.site_receipts(site) if receipt.batch_id == batch]
+    return sorted(found, key=lambda receipt: receipt.head.seq)
+
+
+def write_raw(ledger: Any, kind: str, body: dict[str, object], *, payload: tuple[str, bytes] | None = None) -> None:
+    """A row with this very body, whatever the ledger itself would write; inside ``ledger._writing()``."""
+    ledger._books.enter(ledger._chain.append(kind, body, payload=payload))

@@ -59,7 +59,7 @@ def test_a_kept_head_or_receipt_is_compared(world: World, tmp_path: Path) -> Non
     assert printed.exit_code == 0
     head.write_text(printed.stdout)
     receipt = tmp_path / "receipt.json"
-    receipt.write_text(world.ledger.batch_receipts(world.study.id, "b1")[0].render())
+    receipt.write_text(world.ledger.site_receipts("aachen")[0].render())
     result = RUN.invoke(verify_app, [path, "--head", str(head), "--head", str(receipt), "--json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout)["witnesses"] == 2

@@ -16,10 +16,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.ledger.site_ledger import SiteLedger
+from common.canonical import rational
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.ledger.charges import Spend, event_json
 from common.ledger.receipts import Receipt, first_fork
-from common.ledger.records import Spend, event_json
 from common.ledger.rollback_guard import Standing, standing_path
 from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, QuerySpec
@@ -32,6 +33,7 @@ from tests.common.ledger.ledger_world import (
     PATIENT,
     Ticking,
     World,
+    batch_receipts,
     make_mechanism,
     make_query,
     make_study,
@@ -79,7 +81,7 @@ def queries(*numbers: int, mechanism: Mechanism = MECHANISM) -> list[QuerySpec]:
 
 
 def receipt_for(world: World, batch: str, site: str = "aachen") -> Receipt:
-    found = [item for item in world.ledger.batch_receipts(world.study.id, batch) if item.site == site]
+    found = [item for item in batch_receipts(world.ledger, batch) if item.site == site]
     assert len(found) == 1
     return Receipt.parse(found[0].render())
 
@@ -99,8 +101,8 @@ def test_acceptance_is_charged_at_once_and_stays_charged(site: Hospital) -> None
     spent = site.ledger.spent()
     assert spent.releases == 3
     assert spent.mu_squared == 3 * (Fraction(2 * MECHANISM.radius_int) / MECHANISM.noise_std) ** 2
-    assert site.ledger.reserved(queries(2)[0].id) == queries(2)[0]
-    assert site.ledger.reserved(queries(9)[0].id) is None
+    assert site.ledger._books.reservations[queries(2)[0].id].query == queries(2)[0]
+    assert queries(9)[0].id not in site.ledger._books.reservations
 
 
 def test_an_offer_repeated_costs_nothing(site: Hospital) -> None:
@@ -272,8 +274,10 @@ def test_receipts_are_checked_and_kept(world: World, site: Hospital) -> None:
         receipt = run_batch(world, site, batch, 2 * number, 2 * number + 1)
         site.ledger.record_receipt(receipt, public_key=world.key.public_key())
         assert receipt.after == world.ledger.spent("aachen-mri") == site.ledger.spent()
-    assert receipt.mechanisms == (MECHANISM, MECHANISM)
-    assert [entry[0] for entry in receipt.roster] == ["aachen", "bergen", "cadiz"]
+    release = receipt.releases[0].release
+    assert [mechanism.radius_int for mechanism in receipt.mechanisms] == [1 << 16, 1 << 16]  # C = 1 on the grid
+    assert release.event["noise_multiplier"] == rational(MECHANISM.noise_std / (2 * MECHANISM.radius_int))
+    assert [entry.site for entry in release.roster] == ["aachen", "bergen", "cadiz"]
     site.reopen()
     assert len(site.ledger.receipts()) == 3
     head = world.ledger.head()
@@ -351,8 +355,8 @@ def test_a_server_that_states_a_cheaper_event_is_caught(world: World, site: Hosp
     receipt = run_batch(world, site, "b1", 1)
     quieter = replace(MECHANISM, noise_std=MECHANISM.noise_std * 2)
     event = event_json(quieter, world.study.privacy.protection)
-    body = {**receipt.releases[0].body, "event": event}
-    altered = replace(receipt, releases=(replace(receipt.releases[0], body=body),))
+    stated = replace(receipt.releases[0].release, event=event)
+    altered = replace(receipt, releases=(replace(receipt.releases[0], release=stated),))
     assert_alarm(site, world, altered.signed(world.key), "other than the one in the chain")
 
 
@@ -416,7 +420,7 @@ def test_a_server_that_edited_the_study_is_caught(world: World, site: Hospital) 
     world.ledger.register_study(edited)
     site.ledger.reserve(world.study.id, queries(1))
     world.release(queries(1), study=edited.id)
-    receipt = next(item for item in world.ledger.batch_receipts(edited.id, "b1") if item.site == "aachen")
+    receipt = next(item for item in batch_receipts(world.ledger, "b1") if item.site == "aachen")
     assert_alarm(site, world, receipt, "never consented")
 
 
@@ -523,7 +527,7 @@ def test_receipts_of_another_unit_are_caught(tmp_path: Path, world: World) -> No
     with hospital.ledger as ledger:
         ledger.reserve(per_patient.id, queries(1))
         world.release(queries(1), study=per_patient.id)
-        receipt = world.ledger.batch_receipts(per_patient.id, "b1")[0]
+        receipt = batch_receipts(world.ledger, "b1")[0]
         with pytest.raises(LedgerCorrupt, match="another unit"):
             ledger.record_receipt(receipt, public_key=world.key.public_key())
 

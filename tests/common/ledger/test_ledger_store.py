@@ -14,13 +14,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
-from common.ledger import chain
-from common.ledger.receipts import Position
-from common.ledger.records import charge_of
+from common.ledger import chain, sqlite_file
+from common.ledger.charges import PoolDeclaration, RosterEntry, Spend, charge_of
+from common.ledger.rows import Position
 from common.privacy.accounting import MAX_COORDINATES
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, QuerySpec
-from server.ledger import server_ledger as store
-from server.ledger.server_ledger import Candidate, Ledger, PoolDeclaration, RosterEntry, Spend
+from server.ledger import server_receipts
+from server.ledger.server_ledger import Candidate, Ledger
 from tests.common.ledger.ledger_world import (
     BUDGET,
     HOSPITAL,
@@ -521,8 +521,8 @@ def test_an_old_schema_is_migrated_once_by_its_hook(world: World, monkeypatch: p
         calls.append(role)
         connection.execute("CREATE TABLE extra (a INTEGER) STRICT")
 
-    monkeypatch.setattr(chain, "SCHEMA_VERSION", 2)
-    monkeypatch.setitem(chain.MIGRATIONS, 1, upgrade)
+    monkeypatch.setattr(sqlite_file, "SCHEMA_VERSION", 2)
+    monkeypatch.setitem(sqlite_file.MIGRATIONS, 1, upgrade)
     with pytest.raises(InvalidInput, match="migrate"):
         Ledger.open(world.path)
     for _ in range(2):
@@ -539,8 +539,8 @@ def test_a_failed_migration_leaves_the_old_file(world: World, monkeypatch: pytes
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(chain, "SCHEMA_VERSION", 2)
-        patch.setitem(chain.MIGRATIONS, 1, fail)
+        patch.setattr(sqlite_file, "SCHEMA_VERSION", 2)
+        patch.setitem(sqlite_file.MIGRATIONS, 1, fail)
         with pytest.raises(OSError, match="disk full"):
             Ledger.open(world.path, signing_key=world.key)
     with Ledger.open(world.path, signing_key=world.key) as ledger:
@@ -591,7 +591,7 @@ def test_receipts_past_a_row_read_no_charge_before_it(world: World, monkeypatch:
         for row in range(world.ledger.row_count + 1):
             assert world.ledger.site_receipts(site, after=row) == tuple(r for r in receipts if r.head.seq > row)
     charged: list[object] = []
-    monkeypatch.setattr(store, "charge_of", lambda *args: charged.append(args) or charge_of(*args))
+    monkeypatch.setattr(server_receipts, "charge_of", lambda *args: charged.append(args) or charge_of(*args))
     held = everything["aachen"][-2].head.seq
     assert world.ledger.site_receipts("aachen", after=held) == everything["aachen"][-1:]
     assert len(charged) == 1

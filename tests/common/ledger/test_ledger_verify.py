@@ -15,9 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.canonical import sha256_bytes
 from common.errors import InvalidInput, LedgerCorrupt
-from common.ledger.chain import SignedHead, schema_sql
-from common.ledger.records import parse_body, release_body
+from common.ledger.charges import ReleaseRecord
+from common.ledger.records import parse_body
+from common.ledger.rows import SignedHead
 from common.ledger.server_state import Obstacle
+from common.ledger.sqlite_file import schema_sql
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import VerifyReport, verify
 from tests.common.ledger.ledger_world import World, make_mechanism, make_query, make_study, roster_of
@@ -335,16 +337,10 @@ def _append_release(
     with chain.transaction():
         for _ in chain.new_rows():
             raise AssertionError
-        body = release_body(
-            study=study,
-            batch_id="lie",
-            query=query,
-            query_id=query.id,
-            roster=roster_of(sites),
-            answer_sha256=sha256_bytes(data),
-        )
+        record = ReleaseRecord.of(study, "lie", query, query.id, roster_of(sites), sha256_bytes(data))
+        body = record.to_json()
         if event is not None:
-            body["event"] = {**body["event"], **event}  # type: ignore[dict-item]
+            body["event"] = {**record.event, **event}
         return chain.append("release", body, payload=(query.id, data)).seq
 
 

@@ -14,7 +14,7 @@ from common.canonical import canonical_text, sha256_bytes
 from common.errors import InvalidInput, Refused
 from common.ledger.records import CodeRecord, ReservationRecord, TeachersRecord, parse_record
 from server.ledger.verify import verify
-from tests.common.ledger.ledger_world import make_mechanism, make_query, make_study
+from tests.common.ledger.ledger_world import make_mechanism, make_query, make_study, write_raw
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 GOLDEN = {
@@ -67,13 +67,13 @@ def write_old(path: Path) -> None:
             query = make_query(number, mechanism)
             with ledger._writing():
                 body = {"pool": "north", "query": query.to_json(), "query_id": query.id, "study": study.id}
-                ledger._append("reservation", body)
+                write_raw(ledger, "reservation", body)
         query = make_query(1, mechanism)
         facts = {"code_sha256": sha256_bytes(CODE.tobytes()), "dimension": 4, "outcome": "stored"}
         with ledger._writing():
-            ledger._append("code", {**facts, "query_id": query.id}, payload=(query.id, CODE.tobytes()))
+            write_raw(ledger, "code", {**facts, "query_id": query.id}, payload=(query.id, CODE.tobytes()))
         with ledger._writing():  # a plain training beside private ones, as it was recorded then
-            ledger._append("training", {"deal": A, "events": [], "strategy": "standard", "training": B, "voter": 0})
+            write_raw(ledger, "training", {"deal": A, "events": [], "strategy": "standard", "training": B, "voter": 0})
 
 
 def test_a_file_of_the_version_before_opens_verifies_and_goes_on(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from common.codecs.pca import PcaCodec
 from common.config import Study
 from common.errors import InvalidInput
+from common.ledger.charges import PoolDeclaration
 from common.ledger.keys import load_signing_key
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.mechanism import AccountantName, Budget
@@ -19,7 +20,7 @@ from common.protocols.joint.frame import Frame
 from consilium.audit.subject import from_workspace
 from consilium.cli.audit import audit_app
 from server.aggregation.aggregator import Aggregator
-from server.ledger.server_ledger import Ledger, PoolDeclaration
+from server.ledger.server_ledger import Ledger
 from server.protocols.joint.rounds import keep_frame
 from server.study import create_study as setup
 from server.study.workspace import CodecRecord, Site, Workspace

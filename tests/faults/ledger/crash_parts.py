@@ -28,11 +28,12 @@ from client.worker import Worker
 from common.config import Study
 from common.errors import QuorumNotReached
 from common.events import EventLog
+from common.ledger.charges import PoolDeclaration
 from common.ledger.keys import create_sealing_key, create_signing_key, load_sealing_key, load_signing_key, public_hex
 from common.objects import ObjectStore
 from common.worker_api import HANDLE, HEALTH, channel_options
 from server.aggregation.aggregator import Aggregator, Reply
-from server.ledger.server_ledger import Ledger, PoolDeclaration
+from server.ledger.server_ledger import Ledger
 from server.protocols.per_volume import plan_queries
 from server.study.workspace import CodecRecord, Site
 from tests.federation import StubVoters, make_codec, make_study

@@ -122,7 +122,7 @@ def check(root: Path, known: dict[str, str]) -> int:
             assert own.alarms() == ()
             mine = [q for q, a in answers.items() if site.name in {entry.site for entry in a.roster}]
             assert spent[site.name].releases == len(mine) >= len([q for q in mine if q in known])
-            assert all(own.reserved(query_id) is not None for query_id in mine)
+            assert own._books.reservations.keys() >= set(mine)
             assert own.spent().mu_squared >= spent[site.name].mu_squared
     return len(answers)
 

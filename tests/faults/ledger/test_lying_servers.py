@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from client.operations import staff_decisions as control
 from common.errors import LedgerCorrupt, QuorumNotReached, Refused
+from common.ledger.charges import Spend
 from common.ledger.receipts import Receipt
-from common.ledger.records import Spend
 from common.messages import CodesRequest, Offer, OfferReply, Part, Receipts, Several, decode, encode
 from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName

@@ -26,7 +26,16 @@ def test_a_failing_teacher_gives_the_roster_receipt_and_reply_of_a_healthy_one(t
             {
                 "rosters": [answer.roster for answer in fed.ledger.answers(fed.study.id)],
                 "receipts": [
-                    (r.study_id, r.query_ids, r.roster, r.mechanisms, r.before, r.after, r.head.seq, len(r.links))
+                    (
+                        r.study_id,
+                        r.query_ids,
+                        r.releases[0].release.roster,
+                        r.mechanisms,
+                        r.before,
+                        r.after,
+                        r.head.seq,
+                        len(r.links),
+                    )
                     for r in receipts
                 ],
                 "receipt bytes": [len(receipt.render()) for receipt in receipts],

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from common.config import render_study
 from common.envelope import answered, body_of
 from common.errors import QuorumNotReached
+from common.ledger.charges import PoolDeclaration
 from common.ledger.receipts import Receipt
 from common.messages import NO_HEAD, CodesReply, CodesRequest, Receipts, ReceiptsReply, Several, decode, encode
 from common.privacy.mechanism import AccountantName, Budget
@@ -16,7 +17,6 @@ from common.privacy.quantise import quantise
 from common.sealing import SealContext, seal
 from consilium.cli.study import status_facts, study_app
 from server.aggregation.aggregator import Aggregator, Reply
-from server.ledger.server_ledger import PoolDeclaration
 from server.study.workspace import Workspace
 from tests.federation import Federation, LoopTransport, make_study, part
 

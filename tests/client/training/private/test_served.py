@@ -37,6 +37,7 @@ from consilium.cli.site import site_app
 from server.ledger.verify import verify
 from tests.client.teachers.test_teacher import DATA, write_teacher
 from tests.client.training.private.test_private_site import SITE
+from tests.common.ledger.ledger_world import write_raw
 
 LEDGER = "e" * 32
 STUDY = """
@@ -270,7 +271,7 @@ def test_codes_of_an_older_version_are_of_unknown_teachers(hospital: Hospital) -
     ledger.withdraw_patient(slot=5, voter=7, subject="a" * 64, weights=None)
     with ledger._writing():  # as an older version wrote it: no word of the teachers
         old = {name: value for name, value in body.items() if name != "teachers"}
-        ledger._append("code", old, payload=(str(body["query_id"]), bytes(32)))
+        write_raw(ledger, "code", old, payload=(str(body["query_id"]), bytes(32)))
     with SiteLedger.read(hospital.site / "site-ledger.sqlite") as reader:
         assert not reader.trainings().covers_every_release
 
@@ -312,9 +313,9 @@ def test_no_row_claims_a_training_that_did_not_make_the_bytes(hospital: Hospital
         [[0, ""]],
     ):
         with pytest.raises((LedgerCorrupt, InvalidInput)), ledger._writing():
-            ledger._append("teachers", {"voters": voters})
+            write_raw(ledger, "teachers", {"voters": voters})
     with pytest.raises(LedgerCorrupt), ledger._writing():
-        ledger._append("trained", bodies["trained"])
+        write_raw(ledger, "trained", bodies["trained"])
     with pytest.raises(InvalidInput):
         ledger.record_trained("d" * 64, first)
 

@@ -1,0 +1,13 @@
+"""What time it is: every part that writes a time takes a clock, and this is the production one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+Clock = Callable[[], datetime]
+
+
+def utc_now() -> datetime:
+    """The production clock."""
+    return datetime.now(UTC)

@@ -1,0 +1,375 @@
+"""One JSON form of a frozen dataclass, declared by its annotations: what is written and what is read cannot differ.
+
+A :class:`Document` is read from a mapping with exactly its fields, each of exactly its kind (a bool is no integer).
+Rationals, floats and bytes are strings as ``rational``, ``float.hex`` and base64 write them, members of a ``StrEnum``
+their words, tuples lists, other documents mappings. Marks in ``Annotated`` say the rest: another :class:`Key`, a
+:class:`Count` that is checked before anything of a list is read, and checks of the value that was read. A field of type
+``X | None`` is left out where it is None.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from math import isfinite
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
+
+from common.canonical import check_hash, check_schema, parse_rational, rational
+from common.errors import InvalidInput
+
+
+class Document:
+    """Base of a frozen dataclass with a JSON form."""
+
+    __slots__ = ()
+
+    AS_LIST: ClassVar[bool] = False
+    """Its form is the list of its values, which are texts and integers."""
+    SCHEMA: ClassVar[tuple[str, int] | None] = None
+    """What it is called, and the one version of its form that is known; stated under ``schema``, checked first."""
+    STATED: ClassVar[Mapping[str, object]] = {}
+    """Facts that every form of it states alike."""
+
+    def to_json(self) -> Any:
+        """Its JSON form: a mapping, or a list."""
+        return _form(type(self)).write(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Read what :meth:`to_json` gave; InvalidInput for anything else."""
+        made: Self = _form(cls).read(data)
+        return made
+
+    def check(self) -> None:
+        """Called once it is read: InvalidInput where what was derived does not follow from what it derives from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The field's name in the JSON form, where it is not its own."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How long a list may be, or whatever of it ``of`` counts; checked before any of it is read."""
+
+    what: str
+    least: int = 0
+    most: int | None = None
+    of: Callable[[list[Any]], int] = len
+
+    def check(self, items: list[Any]) -> None:
+        Between(self.what, self.least, self.most)(self.of(items))
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Check of an integer."""
+
+    what: str
+    least: int
+    most: int | None = None
+
+    def __call__(self, value: int) -> None:
+        if value < self.least or (self.most is not None and value > self.most):
+            limit = f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
+            raise InvalidInput(self.what, value=value, limit=limit)
+
+
+@dataclass(frozen=True, slots=True)
+class OrEmpty:
+    """Check of a text that may be empty, which says nothing."""
+
+    check: Callable[[str], object]
+
+    def __call__(self, value: str) -> None:
+        if value:
+            self.check(value)
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Check of a word."""
+
+    what: str
+    words: tuple[str, ...]
+
+    def __call__(self, value: str) -> None:
+        if value not in self.words:
+            raise InvalidInput(self.what, value=value[:80], limit=", ".join(self.words))
+
+
+class _Mark:
+    pass
+
+
+FLAT = _Mark()
+"""The fields of this document stand among those of the one it is in."""
+LATER = _Mark()
+"""Documents of an earlier version lack this field; its default is what they say."""
+
+Sha256 = Annotated[str, check_hash]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How a type is read and written: its JSON kind, what reads and writes it beyond that, and checks of the form."""
+
+    json: type
+    read: Callable[[Any], Any] | None = None
+    write: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    key: str
+    name: str
+    kind: _Kind
+    may_lack: bool
+    flat: _Form | None
+
+
+class _Form:
+    """The plan of a document class: how each field is read and written."""
+
+    def __init__(self, cls: type[Any]) -> None:
+        self.cls, self.as_list = cls, bool(cls.AS_LIST)
+        self.stated = dict(cls.STATED) | ({} if cls.SCHEMA is None else {"schema": cls.SCHEMA[1]})
+        hints = get_type_hints(cls, include_extras=True)
+        fields = [_field(field, hints[field.name]) for field in dataclasses.fields(cls) if field.init]
+        self.plain = [field for field in fields if field.flat is None]
+        self.flat = [(field.name, field.flat) for field in fields if field.flat is not None]
+        self.reads = [(field.key, field.name, field.kind.json, field.kind.read) for field in self.plain]
+        self.json = [field.key for field in self.plain]
+        self.writes = [(field.key, field.kind.write) for field in self.plain if field.kind.write is not None]
+        self.optional = frozenset(field.key for field in self.plain if field.may_lack)
+        self.absent = [field.key for field in self.plain if field.may_lack and _optional(hints[field.name])]
+        self.keys: frozenset[str] = frozenset(self.stated).union(
+            (field.key for field in self.plain), *(form.keys for _, form in self.flat)
+        )
+        names = [field.name for field in self.plain]
+        self.values: Callable[[Any], tuple[Any, ...]] = _values_of(names)
+        self.check = None if cls.check is Document.check else cls.check
+
+    def write(self, value: Any) -> Any:
+        if self.as_list:
+            return list(self.values(value))
+        made = dict(zip(self.json, self.values(value), strict=False))
+        for key, write in self.writes:
+            made[key] = write(made[key])
+        if self.stated:
+            made |= self.stated
+        for key in self.absent:
+            if made[key] is None:
+                del made[key]
+        for name, form in self.flat:
+            made |= form.write(getattr(value, name))
+        return made
+
+    def read(self, data: Any) -> Any:
+        value = self.cls(*self._listed(data)) if self.as_list else self.cls(**self._fields(data))
+        if self.check is not None:
+            self.check(value)
+        return value
+
+    def _fields(self, data: Any) -> dict[str, Any]:
+        if type(data) is not dict:
+            raise InvalidInput("record", value=type(data).__name__, limit="a mapping")
+        self._check_keys(data)
+        made = {}
+        for key, name, kind, read in self.reads:
+            if key not in data:  # one that may be missing
+                continue
+            value = data[key]
+            if type(value) is not kind:
+                raise InvalidInput(f"record key {key}", value=type(value).__name__, limit=kind.__name__)
+            made[name] = value if read is None else read(value)
+        for name, form in self.flat:
+            made[name] = form.read({key: data[key] for key in form.keys})
+        return made
+
+    def _listed(self, data: Any) -> list[Any]:
+        if type(data) is not list or len(data) != len(self.reads):
+            raise InvalidInput(self.cls.__name__, limit=f"a list of {', '.join(self.json)}")
+        made = []
+        for value, (key, _, kind, read) in zip(data, self.reads, strict=True):
+            if type(value) is not kind:
+                raise InvalidInput(f"record key {key}", value=type(value).__name__, limit=kind.__name__)
+            made.append(value if read is None else read(value))
+        return made
+
+    def _check_keys(self, data: dict[str, Any]) -> None:
+        if self.cls.SCHEMA is not None:
+            what, known = self.cls.SCHEMA
+            check_schema(what, data.get("schema"), known=known)
+        if data.keys() != self.keys and (data.keys() - self.keys or self.keys - data.keys() - self.optional):
+            wrong = sorted(map(str, data.keys() ^ self.keys - self.optional))
+            raise InvalidInput("record keys", value=wrong, limit=f"exactly {sorted(self.keys)}")
+        for key, stated in self.stated.items():
+            if type(data[key]) is not type(stated) or data[key] != stated:
+                raise InvalidInput(f"record key {key}", limit=str(stated))
+
+
+def _form(cls: type[Document]) -> _Form:
+    form = _FORMS.get(cls)
+    if form is None:
+        form = _FORMS[cls] = _Form(cls)
+    return form
+
+
+def _values_of(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: tuple([getattr(value, name) for name in names])
+
+
+def _optional(hint: Any) -> bool:
+    return get_origin(hint) in (Union, types.UnionType) and types.NoneType in get_args(hint)
+
+
+def _field(field: dataclasses.Field[Any], hint: Any) -> _Field:
+    _, marks = _bare(hint)
+    key = next((mark.name for mark in marks if isinstance(mark, Key)), field.name)
+    if _optional(hint):
+        (hint,) = (one for one in get_args(hint) if one is not types.NoneType)
+        kind = _kind(hint, key)
+        write = kind.write and _unless_none(kind.write)
+        return _Field(key, field.name, dataclasses.replace(kind, write=write), True, None)
+    flat = _form(_bare(hint)[0]) if FLAT in marks else None
+    return _Field(key, field.name, _Kind(dict) if flat else _kind(hint, key), LATER in marks, flat)
+
+
+def _unless_none(write: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else write(value)
+
+
+def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    if get_origin(hint) is Annotated:
+        bare, *marks = get_args(hint)
+        return bare, tuple(marks)
+    return hint, ()
+
+
+def _kind(hint: Any, what: str) -> _Kind:
+    """A type with its marks, as part of the field ``what``."""
+    bare, marks = _bare(hint)
+    kind = _bare_kind(bare, what)
+    counts = [mark.check for mark in marks if isinstance(mark, Count)]
+    checks = [mark for mark in marks if callable(mark)]
+    if not counts and not checks:
+        return kind
+    read = kind.read
+
+    def checked(value: Any) -> Any:
+        for count in counts:
+            count(value)
+        if read is not None:
+            value = read(value)
+        for check in checks:
+            check(value)
+        return value
+
+    return dataclasses.replace(kind, read=checked)
+
+
+def _bare_kind(hint: Any, what: str) -> _Kind:
+    origin, args = get_origin(hint), get_args(hint)
+    if hint in _KINDS:
+        return _KINDS[hint]
+    if origin is tuple and args[-1] is ...:
+        return _list(_kind(args[0], what), what)
+    if origin is tuple:
+        return _pair([_kind(arg, what) for arg in args], what)
+    if origin is dict:
+        return _KINDS[dict] if args[1] in (object, Any) else _mapping(_kind(args[0], what), _kind(args[1], what), what)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return _Kind(str, lambda text: _member(hint, text, what), str)
+    if isinstance(hint, type) and issubclass(hint, Document):
+        form = _form(hint)
+        return _Kind(list if form.as_list else dict, form.read, form.write)
+    raise TypeError(f"{what}: no JSON form for {hint}")
+
+
+def _item(kind: _Kind, what: str) -> Callable[[Any], Any]:
+    json, read = kind.json, kind.read
+
+    def item(value: Any) -> Any:
+        if type(value) is not json:
+            raise InvalidInput(f"item of {what}", value=type(value).__name__, limit=json.__name__)
+        return value if read is None else read(value)
+
+    return item
+
+
+def _list(kind: _Kind, what: str) -> _Kind:
+    read, write = _item(kind, what), kind.write
+    return _Kind(
+        list,
+        lambda items: tuple([read(item) for item in items]),
+        list if write is None else lambda values: [write(value) for value in values],
+    )
+
+
+def _pair(kinds: list[_Kind], what: str) -> _Kind:
+    reads = [_item(kind, what) for kind in kinds]
+    writes = [kind.write or (lambda value: value) for kind in kinds]
+
+    def read(items: list[Any]) -> tuple[Any, ...]:
+        if len(items) != len(reads):
+            raise InvalidInput(f"item of {what}", value=len(items), limit=f"{len(reads)} values")
+        return tuple(read(item) for read, item in zip(reads, items, strict=True))
+
+    return _Kind(list, read, lambda values: [write(value) for write, value in zip(writes, values, strict=True)])
+
+
+def _mapping(keys: _Kind, values: _Kind, what: str) -> _Kind:
+    key, read, write = _item(keys, what), _item(values, what), values.write or (lambda value: value)
+    return _Kind(
+        dict,
+        lambda data: {key(name): read(value) for name, value in data.items()},
+        lambda data: {name: write(value) for name, value in data.items()},
+    )
+
+
+def _member(kind: type[StrEnum], text: str, what: str) -> StrEnum:
+    try:
+        return kind(text)
+    except ValueError:
+        raise InvalidInput(what, value=text[:80], limit=", ".join(kind)) from None
+
+
+def _parse_float(text: str) -> float:
+    try:
+        value = float.fromhex(text)
+    except (ValueError, OverflowError):
+        raise InvalidInput("number in a record", value=text[:80], limit="as float.hex writes it") from None
+    if not isfinite(value) or value.hex() != text:
+        raise InvalidInput("number in a record", value=text[:80], limit="finite, as float.hex writes it")
+    return value
+
+
+def _parse_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:  # binascii.Error too
+        raise InvalidInput("bytes in a record", limit="base64") from error
+
+
+_FORMS: dict[type[Document], _Form] = {}
+_KINDS: dict[Any, _Kind] = {
+    str: _Kind(str),
+    int: _Kind(int),
+    bool: _Kind(bool),
+    dict: _Kind(dict),
+    Fraction: _Kind(str, parse_rational, rational),
+    float: _Kind(str, _parse_float, lambda value: float(value).hex()),
+    bytes: _Kind(str, _parse_base64, lambda value: base64.b64encode(value).decode()),
+}

@@ -1,0 +1,92 @@
+"""What the rows of either ledger come to: the keys that signed it, and the door through which each row is taken in.
+
+The same object decides whether a row may be written and replays rows that were: a ledger that breaks a rule anywhere
+cannot be opened and does not verify.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+
+from common.document import Document
+from common.errors import InvalidInput, LedgerCorrupt
+from common.ledger.keys import hex_bytes, signing_public_key
+from common.ledger.records import GenesisRecord, KeyRecord, NoteRecord, parse_record
+from common.ledger.rows import Row, possession_message
+from common.ledger.sqlite_file import SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """The keys that have signed heads so far, each with the row that introduced it; the last one signs now."""
+
+    ledger_id: str = ""
+    history: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def public_key(self) -> str:
+        return self.history[-1][1] if self.history else ""
+
+    @classmethod
+    def first(cls, record: GenesisRecord, *, role: str) -> SigningKey:
+        """From the first row of a ledger of this role."""
+        if record.role != role or not 1 <= record.schema <= SCHEMA_VERSION or len(record.ledger_id) != 32:
+            raise InvalidInput("first row", value=record.role, limit=f"the beginning of a {role} ledger")
+        return cls(ledger_id=record.ledger_id, history=((1, record.public_key),))
+
+    def changed(self, record: KeyRecord, *, role: str, seq: int, prev_hash: str) -> SigningKey:
+        """With the key that row ``seq`` introduces, which must have signed its own introduction and be new."""
+        message = possession_message(role, ledger_id=self.ledger_id, seq=seq - 1, row_hash=prev_hash)
+        try:
+            signing_public_key(record.public_key).verify(hex_bytes(record.proof), message)
+        except (InvalidSignature, ValueError) as error:
+            raise InvalidInput("new key", limit="one that signed its own introduction") from error
+        if any(record.public_key == known for _, known in self.history):
+            raise InvalidInput("new key", limit="one that never signed this ledger before")
+        return SigningKey(ledger_id=self.ledger_id, history=(*self.history, (seq, record.public_key)))
+
+    def at(self, seq: int) -> str:
+        """The key that must have signed the head at row ``seq``: a key row is still signed by the key before it."""
+        return next(key for since, key in reversed(self.history) if since == 1 or seq > since)
+
+
+class RowState:
+    """Base of what a ledger's rows come to. Rows are taken in order, each once."""
+
+    role = ""
+
+    def __init__(self) -> None:
+        self.key = SigningKey()
+        self.row_count = 0
+
+    def _take(self, row: Row, record: Document | None, enter: Callable[[Document], None]) -> Document:
+        """Read a row (unless its writer gives the record) and ``enter`` it, if it is of a kind of this ledger's own.
+
+        LedgerCorrupt, naming the row, if it breaks a rule; ``enter`` must then have changed nothing.
+        """
+        try:
+            record = record or parse_record(self.role, row.kind, row.body)
+            if (row.seq == 1) != isinstance(record, GenesisRecord):
+                raise InvalidInput("first row", value=row.kind, limit="genesis, once, as row 1")
+            if isinstance(record, GenesisRecord):
+                self.key = SigningKey.first(record, role=self.role)
+            elif isinstance(record, KeyRecord):
+                self.key = self.key.changed(record, role=self.role, seq=row.seq, prev_hash=row.prev_hash)
+            elif not isinstance(record, NoteRecord):
+                enter(record)
+        except InvalidInput as error:
+            raise LedgerCorrupt(str(error), row=row.seq) from error
+        except KeyError as error:
+            raise LedgerCorrupt(f"it names {error.args[0]!r}, which no row before introduces", row=row.seq) from error
+        self.row_count = row.seq
+        return record
+
+
+def once(key: object, mapping: Mapping[Any, object], what: str) -> None:
+    """InvalidInput for what has its row already."""
+    if key in mapping:
+        raise InvalidInput(f"{what} {key}", limit="one row in the whole ledger")

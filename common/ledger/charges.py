@@ -1,0 +1,245 @@
+"""What a ledger's sums are made of: pools and studies with their budgets, releases, and what a release costs a pool.
+
+Everything derived (a query's id, the voters, the event) is computed again from the facts it derives from and must
+agree.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache, partial
+from typing import Annotated, ClassVar
+
+from common.canonical import digest, rational
+from common.config import Study
+from common.document import FLAT, Document, Key, Sha256
+from common.errors import InvalidInput
+from common.privacy.mechanism import (
+    AccountantName,
+    Budget,
+    Mechanism,
+    Protection,
+    QuerySpec,
+    Relation,
+    Unit,
+    sensitivity,
+)
+
+_NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
+
+
+def check_ledger_name(text: object, *, what: str) -> str:
+    """A site's, pool's or batch's name: 1 to 128 letters, digits, ``-_./``. Not a place for a person's name."""
+    if not isinstance(text, str) or not _NAME.fullmatch(text):
+        raise InvalidInput(what, value=text, limit="1 to 128 letters, digits, '-', '_', '.', '/'")
+    return text
+
+
+SiteName = Annotated[str, partial(check_ledger_name, what="site name")]
+PoolName = Annotated[str, partial(check_ledger_name, what="pool name")]
+BatchName = Annotated[str, partial(check_ledger_name, what="batch id")]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDeclaration(Document):
+    """A site's patient pool and what may be spent on it in its whole life, over all studies, editions and runs."""
+
+    pool: str
+    site: str
+    budget: Annotated[Budget, FLAT]
+    accountant: AccountantName
+    protection: Annotated[Protection, FLAT]
+
+    def __post_init__(self) -> None:
+        check_ledger_name(self.pool, what="pool name")
+        check_ledger_name(self.site, what="site name")
+        object.__setattr__(self, "accountant", AccountantName(self.accountant))
+
+
+@dataclass(frozen=True, slots=True)
+class StudyTerms:
+    """The part of a study a ledger acts on, read from the consent text that is stored in full."""
+
+    id: str
+    name: str
+    budget: Budget
+    accountant: AccountantName
+    protection: Protection
+    quorum: int
+    voters_per_site: int
+    radius: float
+
+    @classmethod
+    def of(cls, study: Study) -> StudyTerms:
+        return cls.from_json(study.to_json())
+
+    @classmethod
+    def from_json(cls, text: object) -> StudyTerms:
+        """Read the consent JSON of a study (:meth:`common.config.Study.to_json`); its hash is the study's id."""
+        try:
+            if not isinstance(text, dict):
+                raise TypeError("not a mapping")
+            privacy, codec = text["privacy"], text["codec"]
+            return cls(
+                id=digest("study", text),
+                name=text["name"],
+                budget=Budget(epsilon=_number(privacy["epsilon"]), delta=_number(privacy["delta"])),
+                accountant=AccountantName(privacy["accountant"]),
+                protection=Protection(unit=Unit(privacy["unit"]), relation=Relation(privacy["relation"])),
+                quorum=_whole(privacy["quorum"]),
+                voters_per_site=_whole(privacy["voters_per_site"]),
+                radius=_number(codec["radius"]),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise InvalidInput(
+                "consent text of a study", value=type(error).__name__, limit="as Study writes it"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RosterEntry(Document):
+    """One site of a release and the pool its teachers were trained on."""
+
+    AS_LIST: ClassVar = True
+
+    site: str
+    pool: str
+
+    def __post_init__(self) -> None:
+        check_ledger_name(self.site, what="site name")
+        check_ledger_name(self.pool, what="pool name")
+
+
+Roster = tuple[RosterEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spend(Document):
+    """What a pool has spent: Σμ² exactly, in how many releases, of how many noisy coordinates in all."""
+
+    mu_squared: Fraction = Fraction(0)
+    releases: int = 0
+    coordinates: int = 0
+
+    def plus(self, mu_squared: Fraction, coordinates: int) -> Spend:
+        """With one more release."""
+        return Spend(self.mu_squared + mu_squared, self.releases + 1, self.coordinates + coordinates)
+
+    def __add__(self, other: Spend) -> Spend:
+        return Spend(
+            self.mu_squared + other.mu_squared, self.releases + other.releases, self.coordinates + other.coordinates
+        )
+
+    def beyond(self, other: Spend) -> Spend:
+        """What of this goes beyond ``other``: the difference, each figure at least 0."""
+        return Spend(
+            max(self.mu_squared - other.mu_squared, Fraction(0)),
+            max(self.releases - other.releases, 0),
+            max(self.coordinates - other.coordinates, 0),
+        )
+
+    def check(self) -> None:
+        if self.mu_squared < 0 or self.releases < 0 or self.coordinates < 0:
+            raise InvalidInput("totals", limit="0 or more")
+
+
+NOTHING = Spend()
+Spends = dict[PoolName, Spend]
+"""Sums by the name of the pool."""
+
+
+def check_roster(roster: Roster) -> Roster:
+    """The roster sorted by site; a site or a pool that occurs twice is refused (its patients would count double)."""
+    ordered = tuple(sorted(roster))
+    for attribute in ("site", "pool"):
+        names = [getattr(entry, attribute) for entry in ordered]
+        if len(set(names)) != len(names):
+            raise InvalidInput(f"roster: one {attribute} is named twice", value=names, limit=f"each {attribute} once")
+    return ordered
+
+
+@lru_cache(maxsize=4096)
+def charge_of(mechanism: Mechanism, protection: Protection, study_protection: Protection) -> Fraction:
+    """μ² that one release under a study's rules costs a pool protected for ``protection``, exactly.
+
+    A release moves a patient's pool by one voter's code only if the study promises disjoint teachers (unit
+    ``patient``). Where it does not, a pool that is accounted per patient is charged for all m voters of the site.
+    """
+    if protection.unit is Unit.PATIENT and study_protection.unit is Unit.HOSPITAL:
+        protection = Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE)
+    return mechanism.mu_squared(protection)
+
+
+@lru_cache(maxsize=4096)
+def _event(mechanism: Mechanism, protection: Protection) -> tuple[str, int, str]:
+    moved = sensitivity(
+        radius_int=mechanism.radius_int,
+        voters_per_site=mechanism.voters_per_site,
+        unit=protection.unit,
+        relation=protection.relation,
+    )
+    return rational(mechanism.noise_std / moved), moved, rational(mechanism.mu_squared(protection))
+
+
+def event_json(mechanism: Mechanism, protection: Protection) -> dict[str, object]:
+    """The release as any accountant replays it: a Gaussian of noise multiplier z = σ/Δ under the study's protection."""
+    multiplier, moved, mu_squared = _event(mechanism, protection)
+    return {
+        "kind": "gaussian",
+        "mu_squared": mu_squared,
+        "noise_multiplier": multiplier,
+        "relation": str(protection.relation),
+        "sensitivity": moved,
+        "unit": str(protection.unit),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRecord(Document):
+    """One charged and answered query; ``event`` is what :func:`event_json` gives, which who knows the study checks."""
+
+    study_id: Annotated[Sha256, Key("study")]
+    batch_id: Annotated[BatchName, Key("batch")]
+    query: QuerySpec
+    query_id: str
+    roster: Roster
+    voters: int
+    event: dict[str, object]
+    answer_sha256: Sha256
+
+    @classmethod
+    def of(
+        cls, study: StudyTerms, batch_id: str, query: QuerySpec, query_id: str, roster: Roster, answer_sha256: str
+    ) -> ReleaseRecord:
+        """What an answer under a study is put on record as."""
+        mechanism = query.mechanism
+        voters, event = len(roster) * mechanism.voters_per_site, event_json(mechanism, study.protection)
+        return cls(study.id, batch_id, query, query_id, roster, voters, event, answer_sha256)
+
+    def check(self) -> None:
+        check_query_id(self.query, self.query_id)
+        if check_roster(self.roster) != self.roster:
+            raise InvalidInput("roster", limit="sorted by site")
+        voters = len(self.roster) * self.query.mechanism.voters_per_site
+        if self.voters != voters:
+            raise InvalidInput("voters", value=self.voters, limit=str(voters))
+
+
+def check_query_id(query: QuerySpec, query_id: str) -> None:
+    """InvalidInput unless this is the query's id."""
+    if query_id != query.id:
+        raise InvalidInput("query id", value=query_id, limit="the hash of the query itself")
+
+
+def _number(value: object) -> float:
+    if isinstance(value, str):
+        return float.fromhex(value)
+    return float(_whole(value))
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInput("number in a record", value=value, limit="an integer from 1")
+    return value

@@ -1,0 +1,161 @@
+"""What a ledger's row is hashed from, and the signed head that names it: all that others need to check a ledger by.
+
+A row's hash covers its body through the body's own hash, so that a link can be shown without it, and everything before
+it through the hash of the row before. The role in the domain keeps the two kinds of ledger apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, ClassVar
+
+from cryptography.exceptions import InvalidSignature
+
+from common.canonical import canonical_bytes, digest, sha256_bytes
+from common.document import Document, Sha256
+from common.errors import InvalidInput, LedgerCorrupt
+from common.ledger.keys import hex_bytes, signing_public_key
+
+NO_HASH = "0" * 64
+ROLES = {"server": "answers", "site": "codes"}
+"""Which table holds the payloads of which kind of ledger."""
+
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
+
+
+def check_time(text: object) -> str:
+    """A row's time as ``YYYY-MM-DDTHH:MM:SS.ffffffZ``; anything else is refused."""
+    if not isinstance(text, str) or not _TIME.fullmatch(text):
+        raise InvalidInput("time", value=text, limit="YYYY-MM-DDTHH:MM:SS.ffffffZ")
+    return text
+
+
+Time = Annotated[str, check_time]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One stored row. ``hash`` covers every other field; ``body`` is canonical JSON text."""
+
+    seq: int
+    time_utc: str
+    kind: str
+    body: str
+    prev_hash: str
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignedHead(Document):
+    """The newest row's number and hash, signed: whoever keeps it will notice a rewrite or a cut before that row."""
+
+    role: str
+    ledger_id: str
+    seq: int
+    hash: Sha256
+    public_key: str
+    signature: str
+
+    def is_genuine(self) -> bool:
+        """Whether ``public_key`` signed these very fields. Whose key that is, the caller must know."""
+        try:
+            message = head_message(self.role, ledger_id=self.ledger_id, seq=self.seq, row_hash=self.hash)
+            signing_public_key(self.public_key).verify(hex_bytes(self.signature), message)
+        except (InvalidSignature, ValueError, TypeError, InvalidInput):
+            return False
+        return True
+
+    def check(self) -> None:
+        if self.role not in ROLES or self.seq < 1:
+            raise InvalidInput("signed head", value=(self.role, self.seq), limit="a role and a row from 1")
+
+
+def body_digest(body: str) -> str:
+    """SHA-256 of a row's body; the row's hash takes the body in through this, so a link can be shown without it."""
+    return sha256_bytes(body.encode())
+
+
+def row_hash(role: str, *, seq: int, time_utc: str, kind: str, body_sha256: str, prev_hash: str) -> str:
+    """The hash that names a row and everything before it; the role in the domain keeps the two ledgers apart."""
+    fields = {"body_sha256": body_sha256, "kind": kind, "prev_hash": prev_hash, "seq": seq, "time_utc": time_utc}
+    return digest(f"{role}-ledger-row", fields)
+
+
+def head_message(role: str, *, ledger_id: str, seq: int, row_hash: str) -> bytes:
+    """The bytes a head's signature covers."""
+    fields = {"hash": row_hash, "ledger_id": ledger_id, "seq": seq}
+    return f"consilium/{role}-ledger-head/v1".encode() + b"\0" + canonical_bytes(fields)
+
+
+def format_time(moment: datetime) -> str:
+    """A clock's answer as the ledger writes it; a time without a zone is refused."""
+    if moment.tzinfo is None:
+        raise InvalidInput("clock", value=moment.isoformat(), limit="an aware time")
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Position(Document):
+    """A place in a ledger: row number and hash; (0, zeros) is before the first row."""
+
+    seq: int = 0
+    hash: Sha256 = NO_HASH
+
+
+START = Position()
+
+
+@dataclass(frozen=True, slots=True)
+class Link(Document):
+    """What makes up one row's hash, without its body."""
+
+    AS_LIST: ClassVar = True
+
+    time_utc: Time
+    kind: str
+    body_sha256: Sha256
+
+
+def linked_hashes(links: Iterable[Link], *, after: Position) -> Iterator[tuple[int, str]]:
+    """Row number and hash of each of the server's rows that follow ``after``, worked out from their links."""
+    hashed = after.hash
+    for seq, link in enumerate(links, start=after.seq + 1):
+        hashed = row_hash(
+            "server", seq=seq, time_utc=link.time_utc, kind=link.kind, body_sha256=link.body_sha256, prev_hash=hashed
+        )
+        yield seq, hashed
+
+
+def possession_message(role: str, *, ledger_id: str, seq: int, row_hash: str) -> bytes:
+    """The bytes a new key signs to take over; ``seq`` and hash of the row before the key row bind the place."""
+    fields = {"hash": row_hash, "ledger_id": ledger_id, "seq": seq}
+    return f"consilium/{role}-ledger-key/v1".encode() + b"\0" + canonical_bytes(fields)
+
+
+def check_link(role: str, row: Row, previous: Row | None) -> None:
+    """LedgerCorrupt unless ``row`` directly follows ``previous`` and its hash is that of its own fields."""
+    seq, prev = (previous.seq + 1, previous.hash) if previous else (1, NO_HASH)
+    if row.seq != seq:
+        raise LedgerCorrupt(f"rows are out of order or missing: the next stored row is {row.seq}", row=seq)
+    for name in ("time_utc", "kind", "body", "prev_hash", "hash"):
+        if not isinstance(getattr(row, name), str):
+            raise LedgerCorrupt(f"{name} is not text", row=seq)
+    if row.prev_hash != prev:
+        raise LedgerCorrupt("the previous hash is not that of the row before", row=seq)
+    try:
+        check_time(row.time_utc)
+        expected = row_hash(
+            role,
+            seq=seq,
+            time_utc=row.time_utc,
+            kind=row.kind,
+            body_sha256=body_digest(row.body),
+            prev_hash=row.prev_hash,
+        )
+    except (InvalidInput, UnicodeEncodeError) as error:
+        raise LedgerCorrupt(f"a stored value cannot be read ({error})", row=seq) from error
+    if row.hash != expected:
+        raise LedgerCorrupt("the hash does not match the row's contents", row=seq)

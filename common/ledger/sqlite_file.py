@@ -1,0 +1,161 @@
+"""The file under a ledger: its tables and triggers, the version of its format, and how SQLite is opened and fails.
+
+Refuses a file of another format or an unknown schema version, and a disk that keeps no write-ahead log. An older schema
+is brought up to date, one version a transaction.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, StorageFailed
+from common.ledger.rows import NO_HASH, ROLES
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x434F4E53  # "CONS", shown by file(1)
+BUSY_TIMEOUT_S = 60.0
+
+Migration = Callable[[sqlite3.Connection, str], None]
+
+MIGRATIONS: dict[int, Migration] = {}
+"""``MIGRATIONS[n]`` brings a file of schema n to n + 1; it may add tables and columns, never change a stored row."""
+
+
+def schema_sql(role: str) -> dict[str, str]:
+    """Name → SQL of every table and trigger of a ledger of this role; ``verify`` compares the file with these."""
+    payloads = ROLES[role]
+    statements = {
+        "rows": (
+            "CREATE TABLE rows (seq INTEGER PRIMARY KEY, time_utc TEXT NOT NULL, kind TEXT NOT NULL, "
+            "body TEXT NOT NULL, prev_hash TEXT NOT NULL UNIQUE, hash TEXT NOT NULL) STRICT"
+        ),
+        "heads": (
+            "CREATE TABLE heads (seq INTEGER PRIMARY KEY REFERENCES rows (seq), hash TEXT NOT NULL, "
+            "public_key TEXT NOT NULL, signature TEXT NOT NULL) STRICT"
+        ),
+        payloads: (
+            f"CREATE TABLE {payloads} (query_id TEXT PRIMARY KEY NOT NULL, "
+            "seq INTEGER NOT NULL UNIQUE REFERENCES rows (seq), data BLOB NOT NULL) STRICT"
+        ),
+        # INSERT OR REPLACE deletes without firing delete triggers, so the guard stands before the insert.
+        "rows_follow": (
+            "CREATE TRIGGER rows_follow BEFORE INSERT ON rows "
+            "WHEN NEW.seq IS NOT (SELECT coalesce(max(seq), 0) + 1 FROM rows) "
+            f"OR NEW.prev_hash IS NOT coalesce((SELECT hash FROM rows ORDER BY seq DESC LIMIT 1), '{NO_HASH}') "
+            "BEGIN SELECT RAISE(ABORT, 'a row must follow the last row'); END"
+        ),
+        "heads_once": (
+            "CREATE TRIGGER heads_once BEFORE INSERT ON heads "
+            "WHEN EXISTS (SELECT 1 FROM heads WHERE seq >= NEW.seq) "
+            "BEGIN SELECT RAISE(ABORT, 'a head must follow the last head'); END"
+        ),
+        f"{payloads}_once": (
+            f"CREATE TRIGGER {payloads}_once BEFORE INSERT ON {payloads} "
+            f"WHEN EXISTS (SELECT 1 FROM {payloads} WHERE query_id = NEW.query_id OR seq = NEW.seq) "
+            "BEGIN SELECT RAISE(ABORT, 'stored once and for all'); END"
+        ),
+    }
+    for table in ("rows", "heads", payloads):
+        for action in ("UPDATE", "DELETE"):
+            name = f"{table}_no_{action.lower()}"
+            statements[name] = (
+                f"CREATE TRIGGER {name} BEFORE {action} ON {table} "
+                "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+            )
+    return statements
+
+
+def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only: bool) -> None:
+    """Check the file's format and bring an older schema up to date, one version a transaction, or refuse it."""
+    try:
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except (sqlite3.DatabaseError, UnicodeError) as error:
+        raise ledger_error(error, f"{path} is not a ledger or is damaged") from error
+    if application != APPLICATION_ID or "rows" not in tables:
+        raise LedgerCorrupt(f"{path} is not a Consilium ledger")
+    if ROLES[role] not in tables:
+        raise InvalidInput("kind of ledger", value=str(path), limit=f"a {role} ledger")
+    if version > SCHEMA_VERSION:
+        raise InvalidInput("ledger schema", value=version, limit=f"up to {SCHEMA_VERSION}", remedy="upgrade Consilium")
+    while version < SCHEMA_VERSION:
+        if version not in MIGRATIONS:
+            raise InvalidInput("ledger schema", value=version, limit=f"{SCHEMA_VERSION}, or one that can be migrated")
+        if read_only:
+            raise InvalidInput("ledger schema", value=version, remedy="open it once with its signing key to migrate it")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if connection.execute("PRAGMA user_version").fetchone()[0] == version:  # else another process was faster
+                MIGRATIONS[version](connection, role)
+                connection.execute(f"PRAGMA user_version = {version + 1}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+
+
+def ledger_error(error: Exception, damaged: str) -> ConsiliumError:
+    """What went wrong with a ledger's file, by SQLite's code: the disk, access to the file, or the file itself.
+
+    ``damaged`` are the words for the last. A full disk is no damage: what was committed is whole.
+    """
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # extended codes name the call that failed
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        what = "the disk is full" if code == sqlite3.SQLITE_FULL else "the disk is full or failing"
+        return StorageFailed(
+            f"the ledger cannot be written: {what} ({error}); nothing was charged; "
+            "to fix: free space where the ledger lies (`df`), see the system's log if there is some, and try again"
+        )
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return InvalidInput("ledger is locked", value=str(error), remedy="see which process holds it; try again")
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+        remedy = "let this user write to the ledger's file and folder, and see that the disk is not full"
+        return InvalidInput("ledger file cannot be opened", value=str(error), remedy=remedy)
+    return LedgerCorrupt(f"{damaged} ({error})")
+
+
+def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3.Connection:
+    """A connection as every ledger is opened: WAL and synchronous=FULL for a writer, nothing written by a reader.
+
+    ``as_it_lies`` reads a file nobody has open, without the lock files a reader otherwise leaves beside it.
+    """
+    if sqlite3.sqlite_version_info < (3, 37):
+        raise InvalidInput("SQLite library", value=sqlite3.sqlite_version, limit="3.37 or newer")
+    if not path.is_file():
+        raise InvalidInput("ledger file does not exist", value=str(path), remedy="check the path")
+    # an unwritable folder cannot hold the shared-memory file a WAL reader needs; without a WAL nothing can change
+    unwritable = not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
+    mode = "mode=ro" if read_only else "mode=rw"
+    uri = f"{path.absolute().as_uri()}?{mode}{'&immutable=1' if read_only and (unwritable or as_it_lies) else ''}"
+    try:
+        connection = sqlite3.connect(
+            uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_S, check_same_thread=False
+        )
+    except sqlite3.OperationalError as error:
+        raise InvalidInput("ledger file cannot be opened", value=f"{path} ({error})") from error
+    try:
+        if read_only:
+            connection.execute("PRAGMA query_only = ON")
+        else:
+            mode_now = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            if mode_now != "wal":
+                raise InvalidInput(
+                    "journal mode", value=mode_now, limit="WAL", remedy="put the ledger on a local disk, not a share"
+                )
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA trusted_schema = OFF")
+    except (sqlite3.DatabaseError, UnicodeError) as error:
+        connection.close()
+        raise ledger_error(error, f"{path} is not a ledger or is damaged") from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,176 @@
+"""The server's ledger as a file: how it is written, the standing beside it, and its recovery from an older copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from common.canonical import canonical_text
+from common.document import Document
+from common.errors import InvalidInput
+from common.ledger.base_ledger import OpenLedger
+from common.ledger.chain import Chain
+from common.ledger.charges import NOTHING, ReleaseRecord, Spend
+from common.ledger.keys import signing_public_key
+from common.ledger.receipts import Receipt, check_arithmetic
+from common.ledger.records import LostRecord, PoolRecord, RecoveredRecord, kind_of, release_digest
+from common.ledger.rollback_guard import ServerStanding, kept_standing, standing_path
+from common.ledger.server_state import Books, Release
+
+
+class ServerFile(OpenLedger[Books]):
+    """Base of the server's ledger."""
+
+    STANDING = ServerStanding
+
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(chain, Books())
+        self._standing_due = False
+
+    def recover(self, receipts: Iterable[Receipt], *, standing: ServerStanding | None = None) -> int:
+        """After an old copy was restored: enter as spent every receipted charge this ledger lost; how many there were.
+
+        What ``standing`` (by default the one kept beside the file, if the file is older) shows beyond that is charged
+        too, in one row: answers that were drawn, and perhaps used, before any receipt arrived.
+
+        The answers are gone; asked again, such a query is a new release and a new charge. Charges are entered even
+        where they pass a limit: what was released was released. A pool that was lost too is declared again as its own
+        site's receipts, or the standing, state it. InvalidInput for a receipt this ledger's key did not sign, for
+        receipts or a standing of another ledger or of a study that must be registered again first, and for a pool
+        nothing given here declares.
+        """
+        entered = 0
+        receipts = tuple(receipts)
+        if standing is None and self.forgotten() is not None:
+            standing = ServerStanding.load(standing_path(self._chain.path))
+        with self._writing():
+            for receipt in receipts:
+                self._check_origin(receipt)
+                if receipt.declaration.pool not in self._books.pools:
+                    self._append(PoolRecord(receipt.declaration))
+            if standing is not None:
+                self._check_standing(standing)
+            for receipt in receipts:
+                self._check_recoverable(receipt)
+                entered += sum(self._recover(item.release, origin=receipt.site) for item in receipt.releases)
+            if standing is not None:
+                self._charge_lost(standing)
+                self._standing_due = True  # also where nothing was missing but the rows' numbers
+        return entered
+
+    def _recover(self, release: ReleaseRecord, *, origin: str) -> bool:
+        """Enter a receipted release as charged, unless its row is here or was entered before."""
+        release_hash, known = release_digest(release), self._books.releases.get(release.query_id)
+        if release_hash in self._books.recovered or (known is not None and self._is_here(known, release)):
+            return False
+        self._append(RecoveredRecord(release, origin, release_hash))
+        return True
+
+    def _check_standing(self, standing: ServerStanding) -> None:
+        """That the standing is of this ledger; pools the copy does not know are declared again as it states them."""
+        if standing.head.ledger_id != self.ledger_id:
+            raise InvalidInput("standing", value=standing.head.ledger_id, limit=f"of this ledger, {self.ledger_id}")
+        unknown = sorted(standing.studies.keys() - self._books.studies.keys())
+        if unknown:
+            raise InvalidInput("studies of the standing", value=unknown, remedy="register them again: --study FILE")
+        for declaration in standing.declarations:
+            if declaration.pool not in self._books.pools:
+                self._append(PoolRecord(declaration))
+
+    def _charge_lost(self, standing: ServerStanding) -> None:
+        """Charge what the standing shows beyond the rows; nothing if they hold it all."""
+        pools = {pool: spend.beyond(self._books.spent(pool)) for pool, spend in standing.pools.items()}
+        studies = {
+            study: {pool: spend.beyond(self._books.spent_in(study, pool)) for pool, spend in spends.items()}
+            for study, spends in standing.studies.items()
+        }
+        if any(spend != NOTHING for spends in (pools, *studies.values()) for spend in spends.values()):
+            self._append(LostRecord(pools, studies, standing.head.seq))
+
+    def forgotten(self) -> str | None:
+        """What shows that this file is an older copy than the one that charged last; None if nothing does.
+
+        The standing beside the file tells. Where it was rolled back together with the file, sites do that hold a later
+        receipt; where none had arrived yet, nothing can.
+        """
+        path = self._chain.path
+        return self._older_copy(this=f"the ledger {path}", beside=f"with {path}")
+
+    def lost(self) -> dict[str, Spend]:
+        """What was charged to each pool because an older copy had forgotten it and no receipt told of it."""
+        self._catch_up()
+        found: dict[str, Spend] = {}
+        for record in self._books.lost.values():
+            for pool, spend in record.pools.items():
+                found[pool] = found.get(pool, NOTHING) + spend
+        return found
+
+    def _make_good_standing(self) -> None:
+        """Write a standing that a crash, or a version before there were any, left out."""
+        path = kept_standing(self._chain.path)
+        known = 0 if path is None else ServerStanding.load(path).head.seq
+        if known < self._books.last_charge:
+            self._keep_standing()
+
+    def _keep_standing(self) -> None:
+        super()._keep_standing()
+        self._standing_due = False
+
+    def _standing(self) -> ServerStanding:
+        return ServerStanding(
+            head=self._chain.head(),
+            pools=self._books.all_spent(),
+            studies=self._books.all_spent_in(),
+            declarations=tuple(self._books.pools.values()),
+        )
+
+    def _check_origin(self, receipt: Receipt) -> None:
+        if receipt.ledger_id != self.ledger_id:
+            raise InvalidInput("receipt", value=receipt.ledger_id, limit=f"of this ledger, {self.ledger_id}")
+        if not any(receipt.is_genuine(signing_public_key(key)) for _, key in self._books.key.history):
+            raise InvalidInput("receipt", limit="signed by this ledger's key")
+
+    def _check_recoverable(self, receipt: Receipt) -> None:
+        study = self._books.studies.get(receipt.study_id)
+        pools = {entry.pool for item in receipt.releases for entry in item.release.roster}
+        lost = sorted(pools - self._books.pools.keys())
+        if study is None or lost:
+            raise InvalidInput(
+                "receipt names what this ledger does not know",
+                value=lost or receipt.study_id,
+                remedy="register the study again, and give the receipts of all sites at once",
+            )
+        check_arithmetic(receipt, study)
+
+    def _is_here(self, known: Release, release: ReleaseRecord) -> bool:
+        same = known.answer_sha256 == release.answer_sha256
+        return same and self._chain.row(known.seq).body == canonical_text(release.to_json())
+
+    def _append(self, record: Document) -> None:
+        """Write a row and take it in as it was written."""
+        self._books.enter(self._chain.append(kind_of("server", record), record.to_json()))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One write transaction: read what others wrote, let the block append, commit; on any exception undo it all.
+
+        If it charged something, the standing follows it. Where that fails the charge is durable and the caller gets the
+        error; the next write, or the next opening, makes the standing good.
+        """
+        try:
+            with self._chain.transaction():
+                self._catch_up()
+                before = self._books.last_charge
+                if self._chain.public_key != self._books.key.public_key:
+                    raise InvalidInput(
+                        "signing key", limit="the ledger's current key", remedy="it was rotated; open with the new key"
+                    )
+                self._books.begin()
+                yield
+        except BaseException:
+            self._books.roll_back()
+            raise
+        self._books.settle()
+        self._standing_due |= self._books.last_charge != before
+        if self._standing_due:
+            self._keep_standing()
