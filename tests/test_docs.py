@@ -87,3 +87,14 @@ def test_every_link_between_documents_leads_somewhere():
             assert (path.parent / target).exists(), f"{path.name}: {target}"
         for target in re.findall(r"`(docs/[\w/.-]+\.md)`", path.read_text(encoding="utf-8")):
             assert (ROOT / target).exists(), f"{path.name}: {target}"
+
+
+def test_every_source_file_that_a_document_names_exists():
+    """But for what is told as given up, and what the reader is to write."""
+    given_up = {"common/privacy/ledger.py", "common/codecs/yours.py", "tests/contracts/test_codec_yours.py"}
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        tops = "server|client|common|consilium|tests|benchmarks|docker"
+        for name in re.findall(
+            rf"(?<![\w/.-])((?:{tops})/[\w/.-]+\.(?:py|sh|yml))\b", path.read_text(encoding="utf-8")
+        ):
+            assert (ROOT / name).exists() or name in given_up, f"{path.name}: {name}"

@@ -23,7 +23,7 @@ def test_every_test_the_guide_names_exists() -> None:
 
 def test_every_line_of_code_the_guide_names_exists() -> None:
     table = TEXT.split("## Theorem, line, test")[1].split("\n## ")[0]
-    names = set(re.findall(r"`([a-z]+)\.([A-Za-z_.]+)`", table))
+    names = set(re.findall(r"`([a-z_]+)\.([A-Za-z_.]+)`", table))
     assert len(names) > 8
     for module, attribute in names:
         value: object = importlib.import_module(f"common.privacy.{module}")
@@ -35,6 +35,15 @@ def test_every_file_the_guide_names_exists() -> None:
     names = set(re.findall(r"`((?:tests|common)/[\w/.]+)`", TEXT))
     assert names
     assert {name for name in names if not (ROOT / name).exists()} == set()
+
+
+def test_every_name_that_the_guide_finds_in_a_file_stands_there() -> None:
+    found = re.findall(r"((?:`[\w.]+`(?:, | and )?)+) in `([\w/]+\.py)`", TEXT)
+    assert len(found) > 20
+    for names, file in found:
+        text = (ROOT / file).read_text()
+        for name in re.findall(r"`(?:\w+\.)*(\w+)`", names):
+            assert re.search(rf"^\s*(?:(?:async )?def|class) {name}\b|^{name}\b", text, re.M), f"{name} in {file}"
 
 
 def test_the_published_table_is_what_the_accountants_compute() -> None:
