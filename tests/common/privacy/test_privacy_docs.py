@@ -32,7 +32,7 @@ def test_every_line_of_code_the_guide_names_exists() -> None:
 
 
 def test_every_file_the_guide_names_exists() -> None:
-    names = set(re.findall(r"`((?:tests|common)/[\w/.]+)`", TEXT))
+    names = set(re.findall(r"`((?:tests|common|server|client|consilium)/[\w/.]+)`", TEXT))
     assert names
     assert {name for name in names if not (ROOT / name).exists()} == set()
 
