@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from consilium.cli.main import app
-from tests import command_reference
+from tests import command_reference, module_table
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -53,6 +53,14 @@ def test_the_command_reference_names_every_command_and_option_as_they_are_now():
         "docs/commands.md is old: python -m tests.command_reference writes it anew"
     )
     assert len(list(command_reference.commands())) > 50
+
+
+def test_the_architecture_names_every_module_and_none_that_is_gone():
+    named = module_table.named(module_table.DOCUMENT.read_text(encoding="utf-8"))
+    there = {folder: set(names) for folder, names in module_table.modules().items() if names}
+    assert {folder: set(names) for folder, names in named.items() if names} == there, (
+        "docs/architecture.md is old: python -m tests.module_table brings it up to date"
+    )
 
 
 def test_the_newest_release_in_the_changelog_is_the_version():
