@@ -65,16 +65,24 @@ class Recorded:
 
 
 def make_study_directory(
-    root: Path, *, batch_size: int = 4, steps: int = 60, epsilon: float = 8.0, rounds: int = 0
+    root: Path,
+    *,
+    batch_size: int = 4,
+    steps: int = 60,
+    epsilon: float = 8.0,
+    rounds: int = 0,
+    queries: int = QUERIES,
+    protocol: str = "",
 ) -> Recorded:
-    """A study ready to run: phantoms published, codec fitted, four sites registered; a joint one of so many rounds."""
+    """A study ready to run: phantoms published, codec fitted, four sites registered; a joint one of so many rounds, or
+    so many queries of another protocol."""
     phantoms = write_phantoms(root / "phantoms", cases=QUERIES + 10, seed=3)
     public, maps = phantoms.cases[:QUERIES], phantoms.cases[QUERIES:]
     study = Study(
         name="hippocampus-demo",
         data=study_data(2),
-        privacy=PrivacyConfig(epsilon=epsilon, delta=1e-3, planned_queries=rounds or QUERIES, quorum=3),
-        codec=CodecConfig(augmentations=20, max_dimension=12, joint=rounds > 0),
+        privacy=PrivacyConfig(epsilon=epsilon, delta=1e-3, planned_queries=rounds or queries, quorum=3),
+        codec=CodecConfig(augmentations=20, max_dimension=12, joint=rounds > 0, protocol=protocol),
         teacher=TrainingConfig(channels=(4, 8), steps=4),
         student=TrainingConfig(channels=(4, 8), steps=steps),
         collection=CollectionConfig(batch_size=batch_size, offer_deadline_s=2.0),

@@ -10,7 +10,7 @@ from client.training.lock import writing
 from client.training.patient_deal import ANOTHER_DIRECTORY, load_or_deal
 from client.training.private.settings import PrivateSettings
 from client.training.task import Crash, OnProgress, RunVoters, SiteReport, VoterOutcome, VoterTask, voter_directory
-from client.training.voter import TRAINERS, train_voter
+from client.training.voter import train_voter, trainer_of
 from common.canonical import digest
 from common.config import DataConfig, TrainingConfig
 from common.data.dataset import Dataset, check_labels
@@ -82,8 +82,7 @@ def plan_site(
     network's weights, a seed for patients, fewer patients than voters, and a scan that its table gives to another
     patient than before: all of it is decided by what a person wrote, none of it by what a scan holds.
     """
-    if trainer not in TRAINERS:
-        raise InvalidInput("trainer", value=trainer, limit=", ".join(sorted(TRAINERS)))
+    trainer_of(trainer)  # refuses a name that nobody registered
     check_labels(dataset, data)
     if seed is not None and not dataset.synthetic:
         raise InvalidInput(

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from client.training.base import Part, Trained, Trainer
+from client.training.private.settings import STRATEGIES
 from client.training.private.trainer import private_trainer
 from client.training.standard import StandardTrainer
 from client.training.task import TRAIN_SCHEMA, VoterOutcome, VoterReport, VoterTask
@@ -42,10 +43,16 @@ MakeTrainer = Callable[[VoterTask], Trainer]
 
 TRAINERS: dict[str, MakeTrainer] = {
     "standard": lambda task: StandardTrainer(start=task.start),
-    "dp-sgd": private_trainer,
-    "dp-mac": private_trainer,
-    "dp-bbb": private_trainer,
 }
+"""Every trainer by name, beside the private strategies (:data:`~client.training.private.settings.STRATEGIES`)."""
+
+
+def trainer_of(name: str) -> MakeTrainer:
+    """What makes the trainer of that name; an unknown name is refused."""
+    known = {*TRAINERS, *STRATEGIES}
+    if name not in known:
+        raise InvalidInput("trainer", value=name, limit=", ".join(sorted(known)))
+    return TRAINERS.get(name, private_trainer)
 
 
 def train_voter(task: VoterTask, *, on_step: OnStep, cache_bytes: int = DEFAULT_BUDGET_BYTES) -> VoterOutcome:
@@ -76,7 +83,7 @@ def _train_voter(task: VoterTask, cache: VolumeCache, *, on_step: OnStep) -> Vot
     result: Trained | None = None
     if any(training) or task.private is not None:
         try:
-            result = TRAINERS[task.trainer](task).train(
+            result = trainer_of(task.trainer)(task).train(
                 _part(training, task), task.recipe, seed=task.seed, checkpoint=checkpoint, on_step=on_step
             )
         except InvalidInput as error:

@@ -7,7 +7,6 @@ be fitted on a label map whose hash is known as private, and refuses bytes that 
 
 from __future__ import annotations
 
-import importlib
 import io
 import math
 import zipfile
@@ -30,6 +29,7 @@ from common.canonical import (
 )
 from common.config import CodecConfig, Study
 from common.errors import InvalidInput
+from common.registry import registered
 
 CODEC_SCHEMA = 1
 MAX_CODEC_BYTES = 1 << 28
@@ -148,8 +148,7 @@ def codec_class(name: str) -> type[Codec]:
     """The codec of that name; an unknown name is refused."""
     if name not in CODECS:
         raise InvalidInput("codec", value=name, limit=", ".join(sorted(CODECS)))
-    module, _, attribute = CODECS[name].partition(":")
-    found: type[Codec] = getattr(importlib.import_module(module), attribute)
+    found: type[Codec] = registered(CODECS[name])
     return found
 
 

@@ -8,11 +8,10 @@ afterwards. Refuses a protocol that is not registered.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -21,6 +20,7 @@ from common.codecs.base import Codec
 from common.config import Study
 from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
+from common.registry import registered
 
 Fetch = Callable[[str], bytes]
 """Gets a public object by content hash, verified."""
@@ -57,17 +57,17 @@ class SiteProtocol(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class Halves:
     """``module:class`` of a protocol's two halves; each is imported on use, and a site never imports the server's."""
 
     site: str
     server: str
 
 
-PROTOCOLS: Mapping[str, Registered] = MappingProxyType(
+PROTOCOLS: Mapping[str, Halves] = MappingProxyType(
     {
-        "per-volume": Registered("common.protocols.per_volume:PerVolumeSite", "server.protocols.per_volume:PerVolume"),
-        "joint": Registered("common.protocols.joint.site:JointSite", "server.protocols.joint.protocol:Joint"),
+        "per-volume": Halves("common.protocols.per_volume:PerVolumeSite", "server.protocols.per_volume:PerVolume"),
+        "joint": Halves("common.protocols.joint.site:JointSite", "server.protocols.joint.protocol:Joint"),
     }
 )
 """Every protocol by its name (:func:`protocol_name`)."""
@@ -78,7 +78,7 @@ def protocol_name(study: Study) -> str:
     return study.codec.protocol or ("joint" if study.codec.joint else "per-volume")
 
 
-def registered(study: Study) -> Registered:
+def halves(study: Study) -> Halves:
     """The study's protocol in the registry; an unknown name is refused."""
     name = protocol_name(study)
     if name not in PROTOCOLS:
@@ -88,11 +88,5 @@ def registered(study: Study) -> Registered:
 
 def site_protocol(study: Study) -> SiteProtocol:
     """The site's half of the study's protocol."""
-    made: SiteProtocol = load_half(registered(study).site)
+    made: SiteProtocol = registered(halves(study).site)()
     return made
-
-
-def load_half(target: str) -> Any:
-    """One instance of the class ``module:class``."""
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)()

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from common.config import Study
 from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
-from common.protocols.base import load_half, registered
+from common.protocols.base import halves
+from common.registry import registered
 from common.study_mechanism import study_mechanism
 from server.aggregation.progress import OnStage
 from server.protocols.joint.plausible import Plausible
@@ -165,7 +166,7 @@ class QueryProtocol(Protocol):
 
 def protocol_of(study: Study) -> QueryProtocol:
     """The server's half of the study's protocol."""
-    made: QueryProtocol = load_half(registered(study).server)
+    made: QueryProtocol = registered(halves(study).server)()
     return made
 
 

@@ -137,7 +137,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "all released, last receipts not sent": event("released", 3),
     "receipts at one site": event("receipts-held", 7),
     "one label decoded": event("label-decoded", 1),
-    "checkpoint in the middle of the student": lambda: around(fit, "_save", after=on_call(1)),
+    "checkpoint in the middle of the student": lambda: around(fit, "save_checkpoint", after=on_call(1)),
     "one control trained": event("control-trained", 1),
     "half a bundle written": lambda: around(student_bundle, "write_atomically", after=on_call(2)),
     "bundle written, not yet said": lambda: around(bundle, "export_bundle", after=on_call(1)),

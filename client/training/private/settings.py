@@ -19,7 +19,13 @@ from common.privacy.training import Neighbours, Sampling, plan_noise
 MAX_EPSILON = 64.0
 """A training with a larger ε protects nobody, and its accounting would take gigabytes."""
 
-STRATEGIES = ("dp-sgd", "dp-mac", "dp-bbb")
+STRATEGIES: dict[str, str] = {
+    "dp-sgd": "client.training.private.teachers:sgd",
+    "dp-mac": "client.training.private.teachers:mac",
+    "dp-bbb": "client.training.private.teachers:bbb",
+}
+"""Every strategy by name: ``module:function`` that makes one of a :class:`~client.training.private.teachers.Setup`,
+imported on use."""
 
 
 @dataclass(frozen=True, slots=True)

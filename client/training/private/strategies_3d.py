@@ -22,7 +22,7 @@ from jaxtyping import Int64
 from monai.networks.blocks import Convolution
 from torch.func import functional_call, grad, vmap
 
-from client.training.private.bbb import Posterior, PosteriorDescent, Prior
+from client.training.private.bbb import Posterior, PosteriorDescent, Prior, deviation
 from client.training.private.clipped_sums import Parts, integer_sum, one_part, zeros_like
 from client.training.private.descent import Rate, descend
 from client.training.private.gradients import (
@@ -174,6 +174,10 @@ class VolumeSgd:
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: leaf.detach() for name, leaf in self.leaves.items()}
 
+    @property
+    def deviations(self) -> None:
+        """One network, no posterior."""
+
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
         self.turn += 1
         return total_over(
@@ -230,6 +234,10 @@ class VolumeBbb:
     def weights(self) -> dict[str, torch.Tensor]:
         """The mean network μ."""
         return {name: w.detach().float() for name, w in self.posterior.mean.items()}
+
+    @property
+    def deviations(self) -> dict[str, torch.Tensor]:
+        return {name: deviation(rho).detach().float() for name, rho in self.posterior.rho.items()}
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
         sample = {name: w.float() for name, w in self.descent.sample().items()}

@@ -7,25 +7,26 @@ the first step. Refuses networks and losses that couple patients before anything
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from client.training.base import Part
 from client.training.private.bbb import Named, Prior
 from client.training.private.descent import cosine
-from client.training.private.engine import run
+from client.training.private.engine import Strategy, run
 from client.training.private.gradients import load_weights_into, plain_weights
 from client.training.private.journal import Journal
-from client.training.private.settings import PrivateSettings
+from client.training.private.settings import STRATEGIES, PrivateSettings
 from client.training.private.strategies_3d import Blocks, Patients, VolumeBbb, VolumeSgd, block_parts, mac_gradients
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import OnStep
 from common.models.unet import build_unet, load_weights
 from common.privacy.training import TrainingEvent
+from common.registry import registered
 
 RARE = -2.5
 """Logit of every structure against background before the first step."""
@@ -84,7 +85,7 @@ def train_privately(
     if layer_clip is not None and settings.strategy != "dp-sgd":
         raise InvalidInput("clip of every layer", value=settings.strategy, limit="dp-sgd")
     setup = Setup(model, patients, settings, journal.plan.patients, seed, start is not None, layer_clip)
-    strategy = _STRATEGIES[settings.strategy](setup)
+    strategy: VolumeStrategy = registered(STRATEGIES[settings.strategy])(setup)
     spent = run(
         strategy,
         journal,
@@ -94,12 +95,7 @@ def train_privately(
     fresh = _network(part, recipe, seed)  # without the hooks a strategy may have put on its own
     load_weights_into(fresh, strategy.weights)
     fresh.eval()
-    deviations = None
-    if isinstance(strategy, VolumeBbb):
-        from client.training.private.bbb import deviation
-
-        deviations = {name: deviation(rho).detach().float() for name, rho in strategy.posterior.rho.items()}
-    return PrivatelyTrained(fresh, spent.event, spent.applied, spent.seconds, deviations)
+    return PrivatelyTrained(fresh, spent.event, spent.applied, spent.seconds, strategy.deviations)
 
 
 def _network(part: Part, recipe: TrainingConfig, seed: int) -> torch.nn.Module:
@@ -116,6 +112,16 @@ def _network(part: Part, recipe: TrainingConfig, seed: int) -> torch.nn.Module:
     return model
 
 
+class VolumeStrategy(Strategy, Protocol):
+    """A strategy on a 3D network. ``weights`` are the network it has come to, ``deviations`` its posterior's standard
+    deviations by parameter name, None for a strategy that ends in one network."""
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]: ...
+    @property
+    def deviations(self) -> Named | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What a strategy is made of: ``slots`` is n; ``begun`` says that the model holds public weights already."""
@@ -129,7 +135,8 @@ class Setup:
     layer_clip: float | None = None
 
 
-def _sgd(setup: Setup) -> VolumeSgd | VolumeBbb:
+def sgd(setup: Setup) -> VolumeSgd:
+    """DP-SGD: one clip of all parameters, or of every layer."""
     s, layers = setup.settings, setup.layer_clip
     return VolumeSgd(
         setup.model,
@@ -142,7 +149,8 @@ def _sgd(setup: Setup) -> VolumeSgd | VolumeBbb:
     )
 
 
-def _mac(setup: Setup) -> VolumeSgd | VolumeBbb:
+def mac(setup: Setup) -> VolumeSgd:
+    """DP-MAC: a clip of every block."""
     s, blocks = setup.settings, Blocks.of(setup.model)
     return VolumeSgd(
         setup.model,
@@ -154,7 +162,8 @@ def _mac(setup: Setup) -> VolumeSgd | VolumeBbb:
     )
 
 
-def _bbb(setup: Setup) -> VolumeSgd | VolumeBbb:
+def bbb(setup: Setup) -> VolumeBbb:
+    """DP-BBB: a posterior of networks; around public weights where the model holds some."""
     s = setup.settings
     return VolumeBbb(
         setup.model,
@@ -167,6 +176,3 @@ def _bbb(setup: Setup) -> VolumeSgd | VolumeBbb:
         chunk=s.chunk,
         method=s.method,
     )
-
-
-_STRATEGIES: dict[str, Callable[[Setup], VolumeSgd | VolumeBbb]] = {"dp-sgd": _sgd, "dp-mac": _mac, "dp-bbb": _bbb}

@@ -18,6 +18,7 @@ from client.data.layouts import DatasetSettings, open_for_training
 from client.teachers.teacher import Teachers
 from client.training import voter as voter_training
 from client.training.base import Trained
+from client.training.private.settings import STRATEGIES
 from client.training.site import plan_site, train_site
 from client.training.standard import StandardTrainer
 from client.training.task import SiteReport, held_out_count, voter_directory
@@ -398,7 +399,7 @@ def test_what_cannot_be_trained_is_refused(dataset: Dataset, tmp_path: Path) -> 
     other = DataConfig(labels=("background", "heart"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
     with pytest.raises(InvalidInput, match="labels"):
         train_site(dataset, teachers=tmp_path, data=other, recipe=RECIPE, voters=1)
-    assert sorted(TRAINERS) == ["dp-bbb", "dp-mac", "dp-sgd", "standard"]
+    assert sorted({*TRAINERS, *STRATEGIES}) == ["dp-bbb", "dp-mac", "dp-sgd", "standard"]
 
 
 STUDY = """

@@ -1,0 +1,166 @@
+"""What every query protocol promises. A protocol's test inherits :class:`ProtocolContract` and names the protocol.
+
+A whole study of four sites is run once a class through pipeline, core, workers and both ledgers, on phantoms.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from client.policy import Consent, review
+from common.codecs import load_codec
+from common.errors import InvalidInput
+from common.events import read_events
+from common.messages import Offer
+from common.privacy.mechanism import QuerySpec
+from common.protocols.base import halves, protocol_name, site_protocol
+from server.ledger.server_ledger import Ledger
+from server.postprocess.labels import Released, read_released
+from server.postprocess.student import lesson_of
+from server.protocols.base import Answer, protocol_of
+from server.protocols.controls import CONTROLS
+from server.study import consent_text
+from tests.dashboard_study import QUERIES, Recorded, make_study_directory
+
+
+def never(_query: str) -> Answer | None:
+    return None
+
+
+def refused(_name: str) -> torch.nn.Module:
+    raise InvalidInput("no control stands before this one")
+
+
+class ProtocolContract:
+    """Inherit, say of which study and how many queries it has, and a protocol is held to its promises."""
+
+    name: str
+    queries: int
+    rounds = 0
+    protocol = ""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def recorded(cls, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+        torch.set_num_threads(1)
+        folder = tmp_path_factory.mktemp(cls.name)
+        made = make_study_directory(folder, steps=8, rounds=cls.rounds, queries=cls.queries, protocol=cls.protocol)
+        made.run()
+        return made
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def released(cls, recorded: Recorded) -> Released:
+        return read_released(recorded.workspace)
+
+    @staticmethod
+    def offered(released: Released, query: QuerySpec) -> str:
+        study = released.public.study
+        offer = Offer(study=study.id, ledger="ledger", batch="b" * 64, queries=(query,))
+        return review(offer, Consent.of(study))
+
+    def test_a_study_selects_it_by_its_terms(self, released: Released) -> None:
+        study = released.public.study
+        assert protocol_name(study) == protocol_of(study).name == self.name
+        site, server = halves(study).site, halves(study).server
+        assert [target.rpartition(":")[2] for target in (site, server)] == [
+            type(site_protocol(study)).__name__,
+            type(protocol_of(study)).__name__,
+        ]
+
+    def test_a_site_accepts_what_it_asks_and_declines_another_shape(self, released: Released) -> None:
+        first = next(protocol_of(released.public.study).questions(released.public, never))
+        for query in first:
+            assert self.offered(released, query) == "accepted"
+            other = "a" * 64 if query.centre == "zero" else "zero"
+            assert self.offered(released, replace(query, centre=other)) == "wrong-codec"
+
+    def test_the_same_answers_are_asked_the_same_questions(self, recorded: Recorded, released: Released) -> None:
+        protocol, known = protocol_of(released.public.study), {a.query.id: a for a in released.answers}
+        before = sorted(path.name for path in recorded.workspace.objects_dir.iterdir())
+        first, again = (
+            [query.id for group in protocol.questions(released.public, known.get) for query in group] for _ in range(2)
+        )
+        assert first == again
+        assert set(first) <= known.keys()
+        assert sorted(path.name for path in recorded.workspace.objects_dir.iterdir()) == before
+        begun = [query.id for query in next(protocol.questions(released.public, never))]
+        assert begun == [answer.query.id for answer in released.answers][: len(begun)]
+
+    def test_every_planned_query_is_one_charge_and_one_answer(self, recorded: Recorded, released: Released) -> None:
+        assert len(released.answers) == released.public.study.privacy.planned_queries == self.queries
+        with Ledger.open(recorded.workspace.ledger_file) as ledger:
+            spent = max(g.epsilon for g in ledger.study_guarantees(released.public.study.id).values())
+            exact = min(g.epsilon for g in ledger.study_guarantees(released.public.study.id).values())
+        assert exact <= released.public.study.privacy.epsilon <= spent + 1e-6
+
+    def test_a_voters_code_has_the_querys_dimension(self, recorded: Recorded, released: Released) -> None:
+        public = released.public
+        codec = load_codec(public.objects.get(public.codec.sha256))
+        study, asked = public.study, released.answers[-1].query
+        encoder = site_protocol(study).encoder(asked, codec, fetch=public.objects.get)
+        flat = np.full((len(study.data.labels), *study.data.grid), 1 / len(study.data.labels), dtype=np.float32)
+        codes = np.stack([encoder.of_volume(flat) for _ in asked.volumes])
+        code = encoder.of_voter(codes)
+        assert (code.shape, code.dtype) == ((asked.mechanism.dimension,), np.float64)
+        assert np.isfinite(code).all()
+
+    def test_every_volume_that_is_asked_about_gets_probabilities(self, released: Released) -> None:
+        study, protocol = released.public.study, protocol_of(released.public.study)
+        labels = list(protocol.labels(released.public, released.answers))
+        asked = protocol.asked_about(study, released.public.volumes)
+        assert sorted(label.volume for label in labels) == sorted(asked)
+        assert protocol.volumes_answered(len(released.answers), asked=len(asked)) == len(asked)
+        assert protocol.volumes_answered(0, asked=len(asked)) == 0
+        for label in labels:
+            assert label.probabilities.shape == (len(study.data.labels), *study.data.grid)
+            assert label.probabilities.min() >= 0
+            np.testing.assert_allclose(label.probabilities.sum(axis=0), 1, atol=1e-5)
+        assert list(protocol.labels(released.public, ())) == []
+        assert protocol.weigh(released.public, ()) is None
+
+    def test_student_and_controls_are_made_of_different_things_and_named_by_them(self, released: Released) -> None:
+        protocol, lesson = protocol_of(released.public.study), lesson_of(released)
+        before = CONTROLS[:2]  # the last may need one that was trained
+        trainings = [protocol.student(lesson), *(protocol.control(lesson, name, trained=refused) for name in before)]
+        inputs = [training.inputs for training in trainings if training is not None]
+        assert len(set(inputs)) == len(inputs) == 3
+        assert protocol.student(lesson).inputs == inputs[0]
+
+    def test_a_run_trains_student_and_controls_and_a_second_run_nothing(self, recorded: Recorded) -> None:
+        def trained() -> list[str]:
+            events = read_events(recorded.workspace.events_file)
+            return [event["event"] for event in events if event["event"] in ("student-trained", "control-trained")]
+
+        assert trained() == ["student-trained"] + ["control-trained"] * len(CONTROLS)
+        before, rows = trained(), len(read_released(recorded.workspace).answers)
+        recorded.run("2")
+        assert (trained(), len(read_released(recorded.workspace).answers)) == (before, rows)
+
+    def test_too_few_public_volumes_are_refused(self, released: Released) -> None:
+        protocol = protocol_of(released.public.study)
+        protocol.check_volumes(released.public.study, QUERIES)
+        with pytest.raises(InvalidInput, match="public volumes"):
+            protocol.check_volumes(released.public.study, 0)
+
+    def test_its_plan_is_in_the_words_that_a_hospital_reads(self, released: Released) -> None:
+        study = released.public.study
+        words = protocol_of(study).wording(study)
+        assert f"plan {words.plan}," in consent_text.for_consortium(study, sites=4)
+        said = " ".join(consent_text.for_site(study).split())
+        assert f"segment {words.which} public volumes" in said
+        assert f"For {words.each} your site sends" in said
+
+    def test_no_torch_is_loaded_before_there_is_something_to_train(self, released: Released) -> None:
+        """Questions are asked and answers read while the ledger is open."""
+        targets = halves(released.public.study)
+        program = "import importlib, sys; [importlib.import_module(n.partition(':')[0]) for n in sys.argv[1:]]; "
+        program += "sys.exit('torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", program, targets.site, targets.server], check=False)
+        assert done.returncode == 0

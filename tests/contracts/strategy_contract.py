@@ -1,0 +1,100 @@
+"""What every private strategy promises. A strategy's test inherits :class:`StrategyContract` and names the strategy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from client.training.base import Part
+from client.training.private.clipped_sums import RADIUS_INT
+from client.training.private.journal import Journal
+from client.training.private.settings import STRATEGIES, PrivateSettings
+from client.training.private.strategies_3d import Patients
+from client.training.private.teachers import Setup, VolumeStrategy, train_privately
+from common.config import TrainingConfig
+from common.errors import InvalidInput
+from common.models.fit import predict
+from common.models.unet import build_unet
+from common.registry import registered
+
+RECIPE = TrainingConfig(channels=(2, 4))
+SLOTS, CLASSES, GRID = 4, 2, (8, 8, 8)
+
+
+def part(*, odd: float | None = None, patients: int = SLOTS) -> Part:
+    """Patients of one scan, their last slots empty; with ``odd`` the last one's image is of that value everywhere."""
+    rng = np.random.default_rng(0)
+    labels = (rng.random((SLOTS, *GRID)) < 0.3).astype(np.uint8)
+    images = (labels + rng.normal(0, 0.3, labels.shape)).astype(np.float32)[:, None]
+    if odd is not None:
+        images[-1], labels[-1] = odd, 1
+    return Part(images[:patients], labels[:patients], CLASSES)
+
+
+def length(total: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
+    return math.sqrt(sum(float((total[name] - other[name]).double().square().sum()) for name in total))
+
+
+class StrategyContract:
+    """Inherit, set ``name``, and a strategy is held to its promises."""
+
+    name: str
+
+    @classmethod
+    def settings(cls) -> PrivateSettings:
+        return PrivateSettings(cls.name, 4.0, 1e-3, steps=3, chunk=2)
+
+    @classmethod
+    def strategy(cls, data: Part) -> VolumeStrategy:
+        torch.set_num_threads(1)
+        patients = Patients(data.images, data.labels, data.slots, scans=1, classes=CLASSES, patch=(), key=b"k" * 32)
+        model = build_unet(RECIPE.channels, in_channels=1, out_channels=CLASSES, seed=1)
+        made: VolumeStrategy = registered(STRATEGIES[cls.name])(
+            Setup(model, patients, cls.settings(), SLOTS, seed=1, begun=False)
+        )
+        return made
+
+    def test_one_patient_moves_the_sum_by_no_more_than_the_noise_is_scaled_to(self) -> None:
+        everybody = np.arange(SLOTS)
+        total = self.strategy(part()).total(everybody)
+        for odd in (0.0, 1e6, -1e6):
+            assert length(total, self.strategy(part(odd=odd)).total(everybody)) <= 2 * RADIUS_INT
+        assert length(total, self.strategy(part(patients=SLOTS - 1)).total(everybody)) <= RADIUS_INT
+
+    def test_a_patient_of_no_numbers_counts_as_nobody(self) -> None:
+        everybody = np.arange(SLOTS)
+        total = self.strategy(part(odd=math.nan)).total(everybody)
+        assert length(total, self.strategy(part(patients=SLOTS - 1)).total(everybody)) == 0
+
+    def test_a_sum_is_of_integers_and_nobodys_is_zero(self) -> None:
+        total = self.strategy(part()).total(np.arange(0))
+        assert all(entry.dtype == torch.int64 and not entry.any() for entry in total.values())
+
+    def test_its_state_brings_it_back(self) -> None:
+        first, again = self.strategy(part()), self.strategy(part())
+        mean = {name: torch.full(entry.shape, 0.01) for name, entry in first.total(np.arange(SLOTS)).items()}
+        first.apply(mean, step=1, steps=3)
+        again.restore(first.state())
+        for name, weight in first.weights.items():
+            assert torch.equal(weight, again.weights[name])
+        assert length(first.total(np.arange(SLOTS)), again.total(np.arange(SLOTS))) == 0
+
+    def test_a_training_spends_its_plan_and_tells_no_loss(self, tmp_path: Path) -> None:
+        settings, told = self.settings(), []
+        journal = Journal.open(tmp_path / "journal", settings.plan(patients=SLOTS), identity="a")
+        done = train_privately(
+            part(), RECIPE, settings, journal, seed=1, on_step=lambda step, loss: told.append((step, loss))
+        )
+        assert (done.applied, done.event.steps) == (3, 3)
+        assert [step for step, _ in told] == [1, 2, 3]
+        assert all(math.isnan(loss) for _, loss in told)
+        np.testing.assert_allclose(predict(done.model, part().images[0]).sum(axis=0), 1, atol=1e-4)
+
+    def test_an_unknown_name_is_refused(self) -> None:
+        with pytest.raises(InvalidInput, match=self.name):
+            PrivateSettings("magic", 4.0, 1e-3)
