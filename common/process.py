@@ -32,6 +32,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from common.errors import DaemonFailed, InvalidInput
+from common.pki import shared
 
 TAG = "CONSILIUM_DAEMON"
 """Environment variable that marks a daemon and all it starts: ``<group>.<number>.``"""
@@ -352,6 +353,20 @@ def accepts(where: Path | str, port: int = 0) -> bool:
     except OSError:
         return False
     return True
+
+
+def listen(path: Path) -> socket.socket:
+    """A Unix socket at ``path``, which this user alone can connect to or, in a folder that was given to a group, that
+    group; what lay there before is replaced."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o117 if shared(path.parent) else 0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen(2048)
+    return listener
 
 
 def reachable(bind: str) -> str:

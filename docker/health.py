@@ -1,6 +1,7 @@
 """Health checks of the containers, with the standard library alone so that they cost little.
 
-``health.py server``: SuperLink answers over TLS, verified by the consortium's own authority, and so does the socket.
+``health.py server``: the core's socket is there.
+``health.py superlink``: SuperLink answers over TLS, verified by the consortium's own authority, and so does its socket.
 ``health.py gateway``: the gateway turns this unsigned request away.
 ``health.py dashboard``: the dashboard answers.
 ``health.py worker``: the teacher worker takes a connection.
@@ -27,9 +28,15 @@ WORKER = Path("/site", os.environ.get("SITE_STUDY", "."), "node")
 
 
 def check_server(study: Path = STUDY) -> None:
+    """The core's socket. It is not connected to: that is what a run begins with."""
+    if not (study / "relay" / "core.sock").is_socket():
+        raise OSError("the core does not listen")
+
+
+def check_superlink(study: Path = STUDY) -> None:
     """SuperLink on loopback, and the socket by which the gateway reaches its fleet routes."""
-    endpoint = json.loads((study / "endpoint.json").read_text(encoding="utf-8"))
-    context = ssl.create_default_context(cafile=str(study / "tls" / "ca.crt"))
+    endpoint = json.loads((study / "flower" / "endpoint.json").read_text(encoding="utf-8"))
+    context = ssl.create_default_context(cafile=str(study / "flower" / "ca.crt"))
     _get(f"https://127.0.0.1:{endpoint['internal_port']}/health", context)
     _connect(study / "gateway" / "run" / "fleet.sock")
 
@@ -97,6 +104,7 @@ def main(arguments: list[str]) -> int:
     """Run the check that is named."""
     checks: dict[str, Callable[[], None]] = {
         "server": check_server,
+        "superlink": check_superlink,
         "gateway": check_gateway,
         "dashboard": check_dashboard,
         "worker": check_worker,

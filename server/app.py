@@ -1,13 +1,14 @@
-"""The Flower ServerApp: a thin loop of push and pull around the Flower-free core.
+"""The Flower ServerApp: relays what the core says to sites and what they reply. It has no key and opens no ledger.
 
-It reads one thing from its run configuration, the study's directory. A second run on the same study is refused by the
-study's lock; a run after a crash goes on from the ledger.
+It reads nothing of a run's configuration; who starts it names the folder of the core's socket. It ends when the core
+does, and the core's run when it does.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -15,61 +16,75 @@ from flwr.serverapp import Grid, ServerApp
 
 from common.errors import InvalidInput
 from common.wire import MESSAGE_TYPE, pack, unpack
-from server.aggregation.aggregator import Reply
-from server.aggregation.pipeline import run_study
-from server.study.workspace import Workspace
+from server.aggregation.relay import FOLDER, Frame, Kind, connect, lifeline, pack_nodes, receive, send
 
-POLL_S = 0.3
-TTL_MARGIN_S = 30.0
+CORE_PATIENCE_S = 60.0
+"""How long the core is waited for: its supervisor may be starting it again."""
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the study whose directory stands in the run configuration."""
-    workspace = str(context.run_config["workspace"])
-    if not workspace:
-        raise InvalidInput("run configuration 'workspace'", value="", limit="the study's directory")
-    run_study(Workspace(Path(workspace)), GridTransport(grid), run=str(context.run_id))
+    """Relay for the core until it says that the run is over."""
+    with _core(Path(os.environ[FOLDER])) as core, lifeline(core):
+        send(core, Frame(Kind.RUN, context.run_id))
+        status = relay(core, grid)
+    if status:
+        raise RuntimeError("the run failed; its events say why")
 
 
-class GridTransport:
-    """The core's transport over Flower's Grid: pushes once, polls until every reply is in or the time is up."""
-
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-
-    def online(self) -> frozenset[int]:
-        return frozenset(self._grid.get_node_ids())
-
-    def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
-        messages = [
-            Message(
-                content=pack(body),
-                dst_node_id=node_id,
-                message_type=MESSAGE_TYPE,
-                ttl=timeout_s + TTL_MARGIN_S,
-            )
-            for node_id, body in bodies.items()
-        ]
-        nodes = dict(zip(self._grid.push_messages(messages), bodies, strict=True))
-        until = time.monotonic() + timeout_s
-        while nodes and time.monotonic() < until:
-            for message in self._grid.pull_messages(list(nodes)):
-                node_id = nodes.pop(message.metadata.reply_to_message_id, None)
-                if node_id is not None:
-                    yield _reply(node_id, message)
-            if nodes:
-                time.sleep(POLL_S)
-        for node_id in nodes.values():
-            yield Reply(node_id=node_id, body=None, problem="deadline")
+def relay(core: socket.socket, grid: Grid) -> int:
+    """Answer the core's questions over Flower's Grid until it ends; its status."""
+    bodies: dict[int, bytes] = {}
+    nodes: dict[str, int] = {}
+    while True:
+        asked = receive(core)
+        match asked.kind:
+            case Kind.ONLINE:
+                send(core, Frame(Kind.NODES, body=pack_nodes(frozenset(grid.get_node_ids()))))
+            case Kind.BODY:
+                bodies[asked.number] = asked.body
+            case Kind.PUSH:
+                nodes = _push(grid, bodies, ttl_s=asked.number / 1000)
+                bodies = {}
+                send(core, Frame(Kind.DONE))
+            case Kind.PULL:
+                for message in grid.pull_messages(list(nodes)):
+                    node_id = nodes.pop(message.metadata.reply_to_message_id, None)
+                    if node_id is not None:
+                        send(core, _reply(node_id, message))
+                send(core, Frame(Kind.DONE))
+            case Kind.END:
+                return asked.number
+            case _:
+                raise InvalidInput("question of the core", value=asked.kind)
 
 
-def _reply(node_id: int, message: Message) -> Reply:
+def _push(grid: Grid, bodies: dict[int, bytes], *, ttl_s: float) -> dict[str, int]:
+    """Send the bodies; the node of each message that went out."""
+    messages = [
+        Message(content=pack(body), dst_node_id=node_id, message_type=MESSAGE_TYPE, ttl=ttl_s)
+        for node_id, body in bodies.items()
+    ]
+    return dict(zip(grid.push_messages(messages), bodies, strict=True))
+
+
+def _reply(node_id: int, message: Message) -> Frame:
     if message.has_error():
-        return Reply(node_id=node_id, body=None, problem=f"flower-{message.error.code}")
+        return Frame(Kind.PROBLEM, node_id, f"flower-{message.error.code}".encode())
     try:
-        return Reply(node_id=node_id, body=unpack(message))
+        return Frame(Kind.REPLY, node_id, unpack(message))
     except InvalidInput:
-        return Reply(node_id=node_id, body=None, problem="malformed")
+        return Frame(Kind.PROBLEM, node_id, b"malformed")
+
+
+def _core(folder: Path) -> socket.socket:
+    until = time.monotonic() + CORE_PATIENCE_S
+    while True:
+        try:
+            return connect(folder)
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.5)

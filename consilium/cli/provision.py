@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from common.admission import read_request
-from common.errors import DaemonFailed
+from common.errors import DaemonFailed, InvalidInput
 from common.pki import expires
 from server.operations import provision
 from server.study.workspace import Endpoint, Workspace
@@ -160,18 +160,24 @@ def _server() -> None:
 def up(
     directory: StudyDir,
     bind: Annotated[str, typer.Option(help="Address the gateway listens on: the one port sites reach.")] = "0.0.0.0",
+    only: Annotated[
+        str | None, typer.Option(help="core (keys and ledger) or network (the rest), for two users or containers.")
+    ] = None,
     gateway: Annotated[bool, typer.Option(help="Run the gateway here, too.")] = True,
 ) -> None:
-    """Run the server's daemons in the foreground: SuperLink, SuperExec and the gateway. What dies is started again.
+    """Run the server's daemons in the foreground: core, SuperLink, SuperExec, gateway. What dies is started again.
 
     SuperLink listens on loopback and takes orders only from who can read the study's flower/operator.secret.
     Example: consilium server up trial
     """
     from server.operations import supervisor
 
+    if only is not None and only not in supervisor.PARTS:
+        raise InvalidInput("--only", value=only, limit=" or ".join(supervisor.PARTS))
     supervisor.serve(
         Workspace(directory),
         bind=bind,
+        parts=supervisor.PARTS if only is None else (only,),
         gateway=gateway,
         on_ready=lambda: typer.echo("server is up", err=True),
     )

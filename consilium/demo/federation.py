@@ -1,4 +1,4 @@
-"""The demo's daemons: SuperLink, its fleet routes, SuperExec, gateway; at each hospital worker, launcher, SuperNode.
+"""The demo's daemons: core, SuperLink, its fleet routes, SuperExec, gateway; at a hospital worker, launcher, SuperNode.
 
 They are the daemons a real deployment runs, on loopback, with TLS, node keys and process isolation. Whatever happens,
 the process group leaves none of them behind.
@@ -19,8 +19,8 @@ from common.admission import read_request
 from common.pki import create_node_keys
 from common.process import ProcessGroup, free_ports
 from server.operations import provision
-from server.operations.daemons import prepare, register_node, superexec, superlink
-from server.operations.supervisor import fleet_daemon, flower_server, gateway_daemon
+from server.operations.daemons import register_node, superexec, superlink
+from server.operations.supervisor import core_daemon, fleet_daemon, flower_server, gateway_daemon, prepare_network
 from server.study.workspace import Endpoint, Workspace
 
 HOST = "127.0.0.1"
@@ -68,10 +68,12 @@ def running(
     ``pool_epsilon``: what a pool may spend in its life, over all studies; the study's own ε unless given.
     """
     server = flower_server(workspace)
-    prepare(server)
+    prepare_network(workspace)
     with ProcessGroup() as group, tempfile.TemporaryDirectory(prefix="consilium-") as sockets:
         on_step("superlink")
-        group.start_all([superlink(server), fleet_daemon(workspace), gateway_daemon(workspace, bind=HOST)])
+        group.start_all(
+            [core_daemon(workspace), superlink(server), fleet_daemon(workspace), gateway_daemon(workspace, bind=HOST)]
+        )
         on_step("admission")
         known = {site.name for site in workspace.registered()}
         for name, directory in sites.items():
@@ -92,7 +94,7 @@ def running(
             site_node(directory / "node", socket=Path(sockets) / f"{number}.sock", port=port)
             for number, (directory, port) in enumerate(zip(sites.values(), ports, strict=False))
         ]
-        group.start(superexec(server))
+        group.start(superexec(server, relay=workspace.relay_dir))
         group.start_all(
             [worker(directory, socket=node.socket) for directory, node in zip(sites.values(), nodes, strict=True)]
         )

@@ -15,7 +15,6 @@ import base64
 import importlib.metadata
 import importlib.util
 import json
-import os
 import secrets
 import ssl
 import subprocess
@@ -30,8 +29,9 @@ from pathlib import Path, PurePosixPath
 
 from common.errors import DaemonFailed, InvalidInput
 from common.objects import write_atomically
-from common.pki import ServerIdentity, read_node_public_key
+from common.pki import ServerIdentity, read_node_public_key, shared
 from common.process import DaemonSpec, base_env, executable
+from server.aggregation.relay import FOLDER as RELAY_FOLDER
 
 HOST = "127.0.0.1"
 """Where SuperLink listens, and nowhere else."""
@@ -52,14 +52,18 @@ class FlowerServer:
     """The aggregator's Flower side: its folder, its port on loopback and its TLS identity, which must name ``HOST``.
 
     ``folder`` holds ``superlink.db``, ``superexec.secret``, ``operator.secret``, ``home/`` (Flower's own), ``logs/``.
+    It may be given to a group, and the daemons be another user of it. ``client``, the home of Flower's client, is the
+    operator's alone.
     """
 
     folder: Path
+    client: Path
     port: int
     identity: ServerIdentity
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", self.folder.absolute())
+        object.__setattr__(self, "client", self.client.absolute())
         if not 0 < self.port < 65536:
             raise InvalidInput("port", value=self.port, limit="1 to 65535")
 
@@ -85,7 +89,7 @@ class FlowerServer:
 
     @property
     def home(self) -> Path:
-        """Flower's home folder for this server's daemons and commands."""
+        """Flower's home folder for this server's daemons."""
         return self.folder / "home"
 
     @property
@@ -135,21 +139,24 @@ def flower_env(home: Path, **extra: str) -> dict[str, str]:
 
 def prepare(server: FlowerServer) -> None:
     """Write what the daemons and commands need: folders, Flower's ``config.toml``, the two secrets. Idempotent."""
+    given = shared(server.folder)
     for folder in (server.folder, server.home, server.logs):
         folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        if not given:
+            folder.chmod(0o700)
+        elif folder is not server.folder:
+            folder.chmod(0o2770)
+    server.client.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_config(server)
     for path, secret in ((server.secret, secrets.token_bytes(32)), (server.operator_secret, _hex_secret())):
         if not path.exists():
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(secret)
+            write_atomically(path, secret, mode=0o640 if given else 0o600)
     write_credentials(server)
 
 
 def write_config(server: FlowerServer) -> Path:
     """Write ``config.toml`` with this server as the only and default connection; Flower's public cloud is not in it."""
-    path = server.home / "config.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = server.client / "config.toml"
     path.write_text(
         f"[superlink]\ndefault = {_toml(CONNECTION)}\n\n[superlink.{CONNECTION}]\n"
         f"address = {_toml(server.address)}\nroot-certificates = {_toml(str(server.identity.authority.absolute()))}\n",
@@ -160,7 +167,7 @@ def write_config(server: FlowerServer) -> Path:
 
 def write_credentials(server: FlowerServer) -> Path:
     """Write the operators' secret where Flower's own client looks for what it shows a SuperLink."""
-    path = server.home / "credentials.yaml"
+    path = server.client / "credentials.yaml"
     said = {
         "authn-type": "oidc",
         "oidc-access-token": server.operator_secret.read_text("ascii"),
@@ -214,8 +221,11 @@ def superlink(server: FlowerServer) -> DaemonSpec:
     )
 
 
-def superexec(server: FlowerServer, *, env: Mapping[str, str] | None = None) -> DaemonSpec:
-    """How to start the SuperExec, which starts ServerApps; ``env`` is added to theirs. Start it after the SuperLink."""
+def superexec(server: FlowerServer, *, relay: Path) -> DaemonSpec:
+    """How to start the SuperExec, which starts ServerApps and tells them the folder ``relay`` of the core's socket.
+
+    Start it after the SuperLink.
+    """
     return DaemonSpec(
         role="superexec",
         name="superexec",
@@ -225,7 +235,7 @@ def superexec(server: FlowerServer, *, env: Mapping[str, str] | None = None) -> 
             *("--root-certificates", str(server.identity.authority.absolute())),
             *("--superexec-auth-secret-file", str(server.secret)),
         ),
-        env={**flower_env(server.home), **(env or {})},
+        env=flower_env(server.home, **{RELAY_FOLDER: str(relay.absolute())}),
         cwd=server.folder,
         log=server.logs / "superexec.log",
     )
@@ -311,12 +321,12 @@ def stop_run(server: FlowerServer, run_id: int) -> None:
     _flwr(server, "stop", str(run_id), CONNECTION)
 
 
-def app_dir(folder: Path, *, config: Mapping[str, str | int | float | bool] | None = None) -> Path:
+def app_dir(folder: Path) -> Path:
     """Assemble the Flower app in ``folder`` from the packages this interpreter imports; returns ``folder``.
 
     Holds ``pyproject.toml`` (no dependencies, so none can be installed) and the sources, nothing else: the same code
-    gives the same bundle and the same bundle hash from a clone and from an installed wheel. ``config`` declares the run
-    configuration's keys with their defaults (``workspace`` if omitted). An existing ``folder`` must be empty.
+    gives the same bundle and the same bundle hash from a clone and from an installed wheel. An existing ``folder`` must
+    be empty.
     """
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput("folder for the app", value=str(folder), limit="empty or absent")
@@ -326,7 +336,6 @@ def app_dir(folder: Path, *, config: Mapping[str, str | int | float | bool] | No
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     patterns = sorted({f"{PurePosixPath(name).parts[0]}/**/*{PurePosixPath(name).suffix}" for name in files})
-    settings = {"workspace": ""} if config is None else config
     lines = [
         "[project]",
         f"name = {_toml(APP_NAME)}",
@@ -343,8 +352,6 @@ def app_dir(folder: Path, *, config: Mapping[str, str | int | float | bool] | No
         'serverapp = "server.app:app"',
         'clientapp = "client.app:app"',
         "",
-        "[tool.flwr.app.config]",
-        _toml_table(settings),
     ]
     (folder / "pyproject.toml").write_text("\n".join(lines), encoding="utf-8")
     return folder
@@ -369,7 +376,7 @@ def app_files() -> dict[str, bytes]:
 
 def _flwr(server: FlowerServer, *arguments: str) -> dict[str, object]:
     """One flwr command with ``--format json``: its answer, or DaemonFailed with what it said."""
-    out = _command([*arguments, "--format", "json"], home=server.home, cwd=server.folder)
+    out = _command([*arguments, "--format", "json"], home=server.client, cwd=server.client)
     try:
         answer = json.loads(out[out.index("{") :])
     except ValueError as error:

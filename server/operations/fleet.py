@@ -2,7 +2,7 @@
 
 SuperLink answers sites, operators and ServerApps on one port. So it listens on loopback, where neither the gateway's
 container nor a network reaches it, and this stands between: the ten routes that a SuperNode needs, in their one
-spelling (``server.operations.exact``), with bodies within their limit. The socket is its owner's alone.
+spelling (``server.operations.exact``), with bodies within their limit.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 import ssl
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -27,6 +25,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from common.process import listen
 from server.operations.exact import ExactPaths
 
 ROUTES = (
@@ -130,19 +129,6 @@ async def _bounded(request: Request, limit: int) -> AsyncGenerator[bytes]:
             raise TooLarge
         if part:
             yield part
-
-
-def listen(path: Path) -> socket.socket:
-    """A Unix socket at ``path`` that only its owner can connect to; what lay there before is replaced."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(before)
-    listener.listen(2048)
-    return listener
 
 
 async def serve(path: Path, *, superlink: str, superlink_ca: Path) -> None:

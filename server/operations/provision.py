@@ -27,6 +27,7 @@ from common.pki import (
     node_fingerprint,
     read_node_public_key,
 )
+from server.operations.supervisor import prepare_network
 from server.study import create_study as setup
 from server.study.workspace import Endpoint, Site, Workspace
 
@@ -59,11 +60,11 @@ def set_up_server(
     authority = create_authority(workspace.authority_dir, name="Consilium consortium CA", now=now)
     issue_server_certificate(authority, workspace.gateway_dir, names=[endpoint.host, *more_names], now=now)
     internal = ["127.0.0.1", "localhost"]
-    for folder in (workspace.tls_dir, workspace.dashboard_tls_dir):
+    for folder in (workspace.flower_dir, workspace.dashboard_tls_dir):
         issue_server_certificate(authority, folder, names=internal, valid_days=INTERNAL_DAYS, now=now)
-    workspace.flower_dir.mkdir(mode=0o700, exist_ok=True)
     write_admitted(workspace.nodes_file, _admitted(workspace))
     workspace.save_endpoint(endpoint)
+    prepare_network(workspace)
     return expires(workspace.gateway_dir / "server.crt")
 
 

@@ -14,15 +14,17 @@ import ssl
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConsiliumError, DaemonFailed
 from common.events import read_events
+from common.objects import write_atomically
 from common.pki import ServerIdentity
 from common.process import DaemonSpec, ProcessGroup, accepts, base_env, reachable
 from common.supervision import Kept, Supervisor, json_report
+from server.aggregation.relay import SOCKET as CORE_SOCKET
 from server.operations.daemons import (
     HOST,
     FlowerServer,
@@ -40,6 +42,10 @@ from server.study.workspace import Workspace
 START_TIMEOUT_S = 120.0
 POLL_S = 0.3
 SOCKET = "fleet.sock"
+PARTS = ("core", "network")
+"""What may run as two users or in two containers."""
+IDENTITY = ("ca.crt", "server.crt", "server.key")
+"""SuperLink's TLS identity, in ``flower/``."""
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -50,15 +56,45 @@ class RunFailed(ConsiliumError):
 
 def flower_server(workspace: Workspace) -> FlowerServer:
     """The SuperLink of this study as the daemons module describes it."""
-    endpoint, tls = workspace.endpoint(), workspace.tls_dir
-    identity = ServerIdentity(authority=tls / "ca.crt", certificate=tls / "server.crt", key=tls / "server.key")
-    return FlowerServer(folder=workspace.flower_dir, port=endpoint.internal_port, identity=identity)
+    folder, client = workspace.flower_dir, workspace.root / "keys" / "flower"
+    authority, certificate, key = (folder / name for name in IDENTITY)
+    identity = ServerIdentity(authority=authority, certificate=certificate, key=key)
+    return FlowerServer(folder=folder, client=client, port=workspace.endpoint().internal_port, identity=identity)
+
+
+def prepare_network(workspace: Workspace) -> None:
+    """Write what SuperLink and the operator's commands need, and make the folders of the sockets. Idempotent."""
+    server = flower_server(workspace)
+    for name in IDENTITY:
+        if not (server.folder / name).exists():  # an earlier version had them elsewhere
+            write_atomically(server.folder / name, (workspace.tls_dir / name).read_bytes(), mode=0o600)
+    workspace.copy_endpoint()
+    prepare(server)
+    for folder in (workspace.relay_dir, workspace.fleet_dir):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def core_daemon(workspace: Workspace) -> DaemonSpec:
+    """How to start the core: keys, ledger and releases, and a Unix socket for the ServerApp."""
+    folder = workspace.relay_dir.absolute()
+    (folder / CORE_SOCKET).unlink(missing_ok=True)
+    return DaemonSpec(
+        role="core",
+        name="core",
+        argv=(
+            *(sys.executable, "-P", "-m", "server.aggregation.core"),
+            *("--study", str(workspace.root.absolute()), "--socket", CORE_SOCKET),
+        ),
+        env=base_env(),
+        cwd=folder,
+        log=workspace.root.absolute() / "logs" / "core.log",
+        ready=(folder / CORE_SOCKET).is_socket,
+    )
 
 
 def fleet_daemon(workspace: Workspace) -> DaemonSpec:
     """How to start what stands between the gateway and SuperLink: its fleet routes on a Unix socket."""
     server, folder = flower_server(workspace), workspace.fleet_dir.absolute()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / SOCKET).unlink(missing_ok=True)
     return DaemonSpec(
         role="fleet",
@@ -70,7 +106,7 @@ def fleet_daemon(workspace: Workspace) -> DaemonSpec:
         ),
         env=base_env(),
         cwd=folder,
-        log=workspace.root.absolute() / "logs" / "fleet.log",
+        log=server.logs / "fleet.log",
         ready=(folder / SOCKET).is_socket,
     )
 
@@ -90,7 +126,7 @@ def gateway_daemon(workspace: Workspace, *, bind: str) -> DaemonSpec:
         ),
         env=base_env(),
         cwd=workspace.fleet_dir.absolute(),
-        log=root / "logs" / "gateway.log",
+        log=flower_server(workspace).logs / "gateway.log",
         ready=lambda: gateway_answers(bind, endpoint.port, folder / "ca.crt"),
     )
 
@@ -117,23 +153,32 @@ def serve(
     workspace: Workspace,
     *,
     bind: str,
+    parts: Collection[str] = PARTS,
     gateway: bool = True,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run SuperLink, its fleet routes, SuperExec and the gateway until a signal; what dies is started again."""
-    server = flower_server(workspace)
-    prepare(server)
-    report = json_report(workspace.root / "logs" / "daemons.jsonl")
-    endpoint = workspace.endpoint()
-    inner = lambda: port_taken(HOST, endpoint.internal_port)  # noqa: E731
-    kept = [
-        Kept(spec=lambda: superlink(server), obstacle=inner, quote=True),
-        Kept(spec=lambda: fleet_daemon(workspace), quote=True),
-        Kept(spec=lambda: superexec(server), quote=True),
-    ]
-    if gateway:
+    """Run a server's daemons until a signal; what dies is started again.
+
+    ``parts``: ``core`` has the keys and the ledger. ``network`` is SuperLink, its fleet routes, SuperExec with the
+    ServerApp and, unless it runs elsewhere, the gateway; of the study's directory it needs ``flower/``, ``relay/`` and
+    ``gateway/run/``, and for the gateway ``gateway/`` and ``objects/``. The core's part prepares these.
+    """
+    kept = []
+    if "core" in parts:
+        prepare_network(workspace)
+        kept.append(Kept(spec=lambda: core_daemon(workspace), quote=True))
+    server, endpoint = flower_server(workspace), workspace.endpoint()
+    if "network" in parts:
+        inner = lambda: port_taken(HOST, endpoint.internal_port)  # noqa: E731
+        kept += [
+            Kept(spec=lambda: superlink(server), obstacle=inner, quote=True),
+            Kept(spec=lambda: fleet_daemon(workspace), quote=True),
+            Kept(spec=lambda: superexec(server, relay=workspace.relay_dir), quote=True),
+        ]
+    if "network" in parts and gateway:
         outer = lambda: port_taken(bind, endpoint.port)  # noqa: E731
         kept.append(Kept(spec=lambda: gateway_daemon(workspace, bind=bind), obstacle=outer, quote=True))
+    report = json_report((workspace.root / "logs" if "core" in parts else server.logs) / "daemons.jsonl")
     with ProcessGroup() as group:
         try:
             Supervisor(group, kept, report=report).run(on_ready=on_ready)
@@ -146,7 +191,7 @@ def start_run(workspace: Workspace) -> int:
     """Submit the ServerApp for this study; returns Flower's run id, which is recorded."""
     with tempfile.TemporaryDirectory(prefix="consilium-app-") as scratch:
         app = app_dir(Path(scratch) / "app")
-        run_id = submit(flower_server(workspace), app, {"workspace": str(workspace.root.absolute())})
+        run_id = submit(flower_server(workspace), app, {})
     workspace.save_run_id(run_id)
     return run_id
 
@@ -176,7 +221,7 @@ def supervise(
         seen = sum(1 for _ in read_events(workspace.events_file))
         run_id = start_run(workspace)
         ending = _follow(workspace, run_id, seen=seen, on_event=on_event, check=check)
-        if ending == "run-finished":
+        if ending == "run-finished" or workspace.stop_file.exists():  # the file is there still where it died of a stop
             return
         if remaining:
             on_event({"event": "run-restarted", "run": str(run_id)})

@@ -146,6 +146,11 @@ class Workspace:
         return self.gateway_dir / "run"
 
     @property
+    def relay_dir(self) -> Path:
+        """The Unix socket by which a ServerApp reaches the core."""
+        return self.root / "relay"
+
+    @property
     def nodes_file(self) -> Path:
         return self.gateway_dir / "nodes.json"
 
@@ -240,7 +245,10 @@ class Workspace:
         self._write("codec.json", {"sha256": codec.sha256, "dimension": codec.dimension})
 
     def endpoint(self) -> Endpoint:
-        record = self._read("endpoint.json", remedy="set it with `consilium provision server`")
+        copied = not (self.root / "endpoint.json").exists()  # the network's part sees flower/ alone
+        record = self._read(
+            "flower/endpoint.json" if copied else "endpoint.json", remedy="set it with `consilium provision server`"
+        )
         kinds: dict[str, type] = {"host": str, "port": int, "internal_port": int}
         named = isinstance(record, dict) and "internal_host" in record  # an earlier version let SuperLink be elsewhere
         fields = checked_fields(record, kinds | {"internal_host": str} if named else kinds)
@@ -248,6 +256,10 @@ class Workspace:
 
     def save_endpoint(self, endpoint: Endpoint) -> None:
         self._write("endpoint.json", dataclasses.asdict(endpoint))
+
+    def copy_endpoint(self) -> None:
+        """Write where the server is into ``flower/``, too."""
+        self._write("flower/endpoint.json", dataclasses.asdict(self.endpoint()))
 
     def run_id(self) -> int | None:
         """The Flower run last submitted for this study, if any."""

@@ -23,7 +23,7 @@ import pytest
 
 from common.process import ProcessGroup, free_ports
 from server.operations import fleet, provision
-from server.operations.daemons import FlowerServer, prepare, superexec, superlink
+from server.operations.daemons import FlowerServer, superexec, superlink
 from server.operations.supervisor import fleet_daemon, flower_server, gateway_daemon
 from server.study import create_study as setup
 from server.study.workspace import Endpoint, Workspace
@@ -53,10 +53,9 @@ def stolen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stolen]:
     outer, inner = free_ports(2)
     provision.set_up_server(workspace, Endpoint(host="localhost", port=outer, internal_port=inner))
     server = flower_server(workspace)
-    prepare(server)
     with ProcessGroup() as group:
         group.start_all([superlink(server), fleet_daemon(workspace)])
-        group.start(superexec(server))
+        group.start(superexec(server, relay=workspace.relay_dir))
         yield Stolen(workspace, server, workspace.fleet_dir / "fleet.sock")
 
 

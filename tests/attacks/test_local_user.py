@@ -4,6 +4,7 @@
 |---|---|
 | it takes the gateway's port first: the server seems up | a port is looked at before; a gateway shows its certificate |
 | it lists the nodes or submits an app, which reads the keys | SuperLink asks for a secret only the owner can read |
+| it has that secret, too, and submits an app | the app runs as SuperLink's user, who can open neither keys nor ledger |
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from common.events import read_events
 from common.pki import create_authority, create_node_keys, issue_server_certificate
 from common.process import ProcessGroup, free_ports
 from server.operations import provision
-from server.operations.daemons import list_nodes, prepare, register_node, superexec, superlink
-from server.operations.supervisor import fleet_daemon, flower_server, gateway_answers, port_taken
+from server.operations.daemons import healthy, list_nodes, register_node, submit, superexec, superlink
+from server.operations.supervisor import fleet_daemon, flower_server, gateway_answers, port_taken, start_run
 from server.study import create_study as setup
 from server.study.workspace import Endpoint, Workspace
 from tests.attacks.thief import Attacker, open_routes
@@ -121,12 +123,11 @@ REFUSED = "Authentication failed"
 @pytest.mark.slow
 def test_nobody_but_the_operator_lists_nodes_or_submits_an_app(workspace: Workspace, tmp_path: Path) -> None:
     server = flower_server(workspace)
-    prepare(server)
     keys = create_node_keys(tmp_path / "node")
     out = tmp_path / "stolen"
     with ProcessGroup() as group:
         group.start(superlink(server))
-        group.start(superexec(server))
+        group.start(superexec(server, relay=workspace.relay_dir))
         node = register_node(server, keys.public, name="north")
         attacker = Attacker.make(server, tmp_path / "attacker")
         listed = attacker.flwr("supernode", "list", "s", "--format", "json")
@@ -152,16 +153,14 @@ def test_another_user_reads_no_secret_of_the_server_and_connects_to_no_socket() 
         outer, inner = free_ports(2)
         provision.set_up_server(workspace, Endpoint(host="localhost", port=outer, internal_port=inner))
         workspace.root.chmod(0o755)
-        server = flower_server(workspace)
-        prepare(server)
         group.start(fleet_daemon(workspace))
         names = (
             "flower/operator.secret",
             "flower/superexec.secret",
-            "flower/home/credentials.yaml",
+            "keys/flower/credentials.yaml",
             "keys/sealing.key",
         )
-        names += ("keys/ledger.key", "tls/authority/ca.key", "tls/server.key", "gateway/server.key")
+        names += ("keys/ledger.key", "tls/authority/ca.key", "flower/server.key", "gateway/server.key")
         for name in names:
             path = workspace.root / name
             for above in path.relative_to(folder).parents:
@@ -173,3 +172,75 @@ def test_another_user_reads_no_secret_of_the_server_and_connects_to_no_socket() 
         socket_file = workspace.fleet_dir / "fleet.sock"
         workspace.fleet_dir.chmod(0o755)
         assert stat.S_IMODE(socket_file.stat().st_mode) == 0o600
+
+
+VIEW = """
+set -e
+mount -t tmpfs -o mode=0755 view /mnt
+mkdir -p /mnt/python /mnt/study/flower /mnt/study/relay /mnt/study/gateway/run
+mount --bind "$PYTHON" /mnt/python
+mount --bind "$STUDY/flower" /mnt/study/flower
+mount --bind "$STUDY/relay" /mnt/study/relay
+mount --bind "$STUDY/gateway/run" /mnt/study/gateway/run
+top=/$(echo "$PYTHON" | cut -d/ -f2)
+if ! setpriv --reuid "$1" --regid "$1" --clear-groups test -x "$PYTHON/bin"; then
+    mount -t tmpfs -o mode=0755 python "$top" && mkdir -p "$PYTHON" && mount --bind /mnt/python "$PYTHON"
+fi
+exec setpriv --reuid "$1" --regid "$1" --clear-groups "$2" -P -c "$3" server up /mnt/study --only network --no-gateway
+"""
+"""Starts the network's part as another user, who sees of the study what consilium-superlink.service shows."""
+
+
+def give(workspace: Workspace, group: int) -> None:
+    """What systemd-tmpfiles does with the study's directory."""
+    text = (Path(__file__).parents[2] / "docker" / "systemd" / "consilium.tmpfiles").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        words = line.split()
+        if words[0] == "z" and "consilium-superlink" in words and (workspace.root / words[1][21:]).exists():
+            path = workspace.root / words[1].removeprefix("/srv/consilium/study/")
+            os.chown(path, -1, group)
+            path.chmod(int(words[2], 8))
+
+
+def until(true: Callable[[], object], what: str, *, timeout_s: float = 90.0) -> None:
+    started = time.monotonic()
+    while not true():
+        assert time.monotonic() - started < timeout_s, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, in a mount namespace")
+def test_an_app_submitted_with_the_operators_secret_reads_neither_key_nor_ledger(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    give(workspace, NOBODY)
+    server = flower_server(workspace)
+    stolen = workspace.flower_dir / "stolen"
+    program = "from consilium.cli.main import main; main()"
+    up = (sys.executable, "-P", "-c", program, "server", "up", str(workspace.root), "--only", "core")
+    network = ("unshare", "--mount", "--propagation", "private", "sh", "-c", VIEW, "view", str(NOBODY))
+    env = os.environ | {"STUDY": str(workspace.root), "PYTHON": sys.base_prefix, "HOME": "/tmp"}
+    with (tmp_path / "log").open("wb") as log:
+        parts = [subprocess.Popen(up, stderr=log)]
+        until((workspace.relay_dir / "core.sock").is_socket, "the core listens")
+        parts.append(subprocess.Popen([*network, sys.executable, program], env=env, stderr=log))
+    try:
+        until(lambda: healthy(server), f"SuperLink answers: {(tmp_path / 'log').read_text()}")
+        app = Attacker.make(server, tmp_path / "attacker").home / "app"
+        submit(server, app, {"study": "/mnt/study", "out": "/mnt/study/flower/stolen"})
+        until(stolen.exists, "the app ran")
+        assert stolen.read_text().split() == ["flower/operator.secret"]
+        assert stolen.stat().st_uid == NOBODY
+        start_run(workspace)  # and ours, as the same user, has the core run the study, which admitted nobody yet
+        until(lambda: told(workspace, "run-failed"), "the core was asked for a run")
+        assert "is missing from the study's directory" in told(workspace, "run-failed")[0]["reason"]
+        assert workspace.events_file.stat().st_uid == 0
+    finally:
+        for part in reversed(parts):
+            part.terminate()
+            part.wait(60)
+
+
+def told(workspace: Workspace, kind: str) -> list[dict]:
+    return [event for event in read_events(workspace.events_file) if event["event"] == kind]

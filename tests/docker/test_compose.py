@@ -31,10 +31,12 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 SITES = ("site-1", "site-2", "site-3")
 WORKERS = tuple(f"{site}-worker" for site in SITES)
 NODES = tuple(f"{site}-node" for site in SITES)
-DAEMONS = ("server", "gateway", "dashboard", *WORKERS, *NODES)
+DAEMONS = ("superlink", "server", "gateway", "dashboard", *WORKERS, *NODES)
 SECRET = ("keys", "tls", "flower")
 """Volumes with keys, the certificate authority, and SuperLink's database and secrets."""
-STUDY = {"/study": "study"} | {f"/study/{name}": name for name in ("objects", "gateway", *SECRET)}
+NETWORK = {"/study/flower": "flower", "/study/relay": "relay", "/study/gateway/run": "fleet"}
+"""What SuperLink and the ServerApp see: SuperLink's own files and two sockets."""
+STUDY = {"/study": "study"} | {f"/study/{name}": name for name in ("objects", "gateway", *SECRET)} | NETWORK
 ONE_SHOTS = ("prepare", "register", "study")
 SCRIPTS = ("prepare.sh", "register.sh")
 
@@ -101,7 +103,22 @@ def test_what_takes_messages_from_outside_sees_neither_data_nor_models() -> None
 
 
 def test_the_gateway_sees_no_ledger_and_writes_nothing() -> None:
-    assert SERVICES["gateway"]["volumes"] == ["objects:/study/objects:ro", "gateway:/study/gateway:ro"]
+    assert SERVICES["gateway"]["volumes"] == [
+        "objects:/study/objects:ro",
+        "gateway:/study/gateway:ro",
+        "fleet:/study/gateway/run:ro",
+    ]
+
+
+def test_superlink_and_the_serverapp_mount_neither_key_nor_ledger_and_the_core_has_no_network() -> None:
+    assert volumes_of("superlink") == NETWORK
+    for file in ("docker-compose.yml", "docker/server.yml"):
+        services = yaml.safe_load((ROOT / file).read_text(encoding="utf-8"))["services"]
+        seen = {mount.rpartition(":")[2].rpartition("}")[2] for mount in services["superlink"]["volumes"]}
+        assert {path.removeprefix("/study") for path in seen} == {"/flower", "/relay", "/gateway/run"}
+        assert after(services["superlink"]["command"], "--only") == "network"
+        assert after(services["server"]["command"], "--only") == "core"
+        assert services["superlink"]["network_mode"] == services["server"]["network_mode"] == "none"
 
 
 def test_the_dashboard_writes_nothing_but_its_own_decisions() -> None:
@@ -118,20 +135,21 @@ def test_neither_gateway_nor_dashboard_mounts_a_key_or_the_authority_or_superlin
         targets = {Path(target) for target in volumes_of(name) if volumes_of(name)[target] in SECRET}
         if name in ("gateway", "dashboard") or name.startswith("site-"):
             assert not targets
+        elif name == "superlink":
+            assert targets == {study.flower_dir}
         else:
             assert all(any(path.is_relative_to(target) for target in targets) for path in kept)
     assert study.dashboard_tls_dir / "server.key" == Path(after(SERVICES["dashboard"]["command"], "--key"))
     assert study.gateway_dir / "server.key" == Path(after(SERVICES["gateway"]["command"], "--key"))
-    assert set(volumes_of("gateway")) == {str(study.objects_dir), str(study.gateway_dir)}
+    assert set(volumes_of("gateway")) == {str(study.objects_dir), str(study.gateway_dir), str(study.fleet_dir)}
 
 
 def test_of_superlink_the_gateway_has_a_socket_and_no_network_or_address() -> None:
     for file in ("docker-compose.yml", "docker/server.yml"):
         services = yaml.safe_load((ROOT / file).read_text(encoding="utf-8"))["services"]
-        assert services["server"]["network_mode"] == "none"
-        assert "networks" not in services["server"]
-        joined = {name for name, one in services.items() if one.get("network_mode") == "service:server"}
-        assert joined <= {"register", "study"}
+        assert "networks" not in services["superlink"]
+        joined = {name for name, one in services.items() if one.get("network_mode") == "service:superlink"}
+        assert joined <= {"register", "study", "operator"}
         study = Workspace(Path("/study"))
         assert Path(after(services["gateway"]["command"], "--fleet")) == study.fleet_dir / "fleet.sock"
         assert not any("server:" in word or "8000" in word for word in services["gateway"]["command"])
@@ -146,7 +164,8 @@ def test_what_the_dashboard_of_a_folder_must_not_see_is_hidden_from_it(study: st
     hidden = [Path(mount.partition(":")[0]) for mount in dashboard["tmpfs"]]
     books, own = Workspace(Path("/study")), Workspace(Path("/study", study))
     for one in (books, own):
-        for path in (one.sealing_key_file, one.signing_key_file, one.authority_dir, one.flower_dir, one.gateway_dir):
+        secret = (one.sealing_key_file, one.signing_key_file, one.authority_dir, one.flower_dir, one.gateway_dir)
+        for path in (*secret, one.relay_dir):
             assert any(path.is_relative_to(folder) for folder in hidden), path
         for path in (one.ledger_file, one.events_file, one.labels_dir, one.dashboard_tls_dir):
             assert not any(path.is_relative_to(folder) for folder in hidden), path
@@ -183,7 +202,7 @@ def test_the_dashboard_is_on_a_network_of_its_own() -> None:
 def test_no_network_leads_outside() -> None:
     assert all(network == {"internal": True} for network in COMPOSE["networks"].values())
     for service in SERVICES.values():
-        assert "networks" in service or service["network_mode"] in ("none", "service:server")
+        assert "networks" in service or service["network_mode"] in ("none", "service:superlink")
 
 
 def test_daemons_are_watched_and_restarted_and_one_shots_are_not() -> None:
@@ -199,16 +218,18 @@ def test_one_stage_waits_for_the_other() -> None:
         return {other: value["condition"] for other, value in SERVICES[name].get("depends_on", {}).items()}
 
     assert waits("dashboard") == {"server": "service_healthy"}
-    assert waits("server") == waits("gateway") == {"prepare": "service_completed_successfully"}
-    assert waits("register") == {"server": "service_healthy", "gateway": "service_healthy"}
+    for name in ("superlink", "server", "gateway"):
+        assert waits(name) == {"prepare": "service_completed_successfully"}
+    assert waits("register") == {"superlink": "service_healthy", "gateway": "service_healthy"}
     for site in SITES:
         assert waits(f"{site}-worker") == {"register": "service_completed_successfully"}
         assert waits(f"{site}-node") == {f"{site}-worker": "service_healthy"}
-    assert waits("study") == dict.fromkeys(("server", *NODES), "service_healthy")
+    assert waits("study") == dict.fromkeys(("server", "superlink", *NODES), "service_healthy")
 
 
 @pytest.mark.parametrize(
-    ("file", "parts"), [("site.yml", {"worker", "node"}), ("server.yml", {"server", "gateway", "dashboard"})]
+    ("file", "parts"),
+    [("site.yml", {"worker", "node"}), ("server.yml", {"superlink", "server", "operator", "gateway", "dashboard"})],
 )
 def test_what_a_party_runs_alone_has_no_privilege_and_one_port_at_most(file: str, parts: set[str]) -> None:
     services = yaml.safe_load((ROOT / "docker" / file).read_text(encoding="utf-8"))["services"]
@@ -231,7 +252,7 @@ def test_systemd_runs_commands_that_exist_without_privilege(unit: Path) -> None:
     text = unit.read_text(encoding="utf-8")
     (line,) = re.findall(r"^ExecStart=\S+/consilium (.*)$", text, re.MULTILINE)
     assert_command_exists(shlex.split(line))
-    user = "consilium-node" if "node" in unit.stem else "consilium"
+    user = unit.stem.replace("-site", "") if unit.stem.endswith(("node", "superlink")) else "consilium"
     for needed in (
         f"User={user}",
         f"Group={user}",
@@ -243,6 +264,12 @@ def test_systemd_runs_commands_that_exist_without_privilege(unit: Path) -> None:
     if "node" in unit.stem:
         assert "\nTemporaryFileSystem=/srv" in text
         assert "\nBindPaths=/srv/consilium/site/node\n" in text
+    if "superlink" in unit.stem:
+        assert "\nTemporaryFileSystem=/srv" in text
+        seen = re.findall(r"^Bind(?:ReadOnly)?Paths=/srv/consilium/study/(.*)$", text, re.MULTILINE)
+        assert set(seen) == {"flower", "gateway", "gateway/run", "objects", "relay"}
+    if unit.stem == "consilium-server":
+        assert "\nPrivateNetwork=yes\n" in text
 
 
 def test_the_list_of_contents_names_what_is_installed() -> None:

@@ -92,7 +92,7 @@ def test_a_study_in_containers_ends_with_a_bundle_and_a_ledger_that_holds(compos
 
 def test_every_daemon_is_healthy_and_no_process_is_root_s(compose: Compose) -> None:
     containers = compose.containers()
-    assert len(containers) == 9
+    assert len(containers) == 10
     for service, container in containers.items():
         deadline = time.monotonic() + 300  # the demo restarts the server while it copies the ledger
         while (state := json.loads(compose.run("inspect", container))[0])["State"]["Health"]["Status"] != "healthy":
@@ -107,7 +107,7 @@ def test_a_site_s_network_shows_the_gateway_s_one_port_and_nothing_of_the_server
     worker = compose.containers()["site-1-worker"]
     found = compose.run("exec", worker, "python3", "-c", SCAN, "gateway", timeout_s=600)
     assert json.loads(found) == [8443]
-    for name in ("server", "dashboard", "study", "site-2-worker", "site-2-node"):
+    for name in ("superlink", "server", "dashboard", "study", "site-2-worker", "site-2-node"):
         unknown = (
             f"import socket, sys\ntry: socket.getaddrinfo({name!r}, 8000)\nexcept OSError: sys.exit(0)\nsys.exit(1)"
         )
@@ -139,7 +139,7 @@ for path in Path("/study").rglob("*"):
     except OSError:
         pass
 listening = []
-for name in ("localhost", "server", "register", "study", "prepare"):
+for name in ("localhost", "superlink", "server", "register", "study", "prepare"):
     for port in (8000, 8001):
         try:
             socket.create_connection((name, port), timeout=1).close()
@@ -166,6 +166,20 @@ def test_from_a_stolen_gateway_neither_key_nor_ledger_nor_control_route_is_in_re
     assert found == {"read": ["/study/gateway/server.key"], "listening": [], "ledger": False, "database": False}
     for route in ("start-run", "list-nodes", "register-node"):
         assert compose.run("exec", gateway, "python3", "-c", ASK % route).strip() == "404"
+
+
+def test_an_app_in_superlinks_container_finds_neither_key_nor_ledger(compose: Compose) -> None:
+    """Whatever is submitted to SuperLink runs there, as the same user as all that runs there."""
+    found = json.loads(compose.run("exec", compose.containers()["superlink"], "python3", "-c", REACH))
+    assert found["read"] == ["/study/flower/" + name for name in ("operator.secret", "server.key", "superexec.secret")]
+    assert found["ledger"] is False
+    assert found["listening"] == ["localhost:8000"]
+
+
+def test_the_core_listens_on_no_network(compose: Compose) -> None:
+    found = json.loads(compose.run("exec", compose.containers()["server"], "python3", "-c", REACH))
+    assert found["listening"] == []
+    assert found["ledger"] is True
 
 
 def test_from_a_stolen_dashboard_neither_key_nor_control_route_is_in_reach(compose: Compose) -> None:

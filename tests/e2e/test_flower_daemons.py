@@ -120,7 +120,7 @@ class Federation:
 def start(group: ProcessGroup, root: Path) -> Federation:
     identity = issue_server_certificate(create_authority(root / "ca"), root / "tls", names=["127.0.0.1"])
     port, *others = free_ports(6)
-    server = FlowerServer(folder=root / "flower", port=port, identity=identity)
+    server = FlowerServer(folder=root / "flower", client=root / "client", port=port, identity=identity)
     prepare(server)
     group.start(superlink(server))
     return Federation(group, server, root, tuple(others), Path(tempfile.mkdtemp(prefix="c-")))
@@ -215,7 +215,7 @@ def test_a_foreign_bundle_meets_the_worker_s_policy_and_none_of_its_code_runs(tm
     with ProcessGroup() as group, contextlib.ExitStack() as workers:
         federation = start(group, tmp_path)
         server = federation.server
-        group.start(superexec(server))
+        group.start(superexec(server, relay=server.folder))
         sites = [federation.node(name, number) for number, name in enumerate(("A", "B"))]
         ids = {str(register_node(server, site.keys.public, name=site.site)): site.site for site in sites}
         asked = [workers.enter_context(echo_worker(site)) for site in sites]
@@ -253,7 +253,7 @@ def test_nobody_without_the_node_s_secret_is_handed_its_messages(tmp_path: Path)
     with ProcessGroup() as group:
         federation = start(group, tmp_path)
         server = federation.server
-        group.start(superexec(server))
+        group.start(superexec(server, relay=server.folder))
         site = federation.node("A", 0)
         register_node(server, site.keys.public, name="A")
         node = supernode(site)
@@ -280,7 +280,7 @@ from server.operations.daemons import register_node, submit, superexec
 folder = Path({where!r})
 with ProcessGroup() as group:
     federation = start(group, folder)
-    group.start(superexec(federation.server))
+    group.start(superexec(federation.server, relay=folder))
     site = federation.node("A", 0)
     register_node(federation.server, site.keys.public, name="A")
     group.start_all([supernode(site), launcher(site)])

@@ -171,7 +171,7 @@ def consortium_opens(host: Host) -> None:
     consilium("codec", "fit", "/study", "--label-maps", "/study/split/public/label-maps", "--sites", "1")
     consilium("provision", "server", "/study", "--host", CONSORTIUM)
     host.compose("up", "-d")
-    until(lambda: set(host.healthy().values()) == {"healthy"} and len(host.healthy()) == 3, "the server's three parts")
+    until(lambda: set(host.healthy().values()) == {"healthy"} and len(host.healthy()) == 4, "the server's four parts")
     consilium("provision", "kit", "/study", "north", "--out", "/study/kits/north")
 
 
@@ -214,11 +214,12 @@ def test_two_parties_with_the_bundle_alone_connect_in_ten_minutes_and_answer_a_s
     request = shutil.copy(site.folder / "site" / "request.json", server.folder / "study" / "request.json")
     os.chown(request, server.owner, server.owner)
     whom = ("--site", "north", "--pool", "north", "--fingerprint", fingerprint)
+    operator = ("run", "--rm", "-T", *ONE_THREAD, "operator")
     approve = ("provision", "approve", "/study", "/study/request.json", *whom)
-    server.compose("exec", "-T", "server", "consilium", *approve)
+    server.compose(*operator, *approve)
     site.compose(*run, "worker", "site", "train", "--site-dir", "/site")
     site.compose("up", "-d")
-    listed = ("exec", "-T", "server", "consilium", "provision", "list", "/study")
+    listed = (*operator, "provision", "list", "/study")
     until(lambda: "north: admitted, online" in server.compose(*listed), "the site is connected", timeout_s=CONNECTED_S)
     took = time.monotonic() - started
     print(f"connected {took:.0f} s after the bundle and the kit were there")
@@ -231,13 +232,13 @@ def test_two_parties_with_the_bundle_alone_connect_in_ten_minutes_and_answer_a_s
         "exec", "-T", "node", "find", "/site", "/data", "-name", "*.nii.gz", "-o", "-name", "*.pt", check=False
     )
     assert seen == ""
-    for host, services in ((server, ("server", "gateway", "dashboard")), (site, ("worker", "node"))):
+    for host, services in ((server, ("superlink", "server", "gateway", "dashboard")), (site, ("worker", "node"))):
         for service in services:
             container = host.compose("ps", "-q", service).strip()
             users = host.types("docker", "top", container, "-eo", "pid,uid,comm").stdout.splitlines()[1:]
             assert {line.split()[1] for line in users} == {str(host.owner)}, (service, users)
 
-    server.compose("exec", "-T", *ONE_THREAD, "server", "consilium", "study", "run", "/study")
+    server.compose(*operator, "study", "run", "/study")
     status = json.loads(server.compose("exec", "-T", "server", "consilium", "study", "status", "/study", "--json"))
     assert status["answers"] == status["planned_queries"] == QUERIES
     server.compose("exec", "-T", "server", "consilium", "verify", "/study/ledger.sqlite")

@@ -14,22 +14,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.attacks.thief import THIEF
 from tests.docker.conftest import DOCKER, ROOT
 
 pytestmark = pytest.mark.docker
 
 NAME = "consilium-test-units"
 STUDY, SITE, DATA = "/srv/consilium/study", "/srv/consilium/site", "/srv/data/north"
-SERVER, WORKER, NODE = "consilium-server", "consilium-site-worker", "consilium-site-node"
+CORE, SUPERLINK = "consilium-server", "consilium-superlink"
+WORKER, NODE = "consilium-site-worker", "consilium-site-node"
 ROLES = {
+    **dict.fromkeys(("client.operations.serve", "server.aggregation.core"), "consilium"),
     **dict.fromkeys(
-        (
-            "client.operations.serve",
-            "server.operations.superlink",
-            "server.operations.fleet",
-            "server.operations.gateway",
-        ),
-        "consilium",
+        ("server.operations.superlink", "server.operations.fleet", "server.operations.gateway", "flower-superexec"),
+        "consilium-superlink",
     ),
     **dict.fromkeys(("client.app", "flower-supernode"), "consilium-node"),
 }
@@ -61,6 +59,9 @@ class Machine:
 
     def consilium(self, *words: str) -> str:
         return self.root("runuser", "-u", "consilium", "--", "consilium", *words)
+
+    def write(self, path: str, text: str) -> None:
+        self.root("sh", "-c", 'mkdir -p "$(dirname "$0")" && printf %s "$1" >"$0"', path, text)
 
     def show(self, unit: str, fact: str) -> str:
         return self.root("systemctl", "show", "--property", fact, "--value", unit).strip()
@@ -129,13 +130,14 @@ def set_up(one: Machine) -> None:
 
 
 def test_systemd_finds_nothing_wrong_with_the_units(machine: Machine) -> None:
-    units = " ".join(f"/etc/systemd/system/{unit}.service" for unit in (SERVER, WORKER, NODE))
+    units = " ".join(f"/etc/systemd/system/{unit}.service" for unit in (CORE, SUPERLINK, WORKER, NODE))
     assert machine.root("sh", "-c", f"systemd-analyze verify {units} 2>&1").strip() == ""
 
 
 def test_units_started_by_systemd_connect_and_answer_a_study_and_end_cleanly(machine: Machine) -> None:
-    machine.root("systemctl", "start", SERVER)
-    until(lambda: ready(machine, f"{STUDY}/logs/daemons.jsonl"), "the server is up")
+    machine.root("systemctl", "start", CORE, SUPERLINK)
+    for logs in (f"{STUDY}/logs", f"{STUDY}/flower/logs"):
+        until(lambda logs=logs: ready(machine, f"{logs}/daemons.jsonl"), "the server is up")
     request = f"{SITE}/request.json"
     whom = ("--site", "north", "--pool", "north", "--fingerprint", machine.fingerprint)
     machine.consilium("provision", "approve", STUDY, request, *whom)
@@ -147,6 +149,7 @@ def test_units_started_by_systemd_connect_and_answer_a_study_and_end_cleanly(mac
     users = {role: {user for user, line in machine.processes() if role in line} for role in ROLES}
     assert users == {role: {user} for role, user in ROLES.items()}
     seen_by_the_node(machine)
+    taken_by_an_app(machine)
     machine.consilium("study", "run", STUDY)
     status = json.loads(machine.consilium("study", "status", STUDY, "--json"))
     assert status["answers"] == 4
@@ -155,8 +158,8 @@ def test_units_started_by_systemd_connect_and_answer_a_study_and_end_cleanly(mac
     # Its init starts again what is killed; what is stopped ends with status 0 and leaves nothing behind.
     machine.root("systemctl", "kill", "--signal", "KILL", NODE)
     until(lambda: machine.show(NODE, "NRestarts") == "1", "systemd starts the node again")
-    machine.root("systemctl", "stop", NODE, WORKER, SERVER)
-    for unit in (NODE, WORKER, SERVER):
+    machine.root("systemctl", "stop", NODE, WORKER, SUPERLINK, CORE)
+    for unit in (NODE, WORKER, SUPERLINK, CORE):
         assert (machine.show(unit, "Result"), machine.show(unit, "ExecMainStatus")) == ("success", "0"), unit
     assert not [line for user, line in machine.processes() if user.startswith("consilium")]
 
@@ -171,6 +174,24 @@ def seen_by_the_node(machine: Machine) -> None:
     assert f"{SITE}/node/link.json" in found
     assert not [path for path in found if not path.startswith(f"{SITE}/node/")]
     assert machine.denied(*inside, *as_node, "touch", f"{SITE}/node/keys/x")
+
+
+APP = "/tmp/thief"
+
+
+def taken_by_an_app(machine: Machine) -> None:
+    """An app submitted with the operators' secret runs as SuperLink's user and reads neither key nor ledger."""
+    wanted = ("keys/sealing.key", "keys/ledger.key", "tls/authority/ca.key", "ledger.sqlite")
+    for name, text in (THIEF | {"run.toml": f'study = "{STUDY}"\nout = "{STUDY}/flower/stolen"\n'}).items():
+        machine.write(f"{APP}/{name}", text)
+    machine.root("chmod", "-R", "a+rX", APP)
+    home = f"FLWR_HOME={STUDY}/keys/flower"
+    submitted = ("flwr", "run", APP, "consilium", "--run-config", f"{APP}/run.toml")
+    machine.root("runuser", "-u", "consilium", "--", "env", home, *submitted)
+    until(lambda: machine.root("cat", f"{STUDY}/flower/stolen", check=False), "the app ran")
+    assert machine.root("cat", f"{STUDY}/flower/stolen").split() == ["flower/operator.secret"]
+    for path in (*wanted, "keys/flower/credentials.yaml"):
+        assert machine.denied("runuser", "-u", "consilium-superlink", "--", "cat", f"{STUDY}/{path}"), path
 
 
 def ready(machine: Machine, path: str) -> bool:

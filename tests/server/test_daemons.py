@@ -42,7 +42,7 @@ def identity(tmp_path_factory: pytest.TempPathFactory) -> ServerIdentity:
 
 @pytest.fixture
 def server(tmp_path: Path, identity: ServerIdentity) -> FlowerServer:
-    made = FlowerServer(folder=tmp_path / "flower", port=free_port(), identity=identity)
+    made = FlowerServer(folder=tmp_path / "flower", client=tmp_path / "client", port=free_port(), identity=identity)
     prepare(made)
     return made
 
@@ -89,13 +89,13 @@ def test_no_secret_is_in_an_argument_or_the_environment(server: FlowerServer, no
     keys = server.identity.key.read_text() + node.keys.private.read_text()
     held = server.operator_secret.read_text()
     assert stat.S_IMODE(server.operator_secret.stat().st_mode) == 0o600
-    assert stat.S_IMODE((server.home / "credentials.yaml").stat().st_mode) == 0o600
+    assert stat.S_IMODE((server.client / "credentials.yaml").stat().st_mode) == 0o600
     secrets = [
         held,
         server.secret.read_bytes().hex(),
         *(line for line in keys.splitlines() if not line.startswith("-----")),
     ]
-    for spec in (superlink(server), superexec(server), supernode(node), worker(node.folder)):
+    for spec in (superlink(server), superexec(server, relay=server.folder), supernode(node), worker(node.folder)):
         said = "\n".join([*spec.argv, *spec.env.values()])
         assert not any(secret in said for secret in secrets)
     assert stat.S_IMODE(server.secret.stat().st_mode) == 0o600
@@ -103,7 +103,7 @@ def test_no_secret_is_in_an_argument_or_the_environment(server: FlowerServer, no
 
 
 def test_nothing_is_reported_or_installed_from_outside(server: FlowerServer, node: SiteNode) -> None:
-    for spec in (superlink(server), superexec(server), supernode(node)):
+    for spec in (superlink(server), superexec(server, relay=server.folder), supernode(node)):
         assert spec.env["FLWR_TELEMETRY_ENABLED"] == "0"
         assert spec.env["FLWR_DISABLE_UPDATE_CHECK"] == "1"
         assert spec.env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
@@ -116,7 +116,7 @@ def test_server_and_site_have_flower_homes_of_their_own(server: FlowerServer, no
 
 
 def test_the_connection_is_this_server_and_nothing_else(server: FlowerServer) -> None:
-    config = tomllib.loads((server.home / "config.toml").read_text())
+    config = tomllib.loads((server.client / "config.toml").read_text())
     assert config == {
         "superlink": {
             "default": "consilium",
@@ -181,7 +181,7 @@ def test_only_what_calls_out_of_the_house_is_given_the_proxy(
     for spec in (supernode(node), worker(node.folder)):
         assert spec.env["https_proxy"] == "http://proxy.example:3128"
         assert spec.env["no_proxy"].split(",")[:2] == ["intranet.example", "127.0.0.1"]
-    for spec in (launcher(node), superlink(server), superexec(server)):
+    for spec in (launcher(node), superlink(server), superexec(server, relay=server.folder)):
         assert not any("proxy" in name.lower() for name in spec.env)
 
 

@@ -21,6 +21,7 @@ ROLES = {
     "superlink": "server",
     "supernode": "site-3",
     "superexec": "server",
+    "core": "server",
 }
 
 
@@ -32,7 +33,7 @@ def assert_everything_was_answered_once(parties: Federation) -> None:
 
 
 def serverapp(parties: Federation) -> int:
-    """The process of the newest run, 0 if it has ended."""
+    """The core's process of the newest run, which ends with its ServerApp; 0 if it has ended."""
     runs = parties.events("run-started")
     return int(runs[-1]["pid"]) if runs and not none_alive([runs[-1]["pid"]]) else 0
 
@@ -50,7 +51,7 @@ def test_every_process_in_turn_ends_in_mid_study_and_nothing_is_lost_or_doubled(
         os.kill(party.pid(role), signum)
         parties.recorded(name, "daemon-ended", role, count=ended + 1, timeout_s=30)
         parties.recorded(name, "daemon-ready", role, count=ready + 1, timeout_s=TRUTH_S)
-    # An orderly end of superexec takes the ServerApp with it; then the run is on again once it was submitted again.
+    # An orderly end of superexec or core takes the ServerApp with it; the run is on again once it was submitted again.
     parties.until(lambda: serverapp(parties) or parties.events("run-finished"), "a run is on", timeout_s=TRUTH_S)
     started = len(parties.events("run-started"))
     if not parties.events("run-finished"):

@@ -62,7 +62,7 @@ with ProcessGroup() as group:
 
 
 def gateway_log(up: Federation) -> str:
-    return (up.workspace.root / "logs" / "gateway.log").read_text()
+    return (up.workspace.flower_dir / "logs" / "gateway.log").read_text()
 
 
 def test_a_node_that_nobody_admitted_is_refused_and_both_sides_can_read_why(up: Federation) -> None:

@@ -184,7 +184,7 @@ def test_a_renewed_certificate_satisfies_a_kit_handed_out_before(workspace: Work
 
 
 def test_the_gateway_s_folder_holds_neither_the_ca_s_key_nor_the_ledger_s(workspace: Workspace) -> None:
-    names = {path.name for path in workspace.gateway_dir.rglob("*")}
+    names = {path.name for path in workspace.gateway_dir.rglob("*") if path.is_file()}
     assert names == {"ca.crt", "server.crt", "server.key", "nodes.json"}
 
 

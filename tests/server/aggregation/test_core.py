@@ -1,0 +1,164 @@
+"""The core as a daemon, asked by a relay that this file plays: frames over its socket, workers in this process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from common.events import read_events
+from common.process import ProcessGroup
+from server.aggregation import core
+from server.aggregation.relay import Frame, Kind, connect, pack_nodes, receive, send
+from server.ledger.server_ledger import Ledger
+from server.operations.supervisor import core_daemon
+from tests.dashboard_study import QUERIES, Recorded, make_study_directory
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel who connects")
+
+
+@dataclass
+class Relay:
+    """What the ServerApp does, over workers in this process. ``before`` is asked ahead of each question's answer."""
+
+    study: Recorded
+    before: Callable[[socket.socket, Frame], None] = lambda _core, _frame: None
+    seen: list[bytes] = field(default_factory=list)
+
+    def run(self, number: int = 7) -> int:
+        """Relay until the core says that the run is over; its status. EOFError if the core is gone before."""
+        bodies: dict[int, bytes] = {}
+        replies: list[Frame] = []
+        with connect(self.study.workspace.relay_dir) as connection:
+            connection.settimeout(60)
+            send(connection, Frame(Kind.RUN, number))
+            while (asked := receive(connection)).kind is not Kind.END:
+                self.before(connection, asked)
+                self.seen.append(asked.body)
+                match asked.kind:
+                    case Kind.ONLINE:
+                        send(connection, Frame(Kind.NODES, body=pack_nodes(self.study.transport.online())))
+                    case Kind.BODY:
+                        bodies[asked.number] = asked.body
+                    case Kind.PUSH:
+                        heard = self.study.transport.exchange(bodies, timeout_s=1)
+                        replies = [Frame(Kind.REPLY, reply.node_id, reply.body or b"") for reply in heard]
+                        bodies = {}
+                        send(connection, Frame(Kind.DONE))
+                    case Kind.PULL:
+                        for reply in replies:
+                            send(connection, reply)
+                        replies = []
+                        send(connection, Frame(Kind.DONE))
+            return asked.number
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    """A study ready to run, whose core is up."""
+    made = make_study_directory(tmp_path_factory.mktemp("core"), steps=4)
+    made.workspace.relay_dir.mkdir()
+    with ProcessGroup() as group:
+        group.start(core_daemon(made.workspace))
+        yield made
+
+
+def told(study: Recorded, *kinds: str) -> list[dict]:
+    return [event for event in read_events(study.workspace.events_file) if event["event"] in kinds]
+
+
+def endings(study: Recorded) -> list[dict]:
+    return told(study, "run-finished", "run-failed")
+
+
+def out_of_turn(connection: socket.socket, asked: Frame) -> None:
+    if asked.kind is Kind.ONLINE:
+        send(connection, Frame(Kind.DONE))
+
+
+def half_a_number(connection: socket.socket, asked: Frame) -> None:
+    if asked.kind is Kind.ONLINE:
+        send(connection, Frame(Kind.NODES, body=b"1234567"))
+
+
+def a_node_that_was_not_asked(connection: socket.socket, asked: Frame) -> None:
+    if asked.kind is Kind.PULL:
+        send(connection, Frame(Kind.REPLY, 99, b"x"))
+
+
+def one_node_twice(connection: socket.socket, asked: Frame) -> None:
+    if asked.kind is Kind.PULL:
+        for _ in range(2):
+            send(connection, Frame(Kind.REPLY, 100, b"x"))
+
+
+def too_long(connection: socket.socket, asked: Frame) -> None:
+    if asked.kind is Kind.PULL:
+        connection.sendall(struct.pack(">BQI", Kind.REPLY, 100, 2**32 - 1))
+
+
+def no_such_kind(connection: socket.socket, _asked: Frame) -> None:
+    connection.sendall(struct.pack(">BQI", 77, 0, 0))
+
+
+WRONG = (out_of_turn, half_a_number, a_node_that_was_not_asked, one_node_twice, too_long, no_such_kind)
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
+def test_a_relay_that_says_anything_else_ends_its_run_and_nothing_is_charged(
+    study: Recorded, wrong: Callable[[socket.socket, Frame], None]
+) -> None:
+    runs = len(told(study, "run-started"))
+    with pytest.raises((EOFError, OSError)):
+        Relay(study, wrong).run()
+    assert len(told(study, "run-started")) == runs + 1
+    assert endings(study) == []
+    with Ledger.open(study.workspace.ledger_file) as ledger:
+        assert ledger.answers(study.workspace.study().id) == ()
+    assert not study.workspace.busy()
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_its_relay_and_the_next_goes_on_without_a_key_in_sight(study: Recorded) -> None:
+    def leave(connection: socket.socket, _asked: Frame) -> None:
+        if told(study, "released"):
+            raise ConnectionAbortedError
+
+    first = Relay(study, leave)
+    with pytest.raises(ConnectionAbortedError):
+        first.run(1)
+    until = time.monotonic() + 20
+    while study.workspace.busy():
+        assert time.monotonic() < until, "the run outlives its relay"
+        time.sleep(0.05)
+    assert endings(study) == []
+    second = Relay(study)
+    assert second.run(2**64 - 1) == 0
+    assert [event["run"] for event in endings(study)] == [str(2**64 - 1)]
+    with Ledger.open(study.workspace.ledger_file) as ledger:
+        assert len({answer.query.id for answer in ledger.answers(study.workspace.study().id)}) == QUERIES
+    keys = [path.read_bytes() for path in (study.workspace.root / "keys").glob("*.key")]
+    assert len(keys) == 2
+    assert not any(key.strip() in body for key in keys for body in first.seen + second.seen)
+
+
+def test_the_core_takes_its_own_user_and_the_group_that_its_folder_was_given_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        assert core._admitted(here, tmp_path)
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert not core._admitted(here, tmp_path)
+        os.chown(tmp_path, -1, os.getgid())
+        tmp_path.chmod(0o2750)
+        assert core._admitted(here, tmp_path)
+        monkeypatch.setattr(core, "shared", lambda _folder: False)
+        assert not core._admitted(here, tmp_path)
