@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -34,13 +34,14 @@ from server.ledger.server_ledger import Ledger
 from server.protocols.joint.rounds import round_query
 from server.protocols.per_volume import plan_queries
 from server.study.workspace import CodecRecord, Site
+from tests.worlds import site_toml
 
 GRID = (8, 8, 8)
 P = TypeVar("P", bound=Part)
 
 
-def make_study(**privacy) -> Study:
-    terms = {"epsilon": 8.0, "delta": 1e-3, "planned_queries": 6, "quorum": 2} | privacy
+def make_study(**privacy: Any) -> Study:
+    terms: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-3, "planned_queries": 6, "quorum": 2} | privacy
     return Study(
         name="test",
         data=DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=GRID),
@@ -51,8 +52,8 @@ def make_study(**privacy) -> Study:
 
 def ball(centre: tuple[float, float, float], radius: float) -> np.ndarray:
     axes = np.meshgrid(*(np.arange(n) for n in GRID), indexing="ij")
-    distance = sum((axis - middle) ** 2 for axis, middle in zip(axes, centre, strict=True))
-    return (distance <= radius**2).astype(np.uint8)
+    distance = np.sum([(axis - middle) ** 2 for axis, middle in zip(axes, centre, strict=True)], axis=0)
+    return np.asarray(distance <= radius**2, dtype=np.uint8)
 
 
 def make_codec(study: Study, *, noise_std: float = 0.01) -> Codec:
@@ -149,8 +150,8 @@ class Federation:
         self.ledger.register_study(self.study)
         self.sites = tuple(Site(name=f"site-{i}", pool=f"pool-{i}", node_id=100 + i) for i in range(sites))
         self.voters = {site.name: StubVoters(radius=1.5 + i / 4) for i, site in enumerate(self.sites)}
-        self.site_ledgers = {}
-        self.workers = {}
+        self.site_ledgers: dict[str, SiteLedger] = {}
+        self.workers: dict[int, Worker] = {}
         privacy = self.study.privacy
         for site in self.sites:
             self.ledger.declare_pool(
@@ -196,6 +197,18 @@ class Federation:
             fetch=self.objects.get,
         )
 
+    def site_toml(self, name: str, pool: str, more: str = "") -> str:
+        """The policy file of one of these sites."""
+        return site_toml(
+            site=name,
+            pool=pool,
+            data="data",
+            sealing_key=public_hex(self.sealing_key),
+            signing_key=public_hex(self.signing_key),
+            server="localhost",
+            more=more,
+        )
+
     def core(self, queries: Sequence[QuerySpec] | None = None, *, before: int = 0) -> Aggregator:
         """A new core, as after a restart: it knows only what is on disk. By default it asks all that is planned."""
         return Aggregator(
@@ -216,15 +229,17 @@ class Federation:
             return plan_queries(self.study, codec=record, volumes=self.volumes)
         return (round_query(self.study, codec=record, volumes=self.volumes, frame=self.frame),)
 
-    def offer(self, queries: Sequence[QuerySpec], **changes) -> Offer:
+    def offer(self, queries: Sequence[QuerySpec], **changes: Any) -> Offer:
         """What the server would send to have these accepted."""
-        facts = {"study": self.study.id, "ledger": self.ledger.ledger_id, "batch": "b" * 64, "queries": tuple(queries)}
-        return Offer(**facts | changes)
+        return Offer(**self._asked() | {"queries": tuple(queries)} | changes)
 
-    def request(self, queries: Sequence[QuerySpec], **changes) -> CodesRequest:
+    def request(self, queries: Sequence[QuerySpec], **changes: Any) -> CodesRequest:
         """What the server would send for their codes."""
-        facts = {"study": self.study.id, "ledger": self.ledger.ledger_id, "batch": "b" * 64, "attempt": 1}
-        return CodesRequest(**facts | {"deadline_s": 60, "queries": tuple(query.id for query in queries)} | changes)
+        asked = {"attempt": 1, "deadline_s": 60, "queries": tuple(query.id for query in queries)}
+        return CodesRequest(**self._asked() | asked | changes)
+
+    def _asked(self) -> dict[str, Any]:
+        return {"study": self.study.id, "ledger": self.ledger.ledger_id, "batch": "b" * 64}
 
     def opened(self, reply: bytes, queries: Sequence[QuerySpec], *, site: str = "site-0") -> list[np.ndarray]:
         """The codes in a reply to :meth:`request`, opened as the core opens them."""
@@ -240,7 +255,7 @@ class Federation:
             for query, (_, sealed) in zip(queries, message.codes, strict=False)
         ]
 
-    def events(self, kind: str) -> list[dict]:
+    def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in read_events(self.events_file) if event["event"] == kind]
 
     def volume_hash(self, index: int) -> str:

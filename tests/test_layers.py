@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from setuptools import find_packages
+from typer.testing import CliRunner
 
 from benchmarks.house import circles
+from common.errors import InvalidInput
+from consilium.cli.bench import app as bench_app
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("common", "server", "client", "consilium")
@@ -138,6 +144,39 @@ def test_nothing_of_the_server_stands_on_the_dashboard() -> None:
 
 def test_the_product_never_imports_its_tests() -> None:
     assert [file for file in sources() if imports_any(file, "tests", "pytest", "hypothesis")] == []
+
+
+def test_research_is_imported_by_the_bench_command_alone_and_only_when_it_runs() -> None:
+    bench = "consilium/cli/bench.py"
+    product = [file for file in sources() if not file.startswith("consilium/research/")]
+    found = {file for file in product if any(name.startswith("consilium.research") for name in imports(file))}
+    assert found == {bench}
+    top = [
+        node for node in ast.parse((ROOT / bench).read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)
+    ]
+    assert not any((node.module or "").startswith("consilium.research") for node in top)
+
+
+def test_the_wheel_holds_the_product_without_its_research() -> None:
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    packages = find_packages(str(ROOT), include=found["include"], exclude=found["exclude"])
+    assert {"server", "client", "common", "consilium.cli", "consilium.audit"} <= set(packages)
+    assert [name for name in packages if "research" in name or name.startswith("tests")] == []
+
+
+def test_bench_says_in_one_line_what_it_needs_where_research_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    refused = CliRunner().invoke(bench_app, ["papers", "--data", "data", "--out", "out"]).exception
+    assert isinstance(refused, InvalidInput)
+    assert "pip install -e ." in str(refused)
+    assert len(str(refused).splitlines()) == 1
+
+
+def test_no_test_module_imports_another() -> None:
+    """What tests share stands in modules that hold no test."""
+    files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py")]
+    assert len(files) > 100
+    assert [file for file in files if any(re.search(r"(^|\.)test_", name) for name in imports(file))] == []
 
 
 def test_flower_is_imported_in_three_files_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from enum import StrEnum
@@ -12,11 +13,10 @@ import typer
 from rich.console import Console
 
 from common.config import JOINT_ROUNDS, MAX_JOINT_ROUNDS
+from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
-from consilium.research.papers import papers
 
 app = typer.Typer(help="Measure what a recipe is worth.")
-app.command("papers")(papers)
 
 
 class Recipe(StrEnum):
@@ -28,7 +28,33 @@ class Recipe(StrEnum):
 
 @app.callback()
 def _bench() -> None:
-    """A group also while it has one command."""
+    """Research: its code is in no wheel and no image."""
+    if importlib.util.find_spec("consilium.research") is None:
+        raise InvalidInput(
+            "consilium bench without its research code", remedy="in a clone of the repository, `pip install -e .`"
+        )
+
+
+@app.command("papers")
+def papers(
+    data: Annotated[Path, typer.Option("--data", help="Folder with mnist, usps and Task04_Hippocampus.")],
+    out: Annotated[Path, typer.Option("--out", help="Results go here, and are taken from here again.")],
+    seeds: Annotated[int, typer.Option(help="Seeds a cell.", min=1)] = 3,
+    only: Annotated[str, typer.Option(help="Only cells whose name contains this, e.g. mnist/dp-mac/8.")] = "",
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Train nothing; tables of what is there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the tables as JSON.")] = False,
+) -> None:
+    """Reproduce the DP-MAC paper's tables and figure with the product's private trainers, and compare them in 3D.
+
+    Stop it and run it again at will: finished cells are kept, and the tables are of all that are there.
+    Example: consilium bench papers --data data --out bench-out --seeds 3 --only mnist/dp-sgd
+    Example: consilium bench papers --data data --out bench-out --only hippocampus
+    """
+    from consilium.research.papers import papers as reproduce
+
+    made = reproduce(data, out, seeds=seeds, only=only, threads=threads, report_only=report_only)
+    typer.echo(json.dumps(made.rows) if as_json else made.text, nl=as_json)
 
 
 @app.command("utility")

@@ -27,7 +27,7 @@ from common.errors import InvalidInput
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.training import MAX_MULTIPLIER, Neighbours, Sampling, TrainingEvent, epsilon_of, plan_noise
 from consilium.research.mlp import Shape, forward, output_loss
-from consilium.research.mlp_strategies import MlpBbb, MlpMac, MlpSgd
+from consilium.research.mlp_strategies import MacTerms, MlpBbb, MlpMac, MlpSgd
 from consilium.research.private_pca import private_pca
 
 DELTA = 1e-5
@@ -285,7 +285,8 @@ def build(cell: Cell, x: torch.Tensor, y: torch.Tensor) -> MlpSgd | MlpMac | Mlp
     hidden = (300,) if cell.data == "mnist" else (300, 100, 20, 100, 300)
     shape = Shape((x.shape[1], *hidden, y.shape[1]), "relu", recipe.output, recipe.initial)
     if recipe.method == "dp-mac":
-        return MlpMac(shape, x, y, clip=recipe.clip, rate=rate, seed=seed, z_rate=recipe.z_rate, z_steps=recipe.z_steps)
+        terms = MacTerms(recipe.clip, z_rate=recipe.z_rate, z_steps=recipe.z_steps)
+        return MlpMac(shape, x, y, terms, rate=rate, seed=seed)
     if recipe.method == "dp-bbb":
         return MlpBbb(
             shape,

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 
 from client.training.private.bbb import Posterior, PosteriorDescent, Prior
 from client.training.private.clipped_sums import SUMMED_NORM, Parts, grid_sum, one_part
-from client.training.private.descent import Rate, descend, optimizer_of
+from client.training.private.descent import Rate, descend
 from common.errors import InvalidInput
 from consilium.research.mlp import (
     Layers,
@@ -48,12 +48,11 @@ class MlpSgd:
         clip: float,
         rate: Rate,
         seed: int,
-        momentum: float | None = None,
     ) -> None:
         self.shape, self.x, self.y, self.rate = shape, x, y, rate
         self.parts = one_part(shape.names, clip)
         self.weights = [w.requires_grad_() for w in initial_weights(shape, seed=seed, dtype=x.dtype)]
-        self.optimizer = optimizer_of(self.weights, momentum)
+        self.optimizer = torch.optim.Adam(self.weights)
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
         rows = torch.from_numpy(batch)
@@ -84,48 +83,52 @@ class LayerTerms:
     constants: torch.Tensor
 
 
-class MlpMac:
-    """DP-MAC. ``order`` 1 releases g = Σ∂T; 2 adds C = ½Σ∂²T and takes ``w_steps`` on the noisy quadratic.
+@dataclass(frozen=True, slots=True)
+class MacTerms:
+    """What DP-MAC releases of a layer, and how its coordinates and weights move.
 
-    ``value_bound`` Θ_a, if given, adds the third partition a (M = 3), which no optimiser needs. ``clip`` is Θ for ∂T,
-    ``curvature_clip`` for ½∂²T. With ``t`` every z and layer input is projected to norm T and the corrected analytic
-    sensitivities hold too; the smaller of the two bounds is used.
+    ``clip`` is Θ for g = Σ∂T. ``curvature_clip``, the bound of ½∂²T, adds the partition C = ½Σ∂²T (order 2), on whose
+    noisy quadratic ``w_steps`` are taken. ``value_bound`` Θ_a adds the third partition a (M = 3), which no optimiser
+    needs. With ``t`` every z and layer input is projected to norm T and the corrected analytic sensitivities hold too;
+    the smaller of the two bounds is used.
     """
+
+    clip: float
+    z_rate: float
+    z_steps: int = 30
+    w_steps: int = 1
+    curvature_clip: float | None = None
+    value_bound: float | None = None
+    t: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.value_bound is not None and self.curvature_clip is None:
+            raise InvalidInput("partitions of DP-MAC", limit="1 (g), 2 (g, C) or 3 (a, g, C)")
+
+
+class MlpMac:
+    """DP-MAC with the partitions of ``terms``."""
 
     def __init__(
         self,
         shape: Shape,
         x: Float[torch.Tensor, "n d"],
         y: Float[torch.Tensor, "n k"],
+        terms: MacTerms,
         *,
-        clip: float,
         rate: Rate,
         seed: int,
-        z_rate: float,
-        z_steps: int = 30,
-        order: int = 1,
-        w_steps: int = 1,
-        curvature_clip: float | None = None,
-        value_bound: float | None = None,
-        t: float | None = None,
-        momentum: float | None = None,
     ) -> None:
-        if order not in (1, 2) or (order == 2) != (curvature_clip is not None):
-            raise InvalidInput("order of DP-MAC", value=order, limit="1, or 2 with a clip for the curvature")
-        if value_bound is not None and order == 1:
-            raise InvalidInput("partitions of DP-MAC", limit="1 (g), 2 (g, C) or 3 (a, g, C)")
-        if t is not None and shape.activation != "softplus":
+        if terms.t is not None and shape.activation != "softplus":
             raise InvalidInput("analytic sensitivities", value=shape.activation, limit="softplus layers")
-        self.shape, self.x, self.y, self.rate, self.seed = shape, x, y, rate, seed
-        self.clip, self.curvature_clip, self.value_bound, self.t = clip, curvature_clip, value_bound, t
-        self.z_rate, self.z_steps, self.w_steps = z_rate, z_steps, w_steps
+        self.shape, self.x, self.y, self.terms, self.rate = shape, x, y, terms, rate
         self.weights = [w.requires_grad_() for w in initial_weights(shape, seed=seed, dtype=x.dtype)]
-        self.optimizer = optimizer_of(self.weights, momentum)
+        self.optimizer = torch.optim.Adam(self.weights)
 
     @property
     def partitions(self) -> int:
         """M: coefficients released a layer."""
-        return 1 + (self.curvature_clip is not None) + (self.value_bound is not None)
+        return 1 + (self.terms.curvature_clip is not None) + (self.terms.value_bound is not None)
 
     @property
     def parts(self) -> Parts:
@@ -133,26 +136,26 @@ class MlpMac:
         names: list[tuple[str, ...]] = []
         clips: list[float] = []
         for k, name in enumerate(self.shape.names):
-            bounds = None if self.t is None else self._bounds(k)
+            bounds = None if self.terms.t is None else self._bounds(k)
             names.append((name,))
-            clips.append(self.clip if bounds is None else min(self.clip, bounds[0]))
-            if self.curvature_clip is not None:
+            clips.append(self.terms.clip if bounds is None else min(self.terms.clip, bounds[0]))
+            if self.terms.curvature_clip is not None:
                 names.append((f"{name}.c",))
-                clips.append(self.curvature_clip if bounds is None else min(self.curvature_clip, bounds[1]))
-            if self.value_bound is not None:
+                clips.append(self.terms.curvature_clip if bounds is None else min(self.terms.curvature_clip, bounds[1]))
+            if self.terms.value_bound is not None:
                 names.append((f"{name}.a",))
-                clips.append(self.value_bound if bounds is None else min(self.value_bound, bounds[2]))
+                clips.append(self.terms.value_bound if bounds is None else min(self.terms.value_bound, bounds[2]))
         return Parts(tuple(names), tuple(clips))
 
     def _bounds(self, k: int) -> tuple[float, float, float]:
-        assert self.t is not None
+        assert self.terms.t is not None
         weights = self.weights[k].detach().double().numpy()
         if k < self.shape.layers - 1:
-            hidden = hidden_bounds(weights, t=self.t)
+            hidden = hidden_bounds(weights, t=self.terms.t)
             return hidden.g, hidden.c, hidden.a
         if self.shape.output != "bce":
             raise InvalidInput("analytic sensitivities of the output", value=self.shape.output, limit="bce")
-        output = output_bounds(weights, t=self.t)
+        output = output_bounds(weights, t=self.terms.t)
         return output.g, output.c, output.a
 
     def coordinates(self, x: torch.Tensor, y: torch.Tensor) -> Layers:
@@ -166,14 +169,14 @@ class MlpMac:
         z = [act(u, self.shape.activation).clone() for u in preacts[:-1]]
         first_layer = preacts[0]  # its input is data, not a coordinate: it never changes
         moments = [(torch.zeros_like(entry), torch.zeros_like(entry)) for entry in z]
-        for step in range(1, self.z_steps + 1):
+        for step in range(1, self.terms.z_steps + 1):
             for entry, gradient, (first, second) in zip(
                 z, coordinate_gradients(weights, first_layer, y, z, self.shape), moments, strict=True
             ):
                 first.lerp_(gradient, 0.1)
                 second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
                 size = first / (1 - 0.9**step)
-                entry.addcdiv_(size, (second / (1 - 0.999**step)).sqrt_().add_(1e-8), value=-self.z_rate)
+                entry.addcdiv_(size, (second / (1 - 0.999**step)).sqrt_().add_(1e-8), value=-self.terms.z_rate)
         return z
 
     def layer_terms(self, x: torch.Tensor, y: torch.Tensor, z: Layers) -> list[LayerTerms]:
@@ -188,13 +191,15 @@ class MlpMac:
                 value = (target - act(u, f)).square().sum(dim=1)
             else:
                 factor, value = output_factor(u, y, self.shape.output), output_loss(u, y, self.shape.output)
-                bends = output_bend(u, self.shape.output) if self.curvature_clip is not None else torch.zeros_like(u)
+                bends = (
+                    output_bend(u, self.shape.output) if self.terms.curvature_clip is not None else torch.zeros_like(u)
+                )
             constant = value - (u * factor).sum(dim=1) + (u.square() * bends).sum(dim=1) / 2
             result.append(LayerTerms(i, factor, bends, constant))
         return result
 
     def _projected(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows if self.t is None else onto_ball(rows, self.t)
+        return rows if self.terms.t is None else onto_ball(rows, self.terms.t)
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
         rows = torch.from_numpy(batch)
@@ -210,20 +215,20 @@ class MlpMac:
             )
             result = clipped_layer_sum([t.inputs for t in terms], [t.factors for t in terms], first, names)
             for name, term in zip(names, terms, strict=True):
-                if self.curvature_clip is not None:
+                if self.terms.curvature_clip is not None:
                     result[f"{name}.c"] = _curvature_sum(term.inputs, term.bends, *bound[f"{name}.c"])
-                if self.value_bound is not None:
+                if self.terms.value_bound is not None:
                     result[f"{name}.a"] = _value_sum(term.constants, *bound[f"{name}.a"])
         return {name: result[name] for name in parts.order}
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
         rate = self.rate(step, steps)
         start = [w.detach().clone() for w in self.weights]
-        for _ in range(self.w_steps):
+        for _ in range(self.terms.w_steps):
             gradients = []
             for k, name in enumerate(self.shape.names):
                 gradient = mean[name]
-                if self.curvature_clip is not None:
+                if self.terms.curvature_clip is not None:
                     moved = (self.weights[k].detach() - start[k]).double()
                     gradient = gradient + 2 * torch.einsum("hde,eh->dh", _symmetric(mean[f"{name}.c"]), moved)
                 gradients.append(gradient)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from common.errors import InvalidInput
 from common.objects import write_atomically
@@ -24,20 +23,18 @@ if TYPE_CHECKING:
     from consilium.research.volumes import VolumeCell
 
 
-def papers(
-    data: Annotated[Path, typer.Option("--data", help="Folder with mnist, usps and Task04_Hippocampus.")],
-    out: Annotated[Path, typer.Option("--out", help="Results go here, and are taken from here again.")],
-    seeds: Annotated[int, typer.Option(help="Seeds a cell.", min=1)] = 3,
-    only: Annotated[str, typer.Option(help="Only cells whose name contains this, e.g. mnist/dp-mac/8.")] = "",
-    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Train nothing; tables of what is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the tables as JSON.")] = False,
-) -> None:
-    """Reproduce the DP-MAC paper's tables and figure with the product's private trainers, and compare them in 3D.
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The rows of all tables, JSON-ready, and the tables as Markdown."""
 
-    Stop it and run it again at will: finished cells are kept, and the tables are of all that are there.
-    Example: consilium bench papers --data data --out bench-out --seeds 3 --only mnist/dp-sgd
-    Example: consilium bench papers --data data --out bench-out --only hippocampus
+    rows: tuple[dict[str, Any], ...]
+    text: str
+
+
+def papers(data: Path, out: Path, *, seeds: int, only: str = "", threads: int = 1, report_only: bool = False) -> Tables:
+    """Train the cells that are missing, unless ``report_only``, and make tables and figure of all that are there.
+
+    Stopped, it goes on when it is called again. ``only``: cells whose name contains it, e.g. mnist/dp-mac/8.
     """
     import torch
     from rich.console import Console
@@ -68,7 +65,7 @@ def papers(
     write_atomically(out / "papers.json", (json.dumps([*rows, *volumes], indent=1) + "\n").encode())
     write_atomically(out / "papers.md", text.encode())
     figure(digits, out / "figure1.png")
-    typer.echo(json.dumps([*rows, *volumes]) if as_json else text, nl=as_json)
+    return Tables((*rows, *volumes), text)
 
 
 def _run(cell: Cell | VolumeCell, data: Path, out: Path) -> dict[str, Any]:

@@ -34,7 +34,6 @@ from common.student_statement import StudentStatement
 from server.operations.objects_app import statement_file
 from server.postprocess.bundle import export_student
 from server.study.workspace import Workspace
-from tests.client.test_control import site_toml
 from tests.federation import Federation, make_study
 
 Files = dict[str, bytes]
@@ -57,7 +56,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory):
     save_weights(workspace.student_dir / "weights.pt", build_unet((4, 8), in_channels=1, out_channels=2, seed=5))
     export_student(workspace, events=EventLog(federation.events_file, study=study.id))
     site = federation.sites[0]
-    (root / site.name / "site.toml").write_text(site_toml(federation, site.name, site.pool))
+    (root / site.name / "site.toml").write_text(federation.site_toml(site.name, site.pool))
     (root / site.name / "study.toml").write_text(render_study(study))
     yield federation
     federation.close()

@@ -33,26 +33,9 @@ def fed(tmp_path: Path):
         collection=replace(federation.study.collection, batch_size=2, offer_deadline_s=1.0, patience_s=1.0),
     )
     for site in federation.sites:
-        (tmp_path / site.name / "site.toml").write_text(site_toml(federation, site.name, site.pool))
+        (tmp_path / site.name / "site.toml").write_text(federation.site_toml(site.name, site.pool))
     yield federation
     federation.close()
-
-
-def site_toml(fed: Federation, name: str, pool: str, extra: str = "") -> str:
-    return f"""schema = 1
-site = "{name}"
-pool = "{pool}"
-data = "data"
-[server]
-sealing_key = "{public_hex(fed.sealing_key)}"
-signing_key = "{public_hex(fed.signing_key)}"
-objects_url = "https://localhost"
-superlink = "localhost:1"
-root_certificates = "ca.crt"
-[caps]
-epsilon = 8
-delta = 1e-3
-{extra}"""
 
 
 def site(*arguments: object):
@@ -102,7 +85,7 @@ def test_withdrawing_is_for_good_and_a_study_is_found_by_name_or_id(fed) -> None
 
 def test_a_decision_about_a_site_that_never_ran_says_what_to_do(fed, tmp_path) -> None:
     (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "site.toml").write_text(site_toml(fed, "new", "new"))
+    (tmp_path / "new" / "site.toml").write_text(fed.site_toml("new", "new"))
     assert "consilium site serve" in str(site("pause", "test", "--site-dir", tmp_path / "new").exception)
 
 
@@ -132,7 +115,7 @@ def test_empty_lists_allow_what_the_consented_study_implies_and_full_ones_what_t
 
 
 def test_site_toml_reads_allow_lists_and_more_keys_and_refuses_what_is_no_hash(fed, tmp_path) -> None:
-    text = site_toml(fed, "north", "north", extra=f'[allow]\ncodecs = ["{"c" * 64}"]\n')
+    text = fed.site_toml("north", "north", more=f'[allow]\ncodecs = ["{"c" * 64}"]\n')
     text = text.replace("[caps]", f'more_signing_keys = ["{"0" * 64}"]\n[caps]')
     (tmp_path / "site.toml").write_text(text)
     config = load_site(tmp_path)

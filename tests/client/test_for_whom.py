@@ -20,7 +20,6 @@ from common.ledger.keys import public_hex
 from common.messages import CodesRequest, OfferReply, decode, encode
 from common.sealing_rotation import SealingNotice
 from server.ledger.verify import verify
-from tests.client.test_control import site_toml
 from tests.common.ledger.ledger_world import write_raw
 from tests.federation import Federation
 
@@ -156,7 +155,7 @@ def test_a_query_whose_release_is_receipted_is_never_answered_again(fed: Federat
 @pytest.fixture
 def directory(fed: Federation) -> Path:
     path = fed.root / "site-0"
-    (path / "site.toml").write_text(site_toml(fed, "site-0", "pool-0"))
+    (path / "site.toml").write_text(fed.site_toml("site-0", "pool-0"))
     return path
 
 

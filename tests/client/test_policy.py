@@ -9,6 +9,7 @@ from common.messages import Offer
 from server.protocols.per_volume import plan_queries
 from server.study.workspace import CodecRecord
 from tests.federation import make_study
+from tests.worlds import site_toml
 
 STUDY = make_study()
 CONSENT = Consent.of(STUDY)
@@ -49,25 +50,8 @@ def test_anything_but_the_consented_study_is_declined_with_an_allowed_word(asked
     assert review(asked, CONSENT) == word
 
 
-SITE = """
-schema = 1
-site = "north"
-pool = "north/patients"
-data = "data"
-[server]
-sealing_key = "{key}"
-signing_key = "{key}"
-objects_url = "https://server:8443"
-superlink = "server:8000"
-root_certificates = "ca.crt"
-[caps]
-epsilon = 8
-delta = 1e-3
-"""
-
-
 def write(tmp_path, old="", new=""):
-    text = SITE.format(key="0" * 64)
+    text = site_toml(data="data")
     assert old in text
     (tmp_path / "site.toml").write_text(text.replace(old, new, 1))
     return tmp_path
@@ -85,10 +69,10 @@ def test_a_site_file_reads(tmp_path):
         ('data = "data"', 'data = "data"\nextra = 1'),
         ('site = "north"', 'site = "no rth"'),
         ("https://", "http://"),
-        ("epsilon = 8", "epsilon = nan"),
-        ("delta = 1e-3", "delta = 2.0"),
-        ("delta = 1e-3", 'delta = 1e-3\nunit = "patient"\nrelation = "zero-out"'),
-        ("delta = 1e-3", 'delta = 1e-3\naccountant = "guess"'),
+        ("epsilon = 8.0", "epsilon = nan"),
+        ("delta = 0.001", "delta = 2.0"),
+        ("delta = 0.001", 'delta = 0.001\nunit = "patient"\nrelation = "zero-out"'),
+        ("delta = 0.001", 'delta = 0.001\naccountant = "guess"'),
         ('sealing_key = "0', 'sealing_key = "x'),
         ("[caps]", "[cups]"),
     ],

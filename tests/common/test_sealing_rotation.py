@@ -16,7 +16,6 @@ from common.errors import InvalidInput
 from common.ledger.keys import create_sealing_key, create_signing_key, load_sealing_key, public_hex
 from common.sealing_rotation import SealingNotice, load_sealing_keys, rotate_sealing_key, sealing_notice
 from consilium.cli.ledger import app as ledger_app
-from tests.client.test_control import site_toml
 from tests.federation import Federation, make_study
 
 RUN = CliRunner()
@@ -32,7 +31,7 @@ def fed(tmp_path: Path) -> Iterator[Federation]:
     federation.signing_key = create_signing_key(tmp_path / "keys/ledger.key")
     for site in federation.sites:
         folder = tmp_path / site.name
-        (folder / "site.toml").write_text("# ours\n" + site_toml(federation, site.name, site.pool))
+        (folder / "site.toml").write_text("# ours\n" + federation.site_toml(site.name, site.pool))
     use_keys(federation)
     yield federation
     federation.close()

@@ -29,7 +29,7 @@ from consilium.research.roles import deal_roles
 from consilium.research.utility import Bench, Setting
 from server.protocols.joint.belief import labels_of
 from server.protocols.joint.student import TEMPERATURE, codes_of
-from tests.consilium.test_bench_utility import DATA, balls
+from tests.consilium.balls import DATA, balls
 
 SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)
 SETTING = Setting("joint", 4, 1, 8.0, 1e-3, Unit.HOSPITAL, 4, SMALL, SMALL, rounds=2)

@@ -16,30 +16,20 @@ from rich.console import Console
 from scipy import stats
 
 import consilium.research.utility as utility
-from common.config import DataConfig, TrainingConfig
+from common.config import TrainingConfig
 from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from consilium.research.ablation import VARIANTS, ablate, likeness, student
-from consilium.research.roles import PUBLIC_IMAGES, PUBLIC_MAPS, Cases, deal_roles
+from consilium.research.roles import PUBLIC_IMAGES, PUBLIC_MAPS, deal_roles
 from consilium.research.table import ablation_summary, interval, render, render_ablation, summary
 from consilium.research.utility import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, OFFSETS, SHARED, Bench, Setting, mean_noise
 from server.planning.recommend import OCTAVES, Recommendation, predicted_gain, recommend, recovered_share
 from server.protocols.controls import CONTROLS
+from tests.consilium.balls import DATA, balls
 
-DATA = DataConfig(labels=("background", "core"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16))
 SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)
 SETTING = Setting("joint", 2, 2, 8.0, 1e-3, Unit.PATIENT, 4, SMALL, SMALL)
-
-
-def balls(count: int) -> Cases:
-    rng = np.random.default_rng(0)
-    place = np.stack(np.meshgrid(*[np.arange(16)] * 3, indexing="ij"), axis=-1)
-    labels = np.stack(
-        [np.linalg.norm(place - rng.uniform(6, 9, 3), axis=-1) < rng.uniform(3, 6) for _ in range(count)]
-    ).astype(np.uint8)
-    images = (labels + rng.normal(0, 0.2, labels.shape))[:, None].astype(np.float32)
-    return Cases(images, labels)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,7 @@ from client.training.site import one_after_another
 from common.data.msd import write_dataset
 from common.errors import Refused
 from consilium.demo import training
-from tests.client.training.private.test_private_site import SITE
-from tests.client.training.test_site import DATA, STUDY, write_case
+from tests.worlds import DATA, STUDY, site_toml, write_case
 
 
 def make_site(folder: Path, *, synthetic: bool) -> Path:
@@ -21,7 +20,7 @@ def make_site(folder: Path, *, synthetic: bool) -> Path:
     given = {"labels": DATA.labels, "channels": DATA.channels, "cases": cases}
     write_dataset(folder / "set", name="site", synthetic=synthetic, **given)  # type: ignore[arg-type]
     (folder / "study.toml").write_text(STUDY)
-    (folder / "site.toml").write_text(SITE.format(key="ab" * 32))
+    (folder / "site.toml").write_text(site_toml(pool="north-mri", delta=1e-5))
     return folder
 
 

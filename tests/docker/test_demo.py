@@ -17,22 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.docker.scan import SCAN
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "consilium-test"
 IMAGES = ("consilium-gateway:local", "consilium-server:local", "consilium-site:local", "consilium-dashboard:local")
 
 pytestmark = pytest.mark.docker
-
-SCAN = """
-import socket, sys
-found = []
-for port in range(1, 65536):
-    with socket.socket() as one:
-        one.settimeout(2)
-        if one.connect_ex((sys.argv[1], port)) == 0:
-            found.append(port)
-print(found)
-"""
 
 
 class Compose:

@@ -19,7 +19,7 @@ from server.operations import provision
 from server.operations.daemons import register_node
 from server.operations.supervisor import flower_server, start_run
 from server.study.workspace import Workspace
-from tests.e2e.test_road import QUERIES, build
+from tests.e2e.road import QUERIES, build
 
 pytestmark = pytest.mark.slow
 

@@ -5,105 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
 from client.ledger.site_ledger import SiteLedger
 from client.site.enrolment import site_status
-from client.training.private.settings import PrivateSettings
-from common.config import CodecConfig, CollectionConfig, PrivacyConfig, Study, TrainingConfig
-from common.data.msd import write_dataset
-from common.data.synthetic import study_data, write_phantoms
-from common.events import read_events
+from common.config import CollectionConfig
 from common.privacy.mechanism import AccountantName
-from common.privacy.training import Neighbours
-from consilium.demo.federation import Federation, running, write_server, write_sites
-from consilium.demo.training import train_all
+from consilium.demo.federation import running
 from consilium.reports.patient_report import patient_lines
-from server.ledger.server_ledger import Ledger
 from server.operations.supervisor import start_run
-from server.study import create_study as setup
-from server.study.workspace import Workspace
+from tests.e2e.road import QUERIES, SITES, TRAINING, Road, build
 
 pytestmark = pytest.mark.slow
-
-SITES, QUERIES, PATIENTS = 3, 6, 2
-RECIPE = TrainingConfig(channels=(4, 8), steps=4)
-TRAINING = PrivateSettings("dp-sgd", 4.0, 1e-3, neighbours=Neighbours.REPLACE_ONE, rate=Fraction(1, 2), steps=3)
-
-
-@dataclass
-class Road:
-    root: Path
-    workspace: Workspace
-    sites: dict[str, Path]
-    federation: Federation
-
-    def ledger(self) -> Ledger:
-        return Ledger.open(self.workspace.ledger_file)
-
-    def answers(self) -> dict[str, bytes]:
-        with self.ledger() as ledger:
-            return {a.query.id: a.noisy_sum.tobytes() for a in ledger.answers(self.workspace.study().id)}
-
-    def events(self, kind: str) -> list[dict]:
-        return [event for event in read_events(self.workspace.events_file) if event["event"] == kind]
-
-    def wait(self, kind: str, *, timeout_s: float = 120.0) -> dict:
-        until = time.monotonic() + timeout_s
-        while time.monotonic() < until:
-            if found := self.events(kind):
-                return found[-1]
-            self.federation.group.check()
-            time.sleep(0.05)
-        raise AssertionError(f"no {kind} event within {timeout_s} s")
-
-    def consilium(self, *arguments: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-c", "from consilium.cli.main import main; main()", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300)
-
-
-def build(
-    root: Path, names: Sequence[str], *, collection: CollectionConfig, private: PrivateSettings | None = None
-) -> tuple[Workspace, dict[str, Path]]:
-    """A study with its codec and volumes, and sites with trained teachers; nothing runs yet."""
-    phantoms = write_phantoms(root / "all", cases=len(names) * PATIENTS + QUERIES + 8, seed=1)
-    cases = list(phantoms.cases)
-    for k, name in enumerate(names):
-        part = cases[k * PATIENTS : (k + 1) * PATIENTS]
-        write_dataset(
-            root / "data" / name,
-            name=name,
-            labels=phantoms.labels,
-            channels=phantoms.channels,
-            cases=part,
-            synthetic=True,
-        )
-    rest = cases[len(names) * PATIENTS :]
-    study = Study(
-        name="road",
-        data=study_data(2),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=QUERIES, quorum=2),
-        codec=CodecConfig(augmentations=20, max_dimension=8),
-        teacher=RECIPE,
-        student=RECIPE,
-        collection=collection,
-    )
-    workspace = Workspace(root / "server")
-    setup.create_study(workspace, study)
-    setup.publish_volumes(workspace, [case.image for case in rest[:QUERIES]])
-    setup.fit_study_codec(workspace, [case.label for case in rest[QUERIES:]], sites=len(names))
-    write_server(workspace)
-    sites = write_sites(workspace, root / "sites", names=names, data=root / "data")
-    train_all(sites, seed=0, processes=1, private=private, on_steps=lambda done, total: None)
-    return workspace, sites
 
 
 @pytest.fixture(scope="module")

@@ -28,8 +28,9 @@ from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
 from common.privacy.training import Sampling, TrainingEvent
 from consilium.research import mlp, sensitivity
-from consilium.research.mlp_strategies import MlpBbb, MlpMac, MlpSgd
+from consilium.research.mlp_strategies import MacTerms, MlpBbb, MlpMac, MlpSgd
 from consilium.research.private_pca import noisy_second_moment, private_pca, unit_rows
+from tests.worlds import silent
 
 F64 = torch.float64
 
@@ -47,10 +48,6 @@ def _wrong() -> ModuleType:
 WRONG = _wrong().WRONG
 
 
-def quiet(size: int, _std: Fraction) -> np.ndarray:
-    return np.zeros(size, dtype=np.int64)
-
-
 def examples(n: int, d: int, k: int, *, seed: int = 0, one_hot: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(n, d, generator=rng, dtype=F64)
@@ -61,8 +58,8 @@ def examples(n: int, d: int, k: int, *, seed: int = 0, one_hot: bool = True) -> 
 
 def mac(sizes: tuple[int, ...], x: torch.Tensor, y: torch.Tensor, **settings: object) -> MlpMac:
     shape = mlp.Shape(sizes, str(settings.pop("activation", "softplus")), str(settings.pop("output", "bce")))
-    given = {"clip": 1.0, "rate": lambda s, t: 0.1, "seed": 0, "z_rate": 0.01, "z_steps": 3, **settings}
-    return MlpMac(shape, x, y, **given)  # type: ignore[arg-type]
+    terms = MacTerms(**{"clip": 1.0, "z_rate": 0.01, "z_steps": 3, **settings})  # type: ignore[arg-type]
+    return MlpMac(shape, x, y, terms, rate=lambda s, t: 0.1, seed=0)
 
 
 # ---- 1 and 5: Taylor terms, rank-one norms ---------------------------------------------------------------------------
@@ -72,7 +69,7 @@ def mac(sizes: tuple[int, ...], x: torch.Tensor, y: torch.Tensor, **settings: ob
 @pytest.mark.parametrize("output", ["bce", "mse"])
 def test_taylor_gradient_hessian_and_constant_equal_autograd(activation: str, output: str) -> None:
     x, y = examples(5, 3, 4, one_hot=output == "bce")
-    made = mac((3, 6, 4), x, y, activation=activation, output=output, order=2, curvature_clip=1.0)
+    made = mac((3, 6, 4), x, y, activation=activation, output=output, curvature_clip=1.0)
     z = [torch.randn(5, 6, generator=torch.Generator().manual_seed(9), dtype=F64)]
     for k, term in enumerate(made.layer_terms(x, y, z)):
         w = made.weights[k].detach()
@@ -126,10 +123,11 @@ def test_one_layer_of_first_order_without_noise_or_clip_is_plain_sgd_step_for_st
     x, y = examples(30, 4, 3, one_hot=False)
     event = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1, 3), Fraction(10), 9)
     journal = Journal(TrainingPlan(event, 8.0, 1e-3, Neighbours.ADD_REMOVE, 30))
-    made = mac((4, 3), x, y, output="mse", clip=1e3, momentum=0.0)
+    made = mac((4, 3), x, y, output="mse", clip=1e3)
+    made.optimizer = torch.optim.SGD(made.weights)
     by_hand = made.weights[0].detach().clone()
     batches = sampling.sampler_for(event, patients=30, key=journal.key)
-    run(made, journal, noise=quiet)
+    run(made, journal, noise=silent)
     for step in range(9):
         rows = torch.from_numpy(batches.batch(step))
         w = by_hand.clone().requires_grad_()
@@ -418,9 +416,7 @@ def test_no_example_passes_the_output_bounds() -> None:
 # ---- 7, 8: neighbours ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"order": 2, "curvature_clip": 0.5}, {"order": 2, "curvature_clip": 0.5, "value_bound": 1.0}]
-)
+@pytest.mark.parametrize("settings", [{}, {"curvature_clip": 0.5}, {"curvature_clip": 0.5, "value_bound": 1.0}])
 @pytest.mark.parametrize("t", [None, 1.5])
 def test_a_neighbour_moves_the_scaled_vector_by_at_most_one_and_nobody_elses_coordinates(
     settings: dict[str, object], t: float | None
@@ -442,7 +438,7 @@ def test_a_neighbour_moves_the_scaled_vector_by_at_most_one_and_nobody_elses_coo
 
 def test_the_noise_of_a_partition_is_its_bound_times_root_mk() -> None:
     x, y = examples(5, 3, 2)
-    made = mac((3, 4, 2), x, y, clip=0.3, order=2, curvature_clip=0.7, value_bound=2.0)
+    made = mac((3, 4, 2), x, y, clip=0.3, curvature_clip=0.7, value_bound=2.0)
     assert made.partitions == 3
     assert len(made.parts.names) == 6
     assert made.parts.shares == pytest.approx([sqrt(6)] * 6)
@@ -476,7 +472,7 @@ def test_replacing_a_patient_moves_a_sum_by_twice_the_clip() -> None:
 def test_private_pca_without_noise_is_the_eigenbasis_and_whitens() -> None:
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(4000, 6)) * [5, 3, 2, 1, 0.5, 0.2]
-    found = private_pca(rows, components=3, noise_multiplier=Fraction(1, 4), noise=quiet)
+    found = private_pca(rows, components=3, noise_multiplier=Fraction(1, 4), noise=silent)
     units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     _, _, vt = np.linalg.svd(units, full_matrices=False)
     overlap = np.abs(found.components.T @ vt[:3].T)
@@ -497,7 +493,7 @@ def test_private_pca_noise_is_symmetric_of_the_stated_size_and_a_zero_row_is_saf
 def test_adding_a_row_moves_the_second_moment_by_at_most_one() -> None:
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(20, 30)) * 100
-    full, less = (noisy_second_moment(r, noise_multiplier=Fraction(1), noise=quiet) for r in (rows, rows[1:]))
+    full, less = (noisy_second_moment(r, noise_multiplier=Fraction(1), noise=silent) for r in (rows, rows[1:]))
     gap = (full - less)[np.triu_indices(30)]
     assert 0.6 < np.linalg.norm(gap) <= 1
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.docker.conftest import DOCKER, ROOT
-from tests.docker.test_demo import SCAN
+from tests.docker.scan import SCAN
 from tests.faults.deployment.parts import ip, namespaces_work
 
 pytestmark = pytest.mark.docker

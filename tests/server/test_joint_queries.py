@@ -16,18 +16,13 @@ from common.errors import InvalidInput, QuorumNotReached
 from common.messages import Offer
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
-from common.protocols.joint.frame import Frame, plan_frame
+from common.protocols.joint.frame import Frame
 from server.protocols.base import Answer
 from server.protocols.joint.belief import believed
 from server.protocols.joint.rounds import answered_rounds, ask_rounds, frames, keep_frame, query_after, round_query
 from server.study.workspace import CodecRecord, Workspace
 from tests.federation import Federation, StubVoters, make_study
-
-VOLUMES = 5
-
-
-def no_noise(count: int, noise_std: object) -> np.ndarray:
-    return np.zeros(count, dtype=np.int64)
+from tests.joint_federation import VOLUMES, frame_of, joint_federation
 
 
 @pytest.fixture
@@ -35,36 +30,6 @@ def fed(tmp_path: Path) -> Iterator[Federation]:
     made = joint_federation(tmp_path, rounds=1)
     yield made
     made.close()
-
-
-def joint_federation(root: Path, *, rounds: int) -> Federation:
-    terms = make_study(planned_queries=rounds, voters_per_site=2)
-    study = replace(terms, codec=replace(terms.codec, joint=True))
-    made = Federation(root, study=study, volumes=VOLUMES, sampler=no_noise)
-    for voters in made.voters.values():
-        voters.voters = 2
-    made.frame = keep(made, frame_of(made))
-    return made
-
-
-def frame_of(fed: Federation, *, volumes: int = VOLUMES, codec: str = "") -> Frame:
-    rng = np.random.default_rng(0)
-    size = volumes * min(4, fed.codec.dimension)
-    factors = rng.normal(size=(size, size))
-    return plan_frame(
-        kernel=factors @ factors.T,
-        centre=rng.normal(0, 0.1, size=(volumes, fed.codec.dimension)),
-        variances=np.linspace(0.2, 0.1, fed.codec.dimension),
-        residual=0.5,
-        temperature=0.5,
-        noise_std=1e-4,
-        radius=fed.study.codec.radius,
-        codec=codec or fed.codec_hash,
-    )
-
-
-def keep(fed: Federation, frame: Frame) -> CodecRecord:
-    return CodecRecord(sha256=fed.objects.put(frame.to_bytes()), dimension=frame.dimension)
 
 
 def probabilities(voters: StubVoters) -> np.ndarray:

@@ -11,11 +11,6 @@ Rate = Callable[[int, int], float]
 """(step, steps) → learning rate."""
 
 
-def optimizer_of(weights: list[torch.Tensor], momentum: float | None) -> torch.optim.Optimizer:
-    """Adam, or SGD where a momentum is given."""
-    return torch.optim.Adam(weights) if momentum is None else torch.optim.SGD(weights, lr=1e-3, momentum=momentum)
-
-
 def descend(
     weights: Sequence[torch.Tensor],
     gradients: Sequence[torch.Tensor],

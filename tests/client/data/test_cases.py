@@ -23,6 +23,7 @@ from common.pki import create_authority, create_node_keys
 from consilium.cli.site import site_app
 from server.dashboard.reports import read_reports
 from server.ledger.verify import verify
+from tests.worlds import site_toml
 
 STUDY = """
 schema = 1
@@ -40,23 +41,6 @@ quorum = 2
 channels = [2, 4]
 steps = 2
 batch_size = 1
-"""
-
-SITE = """
-schema = 1
-site = "north"
-pool = "north"
-data = "set"
-study = "study.toml"
-[server]
-sealing_key = "{key}"
-signing_key = "{key}"
-objects_url = "https://pate.example.org"
-superlink = "pate.example.org:9092"
-root_certificates = "ca.crt"
-[caps]
-epsilon = 8.0
-delta = 1e-3
 """
 
 
@@ -77,7 +61,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole = dataset.cases[41].image.read_bytes()
     dataset.cases[41].image.write_bytes(whole[: len(whole) // 2])
     (root / "study.toml").write_text(STUDY)
-    (root / "site.toml").write_text(SITE.format(key="0" * 64))
+    (root / "site.toml").write_text(site_toml())
     done = CliRunner().invoke(site_app, ["train", "--site-dir", str(root), "--jobs", "1"], catch_exceptions=False)
     assert done.exit_code == 0
     (root / "train.out").write_text(done.stdout)
@@ -203,7 +187,7 @@ def test_a_site_is_told_if_delta_is_large_for_its_patients_and_its_status_file_d
     large.mkdir()
     unit = "delta = 1e-2\nunit = 'patient'"
     (large / "study.toml").write_text(STUDY.replace("delta = 1e-3", unit))
-    caps = SITE.format(key="0" * 64).replace("delta = 1e-3", unit)
+    caps = site_toml().replace("delta = 0.001", unit)
     (large / "site.toml").write_text(caps.replace('"set"', json.dumps(str(site / "set"))))
     warning = "δ = 0.01 is above 1/(10 · 100 patients)"
     trained = CliRunner().invoke(site_app, ["train", "--site-dir", str(large), "--jobs", "1"], catch_exceptions=False)

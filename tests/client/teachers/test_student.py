@@ -47,7 +47,6 @@ from server.operations.gateway import GatewayFiles, gateway_app
 from server.operations.objects_app import statement_file
 from server.postprocess.bundle import export_student
 from server.study.workspace import Workspace
-from tests.client.test_control import site_toml
 from tests.federation import Federation, ball, make_study
 
 RUN = CliRunner()
@@ -103,7 +102,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory):
         time.sleep(0.01)
     for site in federation.sites:
         folder = root / site.name
-        text = site_toml(federation, site.name, site.pool).replace("https://localhost", f"https://localhost:{port}")
+        text = federation.site_toml(site.name, site.pool).replace("https://localhost", f"https://localhost:{port}")
         (folder / "site.toml").write_text(text)
         (folder / "study.toml").write_text(render_study(study))
         (folder / "ca.crt").write_bytes(identity.authority.read_bytes())

@@ -14,25 +14,13 @@ from client.operations.staff_decisions import withdraw_patient
 from client.training.lock import writing
 from client.training.patient_deal import load_or_deal
 from client.training.site import train_site
+from common.config import TrainingConfig
 from common.data.msd import Dataset, write_dataset
 from common.errors import Refused
 from consilium.cli.train import app
-from tests.client.training.test_site import DATA, RECIPE, STUDY, write_case
+from tests.worlds import DATA, STUDY, site_toml, write_case
 
-SITE = f"""schema = 1
-site = "north"
-pool = "north"
-data = "data"
-[server]
-sealing_key = "{"0" * 64}"
-signing_key = "{"0" * 64}"
-objects_url = "https://localhost"
-superlink = "localhost:1"
-root_certificates = "ca.crt"
-[caps]
-epsilon = 8
-delta = 1e-3
-"""
+RECIPE = TrainingConfig(channels=(4, 8), steps=4, batch_size=2)
 HOLDER = """
 import sys
 from pathlib import Path
@@ -81,7 +69,7 @@ def test_the_command_and_a_withdrawal_are_refused_as_well(
     arguments = ["--data", str(tmp_path / "set"), "--study", str(tmp_path / "study.toml")]
     result = CliRunner().invoke(app, [*arguments, "--site-dir", str(tmp_path / "site")])
     assert isinstance(result.exception, Refused)
-    (tmp_path / "site" / "site.toml").write_text(SITE)
+    (tmp_path / "site" / "site.toml").write_text(site_toml())
     load_or_deal(tmp_path / "site" / "teachers" / "slots.json", ["p0", "p1"], voters=1)
     with pytest.raises(Refused, match="wait"):
         withdraw_patient(tmp_path / "site", "p0")

@@ -19,7 +19,7 @@ from common.config import TrainingConfig
 from common.data.msd import Dataset, read_dataset, write_dataset
 from common.errors import InvalidInput
 from consilium.cli.train import app
-from tests.client.training.test_site import DATA, STUDY, write_case
+from tests.worlds import DATA, STUDY, write_case
 
 RECIPE = TrainingConfig(channels=(4, 8), steps=6, batch_size=2)
 

@@ -33,27 +33,14 @@ from common.errors import InvalidInput
 from common.models.fit import predict
 from common.models.unet import build_unet, save_weights
 from consilium.cli.train import app
+from tests.worlds import DATA, STUDY, write_case
 
-DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
 RECIPE = TrainingConfig(channels=(4, 8), steps=4, batch_size=2)
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def write_case(folder: Path, name: str, seed: int) -> Case:
-    rng = np.random.default_rng(seed)
-    labels = np.zeros((14, 16, 15), dtype=np.uint8)
-    x, y, z = rng.integers(3, 6, 3)
-    labels[x : x + 5, y : y + 4, z : z + 5] = 1
-    labels[x : x + 5, y + 4 : y + 8, z : z + 5] = 2
-    image = rng.normal(labels * 3.0, 0.5).astype(np.float32)
-    (folder / "labels").mkdir(parents=True, exist_ok=True)
-    nib.save(nib.Nifti1Image(image, np.eye(4)), folder / f"{name}.nii.gz")
-    nib.save(nib.Nifti1Image(labels, np.eye(4)), folder / "labels" / f"{name}.nii.gz")
-    return Case(name, folder / f"{name}.nii.gz", folder / "labels" / f"{name}.nii.gz")
 
 
 @pytest.fixture
@@ -400,25 +387,6 @@ def test_what_cannot_be_trained_is_refused(dataset: Dataset, tmp_path: Path) -> 
     with pytest.raises(InvalidInput, match="labels"):
         train_site(dataset, teachers=tmp_path, data=other, recipe=RECIPE, voters=1)
     assert sorted({*TRAINERS, *STRATEGIES}) == ["dp-bbb", "dp-mac", "dp-sgd", "standard"]
-
-
-STUDY = """
-schema = 1
-name = "trial"
-[data]
-labels = ["background", "front", "back"]
-spacing_mm = [1, 1, 1]
-grid = [16, 16, 16]
-[privacy]
-epsilon = 8.0
-delta = 1e-3
-planned_queries = 4
-quorum = 2
-[teacher]
-channels = [4, 8]
-steps = 3
-batch_size = 1
-"""
 
 
 def test_the_command_prints_json_and_names_a_bad_case_on_the_sites_own_terminal(

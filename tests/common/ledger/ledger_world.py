@@ -13,6 +13,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from client.ledger.site_ledger import SiteLedger
 from common.canonical import sha256_bytes
 from common.config import DataConfig, PrivacyConfig, Study
 from common.ledger.charges import PoolDeclaration, RosterEntry
@@ -143,3 +144,48 @@ def batch_receipts(ledger: Ledger, batch: str) -> list[Receipt]:
 def write_raw(ledger: Any, kind: str, body: dict[str, object], *, payload: tuple[str, bytes] | None = None) -> None:
     """A row with this very body, whatever the ledger itself would write; inside ``ledger._writing()``."""
     ledger._books.enter(ledger._chain.append(kind, body, payload=payload))
+
+
+MECHANISM = make_mechanism(room_for=10)
+
+
+@dataclass(frozen=True)
+class Caps:
+    budget: Budget = BUDGET
+    accountant: AccountantName = AccountantName.EXACT
+    protection: Protection = HOSPITAL
+    queries_per_day: int = 100
+
+
+@dataclass
+class Hospital:
+    """One site beside the server's world."""
+
+    path: Path
+    study: Study
+    clock: Ticking = field(default_factory=Ticking)
+    caps: Caps = Caps()
+
+    def __post_init__(self) -> None:
+        self.ledger = SiteLedger.open(self.path, "aachen-mri", caps=self.caps, clock=self.clock)
+        self.ledger.consent(self.study)
+
+    def reopen(self, caps: Caps | None = None) -> None:
+        self.ledger.close()
+        self.ledger = SiteLedger.open(self.path, "aachen-mri", caps=caps or self.caps, clock=self.clock)
+
+
+def queries(*numbers: int, mechanism: Mechanism = MECHANISM) -> list[QuerySpec]:
+    return [make_query(number, mechanism) for number in numbers]
+
+
+def receipt_for(world: World, batch: str, site: str = "aachen") -> Receipt:
+    found = [item for item in batch_receipts(world.ledger, batch) if item.site == site]
+    assert len(found) == 1
+    return Receipt.parse(found[0].render())
+
+
+def run_batch(world: World, site: Hospital, batch: str, *numbers: int) -> Receipt:
+    site.ledger.reserve(world.study.id, queries(*numbers))
+    world.release(queries(*numbers), batch=batch)
+    return receipt_for(world, batch)

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import public_hex
 from consilium.cli.ledger import app, verify_app
-from tests.common.ledger.ledger_world import World, make_mechanism, make_query
-from tests.common.ledger.test_ledger_site import Hospital, run_batch
+from tests.common.ledger.ledger_world import Hospital, World, make_mechanism, make_query, run_batch
 
 RUN = CliRunner()
 

@@ -6,7 +6,7 @@ import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -17,56 +17,32 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.ledger.site_ledger import SiteLedger
 from common.canonical import rational
-from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.charges import Spend, event_json
 from common.ledger.receipts import Receipt, first_fork
 from common.ledger.rollback_guard import Standing, standing_path
 from common.privacy.accounting import max_mu_squared
-from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, QuerySpec
+from common.privacy.mechanism import AccountantName, Budget
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import (
     BUDGET,
-    HOSPITAL,
+    MECHANISM,
     PATIENT,
+    Caps,
+    Hospital,
     Ticking,
     World,
     batch_receipts,
     make_mechanism,
-    make_query,
     make_study,
+    queries,
+    receipt_for,
+    run_batch,
 )
 
-MECHANISM = make_mechanism(room_for=10)
 CODE = np.array([3, -4, 0, 12], dtype=np.int64)
-
-
-@dataclass(frozen=True)
-class Caps:
-    budget: Budget = BUDGET
-    accountant: AccountantName = AccountantName.EXACT
-    protection: Protection = HOSPITAL
-    queries_per_day: int = 100
-
-
-@dataclass
-class Hospital:
-    """One site beside the server's world."""
-
-    path: Path
-    study: Study
-    clock: Ticking = field(default_factory=Ticking)
-    caps: Caps = Caps()
-
-    def __post_init__(self) -> None:
-        self.ledger = SiteLedger.open(self.path, "aachen-mri", caps=self.caps, clock=self.clock)
-        self.ledger.consent(self.study)
-
-    def reopen(self, caps: Caps | None = None) -> None:
-        self.ledger.close()
-        self.ledger = SiteLedger.open(self.path, "aachen-mri", caps=caps or self.caps, clock=self.clock)
 
 
 @pytest.fixture
@@ -74,22 +50,6 @@ def site(tmp_path: Path, world: World) -> Iterator[Hospital]:
     hospital = Hospital(tmp_path / "site-ledger.sqlite", world.study)
     yield hospital
     hospital.ledger.close()
-
-
-def queries(*numbers: int, mechanism: Mechanism = MECHANISM) -> list[QuerySpec]:
-    return [make_query(number, mechanism) for number in numbers]
-
-
-def receipt_for(world: World, batch: str, site: str = "aachen") -> Receipt:
-    found = [item for item in batch_receipts(world.ledger, batch) if item.site == site]
-    assert len(found) == 1
-    return Receipt.parse(found[0].render())
-
-
-def run_batch(world: World, site: Hospital, batch: str, *numbers: int) -> Receipt:
-    site.ledger.reserve(world.study.id, queries(*numbers))
-    world.release(queries(*numbers), batch=batch)
-    return receipt_for(world, batch)
 
 
 # --- acceptance

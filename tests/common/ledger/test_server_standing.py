@@ -20,8 +20,7 @@ from consilium.cli.ledger import app
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
-from tests.common.ledger.ledger_world import Answers, World, declare, make_mechanism, make_query, make_study
-from tests.common.ledger.test_ledger_site import Caps
+from tests.common.ledger.ledger_world import Answers, Caps, World, declare, make_mechanism, make_query, make_study
 
 MECHANISM = make_mechanism(room_for=10)
 POOL = "aachen-mri"

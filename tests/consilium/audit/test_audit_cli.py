@@ -25,7 +25,7 @@ from server.protocols.joint.rounds import keep_frame
 from server.study import create_study as setup
 from server.study.workspace import CodecRecord, Site, Workspace
 from tests.federation import make_codec, make_study
-from tests.server.test_joint_queries import frame_of, joint_federation
+from tests.joint_federation import frame_of, joint_federation
 
 QUICK = ("--hospitals", "2", "--rounds", "2", "--dimension", "8", "--draws", "1")
 

@@ -28,7 +28,6 @@ from consilium.cli.ledger import app as ledger_app
 from server.aggregation.aggregator import Aggregator
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
-from tests.client.test_control import site_toml
 from tests.federation import Federation, make_study, part
 
 RUN = CliRunner()
@@ -249,7 +248,7 @@ def test_a_fork_no_single_site_can_see_is_found_by_comparing_heads(
     fed: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for site in fed.sites:
-        (fed.root / site.name / "site.toml").write_text(site_toml(fed, site.name, site.pool))
+        (fed.root / site.name / "site.toml").write_text(fed.site_toml(site.name, site.pool))
     copy = snapshot(fed, "copy.sqlite")
     fed.transport.offline = {102}
     run_batches(fed, 1)
@@ -336,7 +335,7 @@ def test_an_old_backup_raises_the_alarm_is_recovered_from_and_the_study_ends_wit
 ) -> None:
     """With the commands a person would use. What was drawn twice is charged twice, at the server and at the sites."""
     for site in fed.sites:
-        (fed.root / site.name / "site.toml").write_text(site_toml(fed, site.name, site.pool))
+        (fed.root / site.name / "site.toml").write_text(fed.site_toml(site.name, site.pool))
     run_batches(fed, 1)
     copy = snapshot(fed, "monday.sqlite")
     run_batches(fed, 1)
@@ -387,7 +386,7 @@ def test_an_alarm_raised_by_a_release_after_the_restore_is_recovered_from_too(
     """The receipt that raised it was signed before the lost charges were entered; it must not raise it for ever."""
     test_a_server_that_drops_its_last_rows_and_asks_for_others_stops_every_site(fed, monkeypatch)
     for site in fed.sites:
-        (fed.root / site.name / "site.toml").write_text(site_toml(fed, site.name, site.pool))
+        (fed.root / site.name / "site.toml").write_text(fed.site_toml(site.name, site.pool))
     receipts = [receipt for ledger in fed.site_ledgers.values() for receipt in ledger.receipts(evidence=True)]
     assert fed.ledger.recover(receipts) == 2
     for site in fed.sites:
@@ -405,7 +404,7 @@ def test_a_server_that_recovered_less_than_the_sites_hold_is_stopped_again(
     fed: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for site in fed.sites:
-        (fed.root / site.name / "site.toml").write_text(site_toml(fed, site.name, site.pool))
+        (fed.root / site.name / "site.toml").write_text(fed.site_toml(site.name, site.pool))
     test_a_server_that_drops_its_last_rows_and_asks_for_others_stops_every_site(fed, monkeypatch)
     for site in fed.sites:
         control.end_alarm(fed.root / site.name)

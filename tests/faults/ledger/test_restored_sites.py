@@ -20,7 +20,6 @@ from common.privacy.accounting import max_mu_squared
 from consilium.cli.site import site_app
 from server.ledger.backup import backup
 from server.ledger.verify import verify
-from tests.client.test_control import site_toml
 from tests.federation import Federation, make_study
 
 RUN = CliRunner()
@@ -32,7 +31,7 @@ def fed(tmp_path: Path) -> Iterator[Federation]:
     study = replace(study, collection=replace(study.collection, batch_size=2, offer_deadline_s=1.0, patience_s=1.0))
     federation = Federation(tmp_path, study=study)
     for site in federation.sites:
-        (tmp_path / site.name / "site.toml").write_text(site_toml(federation, site.name, site.pool))
+        (tmp_path / site.name / "site.toml").write_text(federation.site_toml(site.name, site.pool))
         (tmp_path / site.name / "study.toml").write_text(render_study(study))
     yield federation
     federation.close()

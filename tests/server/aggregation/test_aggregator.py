@@ -19,6 +19,7 @@ from consilium.cli.study import status_facts, study_app
 from server.aggregation.aggregator import Aggregator, Reply
 from server.study.workspace import Workspace
 from tests.federation import Federation, LoopTransport, make_study, part
+from tests.worlds import silent
 
 
 @pytest.fixture
@@ -32,10 +33,6 @@ def federation(tmp_path):
     yield make
     for one in made:
         one.close()
-
-
-def silent(size, noise_std):
-    return np.zeros(size, dtype=np.int64)
 
 
 def test_all_planned_queries_are_answered_within_a_tenth_of_a_percent_of_the_budget(federation):

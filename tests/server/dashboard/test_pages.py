@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from server.planning.planner import plan
 from server.postprocess.decisions import DecisionStore, Verdict, read_decisions, take_over
 from tests.dashboard_study import QUERIES, SITES
 
+ROOT = Path(__file__).resolve().parents[3]
 PAGES = ("/", "/study", "/sites", "/ledger", "/ledger/7", "/labels", "/student", "/planner")
 
 
@@ -313,8 +315,6 @@ def test_training_keeps_to_decisions_and_none_can_be_dropped_later(tmp_path):
 
 def test_nothing_in_the_dashboard_can_sign_or_release():
     """No module of it, nor any it pulls in for serving, reads a private key; the certificate is another program's."""
-    from tests.test_layers import ROOT
-
     text = "".join(path.read_text() for path in sorted((ROOT / "server" / "dashboard").rglob("*.py")))
     for name in (
         "load_signing_key",
@@ -344,8 +344,6 @@ def test_serving_loads_no_torch(collected, tmp_path):
 
 
 def test_the_grafana_dashboard_asks_for_metrics_that_exist(client):
-    from tests.test_layers import ROOT
-
     text = client.get("/metrics", headers={"authorization": "Bearer " + "m" * 20}).text
     names = set(re.findall(r"^# TYPE (\w+) ", text, flags=re.MULTILINE))
     board = json.loads((ROOT / "docs" / "grafana-dashboard.json").read_text(encoding="utf-8"))

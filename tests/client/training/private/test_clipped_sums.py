@@ -20,6 +20,7 @@ from client.training.private.clipped_sums import (
     zeros_like,
 )
 from common.errors import InvalidInput
+from tests.worlds import silent
 
 
 def vectors(seed: int, patients: int = 7, scale: float = 10.0) -> dict[str, torch.Tensor]:
@@ -90,12 +91,11 @@ def test_noise_of_every_coefficient_has_its_stated_size_and_is_fresh_each_step(p
 
 
 def test_division_is_by_the_constant_and_not_by_who_came() -> None:
-    quiet = lambda size, std: np.zeros(size, dtype=np.int64)  # noqa: E731
     parts = one_part(("a",), 1.0)
     one = {"a": torch.tensor([[0.5]])}
     for patients in (1, 3):
         total = integer_sum({"a": one["a"].repeat(patients, 1)}, parts)
-        mean = noised(total, parts, noise_multiplier=Fraction(1), expected=4.0, noise=quiet)
+        mean = noised(total, parts, noise_multiplier=Fraction(1), expected=4.0, noise=silent)
         assert float(mean["a"]) == pytest.approx(0.5 * patients / 4, rel=1e-4)
 
 

@@ -24,31 +24,15 @@ from client.training.private.teachers import train_privately
 from client.training.private.trainer import charge_of, private_trainer
 from client.training.site import one_after_another, plan_site, train_site
 from client.training.task import VoterTask
-from common.config import DataConfig, TrainingConfig
+from common.config import TrainingConfig
 from common.data.msd import Case, Dataset, write_dataset
 from common.errors import InvalidInput
 from common.models.fit import predict
 from common.models.unet import build_unet, save_weights
 from common.privacy.training import Neighbours, Sampling, epsilon_of
+from tests.worlds import DATA, site_toml
 
-DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
 RECIPE = TrainingConfig(channels=(4, 8))
-SITE = """schema = 1
-site = "north"
-pool = "north-mri"
-data = "set"
-
-[server]
-sealing_key = "{key}"
-signing_key = "{key}"
-objects_url = "https://server"
-superlink = "server:9092"
-root_certificates = "root.pem"
-
-[caps]
-epsilon = 8.0
-delta = 1e-5
-"""
 
 
 def settings(strategy: str = "dp-sgd", **changed: object) -> PrivateSettings:
@@ -280,7 +264,7 @@ def test_an_empty_slot_stays_in_n_and_two_scans_of_a_patient_are_one_example(dat
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "site.toml").write_text(SITE.format(key="ab" * 32))
+    (tmp_path / "site" / "site.toml").write_text(site_toml(pool="north-mri", delta=1e-5))
     return tmp_path / "site"
 
 

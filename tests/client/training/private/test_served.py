@@ -35,9 +35,9 @@ from common.privacy.training import Neighbours
 from common.study_mechanism import study_mechanism
 from consilium.cli.site import site_app
 from server.ledger.verify import verify
-from tests.client.teachers.test_teacher import DATA, write_teacher
-from tests.client.training.private.test_private_site import SITE
+from tests.client.teachers.written import DATA, write_teacher
 from tests.common.ledger.ledger_world import write_raw
+from tests.worlds import site_toml
 
 LEDGER = "e" * 32
 STUDY = """
@@ -74,7 +74,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Dataset]:
     site = root / "site"
     site.mkdir()
     (site / "study.toml").write_text(STUDY)
-    (site / "site.toml").write_text(SITE.format(key="ab" * 32).replace("root.pem", "ca.crt"))
+    (site / "site.toml").write_text(
+        site_toml(pool="north-mri", sealing_key="ab" * 32, signing_key="ab" * 32, delta=1e-5)
+    )
     shutil.copy(create_authority(root / "authority").certificate, site / "ca.crt")
     create_node_keys(site / "node" / "keys")
     return site, dataset

@@ -1,0 +1,80 @@
+"""What tests share: one small study, a site's policy file, patients with two structures, no noise. Without torch."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+
+from common.config import DataConfig
+from common.data.dataset import Case
+
+DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
+"""Of :data:`STUDY` and the patients :func:`write_case` writes."""
+
+STUDY = """\
+schema = 1
+name = "trial"
+[data]
+labels = ["background", "front", "back"]
+spacing_mm = [1, 1, 1]
+grid = [16, 16, 16]
+[privacy]
+epsilon = 8.0
+delta = 1e-3
+planned_queries = 4
+quorum = 2
+[teacher]
+channels = [4, 8]
+steps = 3
+batch_size = 1
+"""
+
+
+def site_toml(
+    *,
+    site: str = "north",
+    pool: str = "north",
+    data: str = "set",
+    sealing_key: str = "0" * 64,
+    signing_key: str = "0" * 64,
+    server: str = "server",
+    delta: float = 1e-3,
+    more: str = "",
+) -> str:
+    """A site's policy: caps of ε = 8 and ``delta`` for its pool, one server; ``more`` goes below the caps."""
+    return f"""schema = 1
+site = "{site}"
+pool = "{pool}"
+data = "{data}"
+study = "study.toml"
+[server]
+sealing_key = "{sealing_key}"
+signing_key = "{signing_key}"
+objects_url = "https://{server}"
+superlink = "{server}:9092"
+root_certificates = "ca.crt"
+[caps]
+epsilon = 8.0
+delta = {delta}
+{more}"""
+
+
+def write_case(folder: Path, name: str, seed: int) -> Case:
+    rng = np.random.default_rng(seed)
+    labels = np.zeros((14, 16, 15), dtype=np.uint8)
+    x, y, z = rng.integers(3, 6, 3)
+    labels[x : x + 5, y : y + 4, z : z + 5] = 1
+    labels[x : x + 5, y + 4 : y + 8, z : z + 5] = 2
+    image = rng.normal(labels * 3.0, 0.5).astype(np.float32)
+    (folder / "labels").mkdir(parents=True, exist_ok=True)
+    nib.save(nib.Nifti1Image(image, np.eye(4)), folder / f"{name}.nii.gz")
+    nib.save(nib.Nifti1Image(labels, np.eye(4)), folder / "labels" / f"{name}.nii.gz")
+    return Case(name, folder / f"{name}.nii.gz", folder / "labels" / f"{name}.nii.gz")
+
+
+def silent(size: int, noise_std: Fraction) -> np.ndarray:
+    """The sampler that draws no noise."""
+    return np.zeros(size, dtype=np.int64)
