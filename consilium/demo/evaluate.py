@@ -28,15 +28,8 @@ from common.study_mechanism import study_mechanism
 from consilium.demo.federation import Federation
 from consilium.demo.options import DemoOptions, Places
 from consilium.reports.patient_report import patient_lines
-from consilium.reports.study_report import (
-    DaemonFact,
-    NamedScore,
-    Picture,
-    PrivacyFacts,
-    ReportFacts,
-    Score,
-    SiteFact,
-)
+from consilium.reports.report_facts import DaemonFact, DiceScore, NamedScore, PrivacyFacts, ReportFacts, SiteFact
+from consilium.reports.report_pictures import Picture
 from server.ledger.server_ledger import Ledger
 from server.postprocess.labels import read_released
 from server.postprocess.student import control_trained, load_control, load_student
@@ -76,7 +69,7 @@ def report_facts(
     mean_shape = _hard(_mean_shape(places, study))
     student = load_student(study, workspace.student_dir)
     predictions = [_hard(predict(student, image)) for image in images]
-    controls: dict[str, Score | None] = dict.fromkeys(CONTROLS)
+    controls: dict[str, DiceScore | None] = dict.fromkeys(CONTROLS)
     for name in filter(lambda name: control_trained(workspace.student_dir, name), CONTROLS):
         control = load_control(study, workspace.student_dir, name)
         controls[name] = _score([_hard(predict(control, image)) for image in images], truths, classes)
@@ -152,9 +145,9 @@ def _site(places: Places, name: str, *, released: Guarantee) -> SiteFact:
     )
 
 
-def _score(predictions: Sequence[np.ndarray], truths: Sequence[np.ndarray], classes: int) -> Score:
+def _score(predictions: Sequence[np.ndarray], truths: Sequence[np.ndarray], classes: int) -> DiceScore:
     result = score(predictions, truths, classes)
-    return Score(result.mean, result.per_class)
+    return DiceScore(result.mean, result.per_class)
 
 
 def _hard(probabilities: np.ndarray) -> np.ndarray:

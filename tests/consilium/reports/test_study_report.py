@@ -18,22 +18,9 @@ from PIL import Image
 
 from common.config import DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
-from consilium.reports.study_report import (
-    OUTLINES,
-    VIEWS,
-    DaemonFact,
-    NamedScore,
-    Picture,
-    PrivacyFacts,
-    ReportFacts,
-    Score,
-    SiteFact,
-    centre_of,
-    draw_picture,
-    format_duration,
-    render_html,
-    write_report,
-)
+from consilium.reports.report_facts import DaemonFact, DiceScore, NamedScore, PrivacyFacts, ReportFacts, SiteFact
+from consilium.reports.report_pictures import OUTLINES, VIEWS, Picture, centre_of, draw_picture
+from consilium.reports.study_report import format_duration, render_html, write_report
 from server.study.consent_text import BatchRoster
 
 NAN = math.nan
@@ -84,18 +71,18 @@ def make_facts(*, hospitals: int = 4, pictures: int = 4, unit: str = "hospital")
             clipping_norm=1.0,
         ),
         teachers=tuple(
-            NamedScore(f"hospital-{i + 1}", Score(0.84 - 0.01 * i, (0.85 - 0.01 * i, 0.83 - 0.01 * i)))
+            NamedScore(f"hospital-{i + 1}", DiceScore(0.84 - 0.01 * i, (0.85 - 0.01 * i, 0.83 - 0.01 * i)))
             for i in range(hospitals)
         ),
-        ensemble=Score(0.862, (0.871, 0.853)),
-        mean_shape=Score(0.612, (0.634, 0.590)),
-        student=Score(0.648, (0.661, 0.635)),
+        ensemble=DiceScore(0.862, (0.871, 0.853)),
+        mean_shape=DiceScore(0.612, (0.634, 0.590)),
+        student=DiceScore(0.648, (0.661, 0.635)),
         controls={
-            "zero_code": Score(0.597, (0.604, 0.590)),
-            "shuffled_codes": Score(0.6, (0.608, 0.592)),
-            "public_only": Score(0.595, (0.601, 0.589)),
+            "zero_code": DiceScore(0.597, (0.604, 0.590)),
+            "shuffled_codes": DiceScore(0.6, (0.608, 0.592)),
+            "public_only": DiceScore(0.595, (0.601, 0.589)),
         },
-        decoded_labels=Score(0.631, (0.645, 0.617)),
+        decoded_labels=DiceScore(0.631, (0.645, 0.617)),
         daemons=(
             DaemonFact("superlink", 41201),
             DaemonFact("superexec", 41233),
@@ -196,7 +183,7 @@ def test_json_has_the_promised_keys(tmp_path: Path) -> None:
 
 
 def test_a_figure_that_is_not_a_number_is_null_in_json_and_a_dash_on_the_page(tmp_path: Path) -> None:
-    facts = replace(make_facts(pictures=0), student=Score(NAN, (NAN, 0.5)), seconds={"collect": math.inf})
+    facts = replace(make_facts(pictures=0), student=DiceScore(NAN, (NAN, 0.5)), seconds={"collect": math.inf})
     facts = replace(facts, privacy=replace(facts.privacy, epsilon_rdp=math.inf), decoded_labels=None)
     write_report(tmp_path, facts)
 
@@ -337,11 +324,11 @@ def test_protection_is_described_for_its_unit_and_relation(unit: str, relation: 
 
 
 def test_a_student_no_better_than_the_mean_shape_is_said_to_be_so() -> None:
-    facts = replace(make_facts(pictures=0), student=Score(0.60, (0.6, 0.6)))
+    facts = replace(make_facts(pictures=0), student=DiceScore(0.60, (0.6, 0.6)))
     text = Outline(render_html(facts)).text
     assert "0.012 Dice worse than the mean shape" in text
     assert "taught it nothing" in text
-    low = Score(0.5, (0.5, 0.5))
+    low = DiceScore(0.5, (0.5, 0.5))
     text = Outline(render_html(replace(facts, controls=dict.fromkeys(facts.controls, low)))).text
     assert "0.100 above the best of its controls" in text
     assert "helped it, but the public label maps alone do as well" in text
@@ -360,7 +347,7 @@ def test_page_says_that_the_gain_over_the_controls_counts(page: str) -> None:
 
 def test_a_student_no_better_than_a_control_is_said_to_be_so_however_good_it_is() -> None:
     facts = make_facts(pictures=0)
-    facts = replace(facts, controls={**facts.controls, "zero_code": Score(0.66, (0.66, 0.66))})
+    facts = replace(facts, controls={**facts.controls, "zero_code": DiceScore(0.66, (0.66, 0.66))})
     text = Outline(render_html(facts)).text
     assert "0.036 Dice better than the mean shape" in text
     assert "0.012 below the best of its controls, zero code" in text
@@ -375,8 +362,8 @@ def test_a_control_that_was_not_trained_is_null_in_json_and_a_reason_on_the_page
     assert "needs two labelled volumes" in Outline((tmp_path / "report.html").read_text(encoding="utf-8")).text
 
 
-@pytest.mark.parametrize("change", [{"other": None}, {"zero_code": Score(0.5, (0.5,))}])
-def test_controls_of_another_name_or_other_classes_are_refused(change: dict[str, Score | None]) -> None:
+@pytest.mark.parametrize("change", [{"other": None}, {"zero_code": DiceScore(0.5, (0.5,))}])
+def test_controls_of_another_name_or_other_classes_are_refused(change: dict[str, DiceScore | None]) -> None:
     facts = make_facts(pictures=0)
     with pytest.raises(InvalidInput):
         replace(facts, controls={**facts.controls, **change})
@@ -497,9 +484,9 @@ def test_wrong_facts_are_refused() -> None:
     with pytest.raises(InvalidInput, match="finite"):
         Picture(title="x", kind="test", image=np.full((4, 4, 4), np.nan, np.float32), outlines={})
     with pytest.raises(InvalidInput, match="classes of a score"):
-        replace(make_facts(pictures=0), student=Score(0.5, (0.5,)))
+        replace(make_facts(pictures=0), student=DiceScore(0.5, (0.5,)))
     with pytest.raises(InvalidInput, match="Dice"):
-        Score(1.2, (0.5,))
+        DiceScore(1.2, (0.5,))
     with pytest.raises(InvalidInput, match="spacing"):
         replace(make_facts(pictures=0), spacing_mm=(1.0, 0.0, 1.0))
 

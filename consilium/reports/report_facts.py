@@ -1,0 +1,203 @@
+"""What the demo's report says, as frozen facts.
+
+Refuses scores whose classes are not the study's, and controls of another name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from statistics import NormalDist
+from types import MappingProxyType
+
+from common.config import Study
+from common.errors import InvalidInput
+from common.privacy.accounting import delta_exact
+from consilium.reports.report_pictures import Picture
+from server.study.consent_text import BatchRoster
+
+FALSE_ALARMS = 0.05
+"""The share of false accusations at which the page says how often a true one can succeed."""
+
+CONTROLS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "zero_code": ("Zero code", "every label decoded from the zero code, as if no hospital had answered"),
+        "shuffled_codes": ("Shuffled codes", "the same noisy answers, dealt to the wrong volumes"),
+        "public_only": ("Public only", "self-training: every label the zero code's student's own prediction"),
+    }
+)
+"""The controls by their name in ``report.json``: how the page calls them, and what their labels are."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiceScore:
+    """Dice on the test set: the mean, and one figure per structure in the order of the study's labels 1, 2, …
+
+    A figure that could not be computed is NaN.
+    """
+
+    mean: float
+    per_class: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "per_class", tuple(self.per_class))
+        for value in (self.mean, *self.per_class):
+            if not math.isnan(value) and not 0 <= value <= 1:
+                raise InvalidInput("Dice", value=value, limit="0 to 1, or NaN where there is none")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedScore:
+    """The Dice of one named teacher."""
+
+    name: str
+    score: DiceScore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyFacts:
+    """What the study guarantees and what the run spent of it, read from the ledger.
+
+    ``planned_epsilon`` is the budget, hence the guarantee; ``epsilon_exact`` and ``epsilon_rdp`` were spent at
+    ``delta`` for ``unit`` under ``relation``; ``accountant`` is the one that gates; where that is the paper's,
+    ``epsilon_paper`` is given. ``noise_multiplier`` is z = σ/Δ of one release, ``voters`` the teachers summed in a
+    release over all sites, ``clipping_norm`` is C.
+    """
+
+    epsilon_exact: float
+    epsilon_rdp: float
+    delta: float
+    unit: str
+    relation: str
+    accountant: str
+    planned_epsilon: float
+    noise_multiplier: float
+    queries: int
+    planned_queries: int
+    voters: int
+    clipping_norm: float
+    epsilon_paper: float | None = None
+
+    @property
+    def epsilon_gate(self) -> float:
+        """What was spent according to the accountant that gates the budget."""
+        by = {"rdp": self.epsilon_rdp, "paper": self.epsilon_paper}
+        return by.get(self.accountant) or self.epsilon_exact
+
+    @property
+    def epsilon_guaranteed(self) -> float:
+        """What no unit loses more than: the budget, or what was spent, should that ever be more."""
+        return max(self.planned_epsilon, self.epsilon_gate)
+
+    @property
+    def detection_power(self) -> float | None:
+        """How often, at most, an attacker with :data:`FALSE_ALARMS` false accusations is right about one unit.
+
+        Φ(Φ⁻¹(α) + μ) with μ² = queries/z², the trade-off curve of a Gaussian mechanism (Dong, Roth & Su 2022, eq 6).
+        None when nothing was released, or when μ and (ε, δ) do not tell the same story within 1 % of δ.
+        """
+        if self.queries < 1 or not self.noise_multiplier > 0 or not math.isfinite(self.epsilon_exact):
+            return None
+        mu = math.sqrt(self.queries) / self.noise_multiplier
+        try:
+            if abs(delta_exact(mu, self.epsilon_exact) - self.delta) > 0.01 * self.delta:
+                return None
+        except InvalidInput:
+            return None
+        normal = NormalDist()
+        return normal.cdf(normal.inv_cdf(FALSE_ALARMS) + mu)
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonFact:
+    """One process of the federation."""
+
+    role: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteFact:
+    """One hospital: ``epsilon_spent`` is its pool's, by the gate accountant at the study's δ, unit and relation.
+
+    ``patient`` says in words what a patient risks where the site's teachers were trained with a guarantee.
+    """
+
+    name: str
+    pool: str
+    patients: int
+    codes_sent: int
+    epsilon_spent: float
+    patient: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReportFacts:
+    """Everything a report says. ``refused_node`` is the evidence that an unregistered node was turned away;
+    ``decoded_labels`` scores the pseudo-labels against the demo's truth; ``controls`` has a score for every name in
+    :data:`CONTROLS`, None for one that could not be trained; ``finished`` dates the page."""
+
+    study: Study
+    privacy: PrivacyFacts
+    teachers: tuple[NamedScore, ...]
+    ensemble: DiceScore
+    mean_shape: DiceScore
+    student: DiceScore
+    controls: Mapping[str, DiceScore | None]
+    decoded_labels: DiceScore | None
+    daemons: tuple[DaemonFact, ...]
+    refused_node: str
+    sites: tuple[SiteFact, ...]
+    releases: tuple[BatchRoster, ...]
+    seconds: Mapping[str, float]
+    pictures: tuple[Picture, ...]
+    ledger_head: str
+    ledger_rows: int
+    version: str
+    seeds: Mapping[str, int]
+    spacing_mm: tuple[float, float, float]
+    finished: datetime | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        for name in ("teachers", "daemons", "sites", "releases", "pictures", "spacing_mm"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.controls.keys() != CONTROLS.keys():
+            raise InvalidInput("controls", value=sorted(self.controls), limit=", ".join(CONTROLS))
+        for name in ("seconds", "seeds", "controls"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        if len(self.spacing_mm) != 3 or not all(s > 0 for s in self.spacing_mm):
+            raise InvalidInput("spacing_mm", value=self.spacing_mm, limit="three numbers above 0")
+        for score in self._scores():
+            if len(score.per_class) != len(self.labels):
+                raise InvalidInput("classes of a score", value=len(score.per_class), limit=", ".join(self.labels))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the structures: the study's labels without background."""
+        return self.study.data.labels[1:]
+
+    @property
+    def mean_teacher(self) -> DiceScore | None:
+        """The teachers' figures averaged, NaN left out; None without teachers."""
+        if not self.teachers:
+            return None
+        columns = zip(*(teacher.score.per_class for teacher in self.teachers), strict=True)
+        return DiceScore(_mean([teacher.score.mean for teacher in self.teachers]), tuple(map(_mean, columns)))
+
+    @property
+    def best_control(self) -> tuple[str, float] | None:
+        """Name and mean Dice of the control that scores highest; None where none could be scored."""
+        scored = {n: s.mean for n, s in self.controls.items() if s is not None and math.isfinite(s.mean)}
+        return max(scored.items(), key=lambda item: item[1]) if scored else None
+
+    def _scores(self) -> list[DiceScore]:
+        named = [teacher.score for teacher in self.teachers]
+        optional = [score for score in (self.decoded_labels, *self.controls.values()) if score is not None]
+        return [*named, self.ensemble, self.mean_shape, self.student, *optional]
+
+
+def _mean(values: Sequence[float]) -> float:
+    present = [value for value in values if math.isfinite(value)]
+    return sum(present) / len(present) if present else math.nan
