@@ -1,42 +1,16 @@
-"""``consilium predict``: a student on any NIfTI file or folder, label maps on each file's own voxels, scores.
-
-One bad file never stops the others: it is reported and left out. Refuses a model that is neither a bundle nor a study
-with a student.
-"""
+"""``consilium predict``: a student on any NIfTI file or folder, label maps on each file's own voxels, scores."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from common.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from client.data.layouts import DatasetSettings
-    from common.data.dataset import Case
-    from common.models.bundle import Bundle
-
 app = typer.Typer(add_completion=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """One case's result. ``dice`` and ``hd95_mm`` a structure, empty without a label map; ``problem`` where it failed.
-
-    nan: the structure is in neither map. Infinite distance: it is in only one of them.
-    """
-
-    case: str
-    file: str = ""
-    dice: tuple[float, ...] = ()
-    hd95_mm: tuple[float, ...] = ()
-    problem: str = ""
 
 
 @app.command()
@@ -62,134 +36,19 @@ def predict(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from client.data.layouts import DatasetSettings, load_names
+    from consilium.predict import predict_images
 
-    bundle = load_model(model)
-    settings = DatasetSettings() if label_map is None else load_names(label_map)
-    cases, problems = find_cases(images, bundle, labels=labels, settings=settings)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("left"))
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task("predicting", total=len(cases))
-        results = [*problems, *predict_cases(cases, bundle, out, on_case=lambda done: bar.update(task, completed=done))]
-    facts = to_json(results, bundle)
-    (out / "scores.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    typer.echo(json.dumps(facts, allow_nan=False) if as_json else to_text(results, bundle))
-    if not any(result.file for result in results):
-        raise InvalidInput("not one file could be used", remedy="see the reasons above")
-
-
-def load_model(directory: Path) -> Bundle:
-    """A bundle, or the student of a study's directory."""
-    from common.models.bundle import Bundle, open_bundle
-    from common.models.fit import best_device
-    from server.postprocess.student import load_student
-    from server.study.workspace import Workspace
-
-    if (directory / "study.toml").is_file():
-        workspace = Workspace(directory)
-        study = workspace.study()
-        bundle = Bundle(load_student(study, workspace.student_dir), study.data, "", study.student.patch)
-    else:
-        bundle = open_bundle(directory)
-    bundle.network.to(best_device())
-    return bundle
-
-
-def find_cases(
-    images: Path, bundle: Bundle, *, labels: Path | None, settings: DatasetSettings
-) -> tuple[list[Case], list[Predicted]]:
-    """The cases at ``images``, with their label maps where there are any, and what is wrong with others."""
-    from client.data.layouts import LAYOUTS, match_study, open_dataset
-    from common.data.dataset import Case, Dataset
-    from common.data.msd import NIFTI_SUFFIXES, case_id
-
-    if images.is_dir() and any(layout.matches(images) for layout in LAYOUTS.values()):
-        found = open_dataset(images, choice=settings.choice)
-        dataset = match_study(found, bundle.data, labels=settings.labels, channels=settings.channels)
-        return list(dataset.cases), [Predicted(problem.case, problem=problem.reason) for problem in dataset.problems]
-    files = sorted(images.iterdir()) if images.is_dir() else [images]
-    files = [path for path in files if path.name.endswith(NIFTI_SUFFIXES) and not path.name.startswith(".")]
-    if not files:
-        raise InvalidInput("no NIfTI file", value=str(images), limit=".nii or .nii.gz")
-    cases = tuple(Case(id=case_id(path.name), image=path, label=_label_of(path, labels)) for path in files)
-    named = Dataset(images.name, labels=(), channels=("image",), cases=cases)
-    return list(match_study(named, bundle.data, labels=settings.labels).cases), []
-
-
-def _label_of(image: Path, labels: Path | None) -> Path | None:
-    from common.data.msd import NIFTI_SUFFIXES, case_id
-
-    if labels is None or labels.is_file():
-        return labels
-    return next((path for s in NIFTI_SUFFIXES if (path := labels / f"{case_id(image.name)}{s}").is_file()), None)
-
-
-def predict_cases(
-    cases: list[Case], bundle: Bundle, out: Path, *, on_case: Callable[[int], None] = lambda done: None
-) -> list[Predicted]:
-    """Predict every case and write its label map; a case that cannot be used is a result with a problem."""
-    out.mkdir(parents=True, exist_ok=True)
-    results = []
-    for number, case in enumerate(cases, start=1):
-        try:
-            results.append(_predict(case, bundle, out))
-        except InvalidInput as error:
-            results.append(Predicted(case.id, problem=str(error)))
-        on_case(number)
-    return results
-
-
-def _predict(case: Case, bundle: Bundle, out: Path) -> Predicted:
-    from common.data.volume import save_label
-    from common.models.native import predict_native
-
-    done = predict_native(case, bundle.network, bundle.data, patch=bundle.patch)
-    path = out / f"{case.id}_seg.nii.gz"
-    save_label(path, done.label_map, done.volume)
-    return Predicted(case.id, path.name, done.dice, done.hd95_mm)
-
-
-def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
-    """nan (structure in neither map) becomes null, an infinite distance the text "inf"."""
-    from common.metrics import mean_present
-
-    scored = [result for result in results if result.dice]
-    names = bundle.data.labels[1:]
-    columns = list(zip(*(result.dice for result in scored), strict=True))
-    return {
-        "schema": 1,
-        "structures": list(names),
-        "cases": [
-            {
-                "case": result.case,
-                "file": result.file,
-                "dice": [_number(value) for value in result.dice],
-                "hd95_mm": [_number(value) for value in result.hd95_mm],
-                "problem": result.problem,
-            }
-            for result in results
-        ],
-        "mean_dice": {name: _number(mean_present(column)) for name, column in zip(names, columns, strict=False)},
-    }
-
-
-def to_text(results: list[Predicted], bundle: Bundle) -> str:
-    """One line a case."""
-    lines = []
-    for result in results:
-        scores = ", ".join(
-            f"{name} Dice {_shown(dice, '.3f')} HD95 {_shown(distance, '.1f')} mm"
-            for name, dice, distance in zip(bundle.data.labels[1:], result.dice, result.hd95_mm, strict=False)
+        task = bar.add_task("predicting", total=None)
+        done = predict_images(
+            images,
+            model,
+            out,
+            labels=labels,
+            label_map=label_map,
+            progress=lambda number, total: bar.update(task, completed=number, total=total),
         )
-        lines.append(f"{result.case}: {result.problem or '; '.join(filter(None, (result.file, scores)))}")
-    return "\n".join(lines)
-
-
-def _shown(value: float, form: str) -> str:
-    return "-" if math.isnan(value) else format(value, form)
-
-
-def _number(value: float) -> float | str | None:
-    if math.isnan(value):
-        return None
-    return "inf" if math.isinf(value) else round(value, 6)
+    typer.echo(json.dumps(done.facts, allow_nan=False) if as_json else done.text)
+    if not done.used:
+        raise InvalidInput("not one file could be used", remedy="see the reasons above")

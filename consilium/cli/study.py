@@ -1,4 +1,4 @@
-"""``consilium study …``, ``consilium codec …`` and ``consilium student …``: the consortium's side."""
+"""``consilium study …``: define, publish, run and follow a study."""
 
 from __future__ import annotations
 
@@ -11,24 +11,16 @@ from rich.console import Console
 
 from common.codecs.paper import codec_terms
 from common.config import DataConfig, PrivacyConfig, Study, load_study
-from common.data.split import private_label_hashes
 from common.errors import InvalidInput
-from common.events import EVENTS, read_events
-from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
-from server.aggregation.pipeline import locked_events
-from server.aggregation.progress import StudyProgress, bar_a_stage, stage_bars
-from server.ledger.server_ledger import Ledger
+from server.aggregation.progress import StudyProgress, stage_bars
 from server.study import consent_text as describe
 from server.study import create_study as setup
 from server.study import templates as studies
+from server.study.status import study_status
 from server.study.workspace import Workspace
 
 study_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Define, publish, run and follow a study.")
-codec_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fit the study's codec on public label maps.")
-student_app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Train the student and export it as a MONAI bundle."
-)
 
 StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
 SharedLedger = Annotated[
@@ -201,158 +193,9 @@ def status(directory: StudyDir, as_json: AsJson = False) -> None:
     _print_status(Workspace(directory), as_json=as_json)
 
 
-@codec_app.callback()
-def _codec() -> None:
-    """Fit the study's codec on public label maps."""
-
-
-@codec_app.command("fit")
-def fit(
-    directory: StudyDir,
-    label_maps: Annotated[Path, typer.Option(help="Folder of public label maps of other cases (.nii, .nii.gz).")],
-    sites: Annotated[int, typer.Option(help="Sites expected in a release: sets the planned noise on the mean.")],
-    split: Annotated[
-        Path | None, typer.Option(help="split.json of `consilium data split`: its private cases are refused.")
-    ] = None,
-) -> None:
-    """Fit the study's codec on public label maps only, and publish it.
-
-    Example: consilium codec fit trial --label-maps public/label-maps --sites 8
-    """
-    files = sorted(path for path in label_maps.iterdir() if path.name.endswith((".nii", ".nii.gz")))
-    private = private_label_hashes(split) if split else frozenset()
-    typer.echo(f"fitting on {len(files)} label maps and their deformed copies; ball-ae takes a minute", err=True)
-    with bar_a_stage(Console(stderr=True)) as on_stage:
-        record = setup.fit_study_codec(
-            Workspace(directory), files, sites=sites, private_hashes=private, on_stage=on_stage
-        )
-    typer.echo(
-        f"codec {record.sha256[:16]}… with {record.dimension} dimensions, fitted on {len(files)} public label maps"
-    )
-
-
-@student_app.command("train")
-def student_train(
-    directory: StudyDir,
-    decisions: Annotated[
-        Path | None,
-        typer.Option(help="decisions.jsonl of the dashboard: labels rejected there are left out, from now on."),
-    ] = None,
-) -> None:
-    """Decode the stored answers, train the student and its controls on them; free of privacy cost, repeatable.
-
-    Example: consilium student train trial --decisions trial-dashboard/decisions.jsonl
-    """
-    from server.postprocess.decisions import take_over
-    from server.postprocess.labels import read_released, write_labels
-    from server.postprocess.student import fit_controls, fit_student
-
-    with locked_events(Workspace(directory)) as (workspace, events):
-        if decisions is not None:
-            take_over(decisions, workspace.decisions_file)
-        released = read_released(workspace)
-        write_labels(released, events=events)
-        fit_student(released, events=events)
-        fit_controls(released, events=events)
-    typer.echo(f"student: {Workspace(directory).student_dir}")
-
-
-@student_app.command("export")
-def student_export(directory: StudyDir) -> None:
-    """Export the student as a MONAI bundle with its privacy facts.
-
-    Example: consilium student export trial
-    """
-    from server.postprocess.bundle import export_student
-
-    with locked_events(Workspace(directory)) as (workspace, events):
-        export_student(workspace, events=events)
-    typer.echo(f"bundle: {Workspace(directory).bundle_dir}")
-
-
-def status_facts(workspace: Workspace) -> dict[str, Any]:
-    """A study's standing as plain values, from the ledger and the event log."""
-    study = workspace.study()
-    with Ledger.open(workspace.ledger_file) as ledger:
-        answers = ledger.answers(study.id)
-        batches = describe.rosters(answers)
-        declared = {pool.pool for pool in ledger.pools()}
-        spent = {
-            site.name: describe.is_spent(ledger, study, pool=site.pool)
-            for site in workspace.registered()
-            if site.pool in declared
-        }
-        guarantees = {str(k): v.epsilon for k, v in ledger.study_guarantees(study.id).items()}
-        head = ledger.head()
-    last: dict[str, Any] = {}
-    weighed: dict[str, Any] | None = None
-    sites: dict[str, dict[str, Any]] = {
-        name: {
-            "state": "spent" if spent.get(name) else "open",
-            "batches": sum(name in batch.roster for batch in batches),
-            "answers": sum(batch.queries for batch in batches if name in batch.roster),
-        }
-        for name in sorted(spent.keys() | {name for batch in batches for name in batch.roster})
-    }
-    for event in read_events(workspace.events_file):
-        if event["event"] in ("stage-started", "run-started", "run-finished", "run-failed", "quorum-missed"):
-            last = event
-        if event["event"] == "answers-weighed":
-            weighed = {name: event[name] for name in EVENTS["answers-weighed"]}
-        if event["event"] in ("offer-answered", "reply-received", "reply-missing"):
-            newest = {"event": event["event"], "time": event["time"], "reason": event.get("reason", "")}
-            sites.setdefault(event["site"], {"state": "open", "batches": 0, "answers": 0}).update(newest)
-    running = workspace.busy()
-    done = len(answers) >= study.privacy.planned_queries
-    out_of_budget = bool(spent) and sum(not gone for gone in spent.values()) < study.privacy.quorum
-    state = "running" if running else "complete" if done else "budget spent" if out_of_budget else "not running"
-    return {
-        "study": study.name,
-        "id": study.id,
-        "state": state,
-        "running": running,
-        "last_event": last,
-        "answers": len(answers),
-        "planned_queries": study.privacy.planned_queries,
-        "epsilon": guarantees,
-        "accountant": str(study.privacy.accountant),
-        "budget_epsilon": study.privacy.epsilon,
-        "delta": study.privacy.delta,
-        "unit": str(study.privacy.unit),
-        "relation": str(study.privacy.relation),
-        "sites": sites,
-        "batches": [
-            {"batch": batch.batch, "queries": batch.queries, "roster": list(batch.roster)} for batch in batches
-        ],
-        "answers_weighed": weighed,
-        "ledger_head": head.hash,
-    }
-
-
 def _print_status(workspace: Workspace, *, as_json: bool) -> None:
-    facts = status_facts(workspace)
-    if as_json:
-        typer.echo(json.dumps(facts, indent=1))
-        return
-    stated = f"δ = {delta_text(facts['delta'])}, unit {facts['unit']}, relation {facts['relation']}"
-    typer.echo(f"study {facts['study']}: {facts['state']}")
-    typer.echo(f"answers {facts['answers']} of {facts['planned_queries']} planned")
-    spent = ", ".join(f"ε = {epsilon_text(value)} ({name})" for name, value in facts["epsilon"].items())
-    typer.echo(f"guaranteed ε = {epsilon_text(facts['budget_epsilon'])} ({facts['accountant']}), {stated}")
-    typer.echo(f"spent of it {spent or 'ε = 0'}, {stated}")
-    for name, site in sorted(facts["sites"].items()):
-        last = f"; {site['event']} at {site['time']}" if "event" in site else ""
-        typer.echo(
-            f"site {name}: {site['state']}; in {site['batches']} of {len(facts['batches'])} releases with "
-            f"{site['answers']} of {facts['answers']} answers{last}"
-            + (f", {site['reason']}" if site.get("reason") else "")
-        )
-    for warning in (facts["answers_weighed"] or {"warnings": ()})["warnings"]:
-        typer.echo(f"warning: {warning}")
-    for number, batch in enumerate(facts["batches"], start=1):
-        absent = sorted(facts["sites"].keys() - set(batch["roster"]))
-        if absent:
-            typer.echo(f"release {number} ({batch['queries']} answers) was without {', '.join(absent)}")
+    status = study_status(workspace)
+    typer.echo(json.dumps(status.to_json(), indent=1) if as_json else "\n".join(status.lines()))
 
 
 def _create(directory: Path, study: Study, *, ledger: Path | None, standing: Path | None) -> None:

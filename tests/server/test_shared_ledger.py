@@ -23,12 +23,13 @@ from common.ledger.keys import load_signing_key
 from common.ledger.rollback_guard import ServerStanding, standing_path
 from common.node_auth import read_admitted
 from common.privacy.mechanism import Protection, Relation, Unit
-from consilium.cli.study import status_facts, study_app
+from consilium.cli.study import study_app
 from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import verify
 from server.operations import provision
 from server.protocols.per_volume import plan_queries
 from server.study import create_study as setup
+from server.study.status import study_status
 from server.study.workspace import CodecRecord, Endpoint, Site, Workspace
 from tests.federation import Federation, LoopTransport, make_codec, make_study
 
@@ -94,7 +95,7 @@ def test_a_second_study_shares_ledger_and_signing_key_and_has_a_sealing_key_of_i
     assert third.ledger_file.resolve() == first.ledger_file.resolve()
     with ledger_of(third) as ledger:
         assert [terms.name for terms in ledger.studies()] == ["first", "second", "third"]
-    assert status_facts(second)["answers"] == 0
+    assert study_status(second).to_json()["answers"] == 0
     assert verify(first.ledger_file).ok
 
 

@@ -18,7 +18,8 @@ from common.models.fit import fit, one_hot
 from common.models.student_bundle import export_bundle
 from common.models.unet import build_unet
 from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
-from consilium.cli.predict import app, load_model
+from consilium.cli.predict import app
+from consilium.predict import load_model
 
 LABELS = ("background", "left", "right")
 DATA = DataConfig(labels=LABELS, spacing_mm=(1, 1, 1), grid=(16, 16, 16))

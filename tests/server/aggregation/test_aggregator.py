@@ -15,8 +15,9 @@ from common.messages import NO_HEAD, CodesReply, CodesRequest, Receipts, Receipt
 from common.privacy.mechanism import AccountantName, Budget
 from common.privacy.quantise import quantise
 from common.sealing import SealContext, seal
-from consilium.cli.study import status_facts, study_app
+from consilium.cli.study import study_app
 from server.aggregation.aggregator import Aggregator, Reply
+from server.study.status import study_status
 from server.study.workspace import Workspace
 from tests.federation import Federation, LoopTransport, make_study, part
 from tests.worlds import silent
@@ -524,11 +525,11 @@ def test_the_status_tells_who_took_part_in_what_and_who_is_spent(federation, tmp
     workspace = Workspace(tmp_path)
     workspace.study_file.write_text(render_study(fed.study))
     workspace.save_sites(fed.sites)
-    half = status_facts(workspace)
+    half = study_status(workspace).to_json()
     assert (half["state"], half["sites"]["site-2"]["state"]) == ("not running", "open")
     fed.transport.offline = set()
     fed.core().run(fed.transport)
-    whole = status_facts(workspace)
+    whole = study_status(workspace).to_json()
     assert whole["state"] == "complete"
     took = {name: (site["state"], site["batches"], site["answers"]) for name, site in whole["sites"].items()}
     assert took == {"site-0": ("spent", 3, 6), "site-1": ("spent", 3, 6), "site-2": ("spent", 2, 4)}

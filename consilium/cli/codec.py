@@ -1,0 +1,44 @@
+"""``consilium codec …``: the study's codec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from common.data.split import private_label_hashes
+from server.aggregation.progress import bar_a_stage
+from server.study.create_study import fit_study_codec
+from server.study.workspace import Workspace
+
+codec_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fit the study's codec on public label maps.")
+
+
+@codec_app.callback()
+def _codec() -> None:
+    """Fit the study's codec on public label maps."""
+
+
+@codec_app.command("fit")
+def fit(
+    directory: Annotated[Path, typer.Argument(help="The study's directory.")],
+    label_maps: Annotated[Path, typer.Option(help="Folder of public label maps of other cases (.nii, .nii.gz).")],
+    sites: Annotated[int, typer.Option(help="Sites expected in a release: sets the planned noise on the mean.")],
+    split: Annotated[
+        Path | None, typer.Option(help="split.json of `consilium data split`: its private cases are refused.")
+    ] = None,
+) -> None:
+    """Fit the study's codec on public label maps only, and publish it.
+
+    Example: consilium codec fit trial --label-maps public/label-maps --sites 8
+    """
+    files = sorted(path for path in label_maps.iterdir() if path.name.endswith((".nii", ".nii.gz")))
+    private = private_label_hashes(split) if split else frozenset()
+    typer.echo(f"fitting on {len(files)} label maps and their deformed copies; ball-ae takes a minute", err=True)
+    with bar_a_stage(Console(stderr=True)) as on_stage:
+        record = fit_study_codec(Workspace(directory), files, sites=sites, private_hashes=private, on_stage=on_stage)
+    typer.echo(
+        f"codec {record.sha256[:16]}… with {record.dimension} dimensions, fitted on {len(files)} public label maps"
+    )

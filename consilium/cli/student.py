@@ -1,0 +1,56 @@
+"""``consilium student …``: the student, its controls and its bundle, from answers that are stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from server.aggregation.pipeline import locked_events
+from server.study.workspace import Workspace
+
+student_app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Train the student and export it as a MONAI bundle."
+)
+
+StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
+
+
+@student_app.command("train")
+def student_train(
+    directory: StudyDir,
+    decisions: Annotated[
+        Path | None,
+        typer.Option(help="decisions.jsonl of the dashboard: labels rejected there are left out, from now on."),
+    ] = None,
+) -> None:
+    """Decode the stored answers, train the student and its controls on them; free of privacy cost, repeatable.
+
+    Example: consilium student train trial --decisions trial-dashboard/decisions.jsonl
+    """
+    from server.postprocess.decisions import take_over
+    from server.postprocess.labels import read_released, write_labels
+    from server.postprocess.student import fit_controls, fit_student
+
+    with locked_events(Workspace(directory)) as (workspace, events):
+        if decisions is not None:
+            take_over(decisions, workspace.decisions_file)
+        released = read_released(workspace)
+        write_labels(released, events=events)
+        fit_student(released, events=events)
+        fit_controls(released, events=events)
+    typer.echo(f"student: {Workspace(directory).student_dir}")
+
+
+@student_app.command("export")
+def student_export(directory: StudyDir) -> None:
+    """Export the student as a MONAI bundle with its privacy facts.
+
+    Example: consilium student export trial
+    """
+    from server.postprocess.bundle import export_student
+
+    with locked_events(Workspace(directory)) as (workspace, events):
+        export_student(workspace, events=events)
+    typer.echo(f"bundle: {Workspace(directory).bundle_dir}")
