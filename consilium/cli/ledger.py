@@ -6,9 +6,7 @@ head or receipt somebody kept.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -18,23 +16,20 @@ from client.ledger.site_ledger import SiteLedger
 from common.canonical import check_hash
 from common.config import load_study
 from common.errors import InvalidInput, LedgerCorrupt
-from common.ledger.charges import NOTHING
 from common.ledger.keys import (
     create_sealing_key,
     create_signing_key,
     load_signing_key,
     public_hex,
     read_public_key,
-    sync_directory,
 )
 from common.ledger.receipts import Receipt, first_fork, read_receipts
-from common.ledger.rollback_guard import ServerStanding
 from common.ledger.rows import SignedHead
 from common.ledger.sqlite_file import connect
 from common.objects import write_atomically
 from common.sealing_rotation import rotate_sealing_key, sealing_notice
 from server.ledger.backup import backup
-from server.ledger.server_ledger import Ledger
+from server.ledger.recovery import recover_charges, rotate_signing_key
 from server.ledger.verify import VerifyReport, verify
 from server.study.workspace import Workspace
 
@@ -194,25 +189,19 @@ def recover_command(
 
     Example: consilium ledger recover study/ledger.sqlite --key study/keys/ledger.key --receipts north.jsonl
     """
-    files = receipts or []
-    held = [receipt for path in files for receipt in read_receipts(path)]
-    with Ledger.open(ledger, signing_key=load_signing_key(key), restored=True) as opened:
-        if not files and standing is None and opened.forgotten() is None:
-            raise InvalidInput("receipts and standing", value="none", remedy="--receipts FILE for every site")
-        before = opened.lost()
-        for path in study or ():
-            opened.register_study(load_study(path))
-        entered = opened.recover(held, standing=None if standing is None else ServerStanding.load(standing))
-        if entered:
-            opened.note(f"{entered} charges recovered from {len(held)} receipts")
-        typer.echo(f"{entered} lost charges entered as spent, from {len(held)} receipts of {len(files)} files")
-        for name, spend in opened.lost().items():
-            if spend != before.get(name, NOTHING):
-                more = spend.beyond(before.get(name, NOTHING))
-                typer.echo(f"pool {name}: {more.releases} releases that no receipt tells of charged, by the standing")
-        for pool in opened.pools():
-            spent = opened.pool_guarantees(pool.pool)[pool.accountant]
-            typer.echo(f"pool {pool.pool}: {opened.spent(pool.pool).releases} releases, {spent}")
+    done = recover_charges(
+        ledger,
+        signing_key=load_signing_key(key),
+        receipts=receipts or (),
+        standing=standing,
+        studies=[load_study(path) for path in study or ()],
+    )
+    files = len(receipts or ())
+    typer.echo(f"{done.entered} lost charges entered as spent, from {done.receipts} receipts of {files} files")
+    for name, releases in done.by_standing.items():
+        typer.echo(f"pool {name}: {releases} releases that no receipt tells of charged, by the standing")
+    for pool in done.pools:
+        typer.echo(f"pool {pool.pool}: {pool.releases} releases, {pool.spent}")
     typer.echo("next: `consilium site recover` at every site under alarm, then resume the study")
 
 
@@ -240,20 +229,8 @@ def rotate_key_command(
 
     Example: consilium ledger rotate-key study/ledger.sqlite --key study/keys/ledger.key --new-key study/keys/next.key
     """
-    old, new = load_signing_key(key), load_signing_key(new_key)
-    with Ledger.open(ledger) as opened:
-        current = opened.public_key
-    if current == public_hex(old) != public_hex(new):
-        with Ledger.open(ledger, signing_key=old) as opened:
-            opened.rotate_key(new)
-    elif current != public_hex(new):
-        raise InvalidInput("signing key", value=str(key), limit=f"the ledger's current key, {current}")
-    if public_hex(old) != public_hex(new):
-        with contextlib.suppress(FileExistsError):  # kept aside by a run that was interrupted
-            os.link(key, key.with_name(f"{key.name}.retired-{public_hex(old)[:12]}"))
-    new_key.replace(key)
-    sync_directory(key.parent)
-    typer.echo(f"the ledger is signed by {public_hex(new)} from now on; sites may drop {public_hex(old)[:16]}… later")
+    done = rotate_signing_key(ledger, key=key, new_key=new_key)
+    typer.echo(f"the ledger is signed by {done.now} from now on; sites may drop {done.before[:16]}… later")
 
 
 @app.command("rotate-sealing-key")
