@@ -1,4 +1,7 @@
-"""``import consilium`` gives researchers these names with these parameters: documented, typed, cheap to import."""
+"""``import consilium`` gives researchers these names with these parameters: documented, typed, cheap to import.
+
+``python -m tests.consilium.test_api`` writes the snapshot anew.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,13 @@ def form(value: Any) -> str | list[str]:
     return re.sub(r" at 0x[0-9a-f]+", "", str(inspect.signature(value)))
 
 
+def promised() -> dict[str, str | list[str]]:
+    return {name: form(getattr(consilium, name)) for name in consilium.__all__}
+
+
 def test_names_and_parameters_are_what_the_snapshot_promises() -> None:
     """A change here is a change for everybody who builds on it: the CHANGELOG says so, then ``api.json`` follows."""
-    found = {name: form(getattr(consilium, name)) for name in consilium.__all__}
-    assert found == json.loads(SNAPSHOT.read_text(encoding="utf-8"))
+    assert promised() == json.loads(SNAPSHOT.read_text(encoding="utf-8"))
     assert consilium.__all__ == sorted(consilium.__all__)
 
 
@@ -68,3 +74,7 @@ def test_importing_consilium_loads_nothing_and_its_names_neither_torch_nor_flowe
 def test_a_name_that_is_not_public_is_no_attribute() -> None:
     assert not hasattr(consilium, "check_schema")
     assert set(consilium.__all__) <= set(dir(consilium))
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(json.dumps(promised(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
