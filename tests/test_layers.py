@@ -18,7 +18,7 @@ import pytest
 from setuptools import find_packages
 from typer.testing import CliRunner
 
-from benchmarks.house import circles
+from benchmarks.house import LONG_MODULE, circles
 from common.errors import InvalidInput
 from consilium.cli.bench import app as bench_app
 
@@ -62,6 +62,12 @@ TEXT_SUFFIXES = {".cfg", ".conf", ".css", ".html", ".js", ".json", ".md", ".prot
     ".yml",
     "",
 }
+LONG_MODULES = {
+    "common/process.py",
+    "consilium/research/utility.py",
+    "server/aggregation/aggregator.py",
+}
+"""Modules of more than :data:`LONG_MODULE` lines. The set may only shrink."""
 NOT_OURS = {".git", ".venv", "build", "dist", "demo-out", "__pycache__", "node_modules"}
 
 
@@ -124,6 +130,11 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     modules = {module_of(file): imports(file) for file in sources()}
     graph = {name: {other for other in names if other in modules and other != name} for name, names in modules.items()}
     assert circles(graph) == set()
+
+
+def test_no_module_is_longer_than_one_sitting() -> None:
+    found = {file for file in sources() if len((ROOT / file).read_text(encoding="utf-8").splitlines()) > LONG_MODULE}
+    assert found <= LONG_MODULES
 
 
 def test_the_search_finds_a_circle_and_nothing_else() -> None:
