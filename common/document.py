@@ -104,7 +104,7 @@ class OneOf:
 
     def __call__(self, value: str) -> None:
         if value not in self.words:
-            raise InvalidInput(self.what, value=value[:80], limit=", ".join(self.words))
+            raise InvalidInput(self.what, limit=", ".join(self.words))
 
 
 class _Mark:
