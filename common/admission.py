@@ -15,24 +15,18 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Annotated
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.canonical import (
-    canonical_bytes,
-    check_hash,
-    check_name,
-    check_pool,
-    checked_fields,
-    parse_rational,
-    rational,
-)
+from common.canonical import canonical_bytes, check_hash, check_name, check_pool
+from common.document import FLAT, Document, Sha256
 from common.errors import InvalidInput
 from common.objects import write_atomically
 from common.pki import load_node_key, node_key_line, parse_node_key
-from common.privacy.mechanism import Protection, Relation, Unit
+from common.privacy.mechanism import Protection
 
 MAX_REQUEST_BYTES = 1 << 16
 _PREFIX = "SHA256:"
@@ -40,43 +34,25 @@ _FINGERPRINT_DOMAIN = b"consilium/join/v1\0"
 
 
 @dataclass(frozen=True, slots=True)
-class StatedBooks:
+class StatedBooks(Document):
     """What a site says of its pool's books: their ledger's id and key, and Σμ² spent so far under its protection.
 
     ``answer_key`` (Ed25519, hex) is the key of that ledger, which signs all that the site replies.
     """
 
     ledger_id: str
-    answer_key: str
+    answer_key: Sha256
     mu_squared: Fraction
-    protection: Protection
+    protection: Annotated[Protection, FLAT]
 
-    def to_json(self) -> dict[str, str]:
-        return {
-            "answer_key": self.answer_key,
-            "ledger_id": self.ledger_id,
-            "mu_squared": rational(self.mu_squared),
-            "relation": str(self.protection.relation),
-            "unit": str(self.protection.unit),
-        }
-
-    @classmethod
-    def from_json(cls, data: object) -> StatedBooks:
-        """Read what :meth:`to_json` wrote; InvalidInput for anything else."""
-        names = ("answer_key", "ledger_id", "mu_squared", "relation", "unit")
-        fields = checked_fields(data, dict.fromkeys(names, str))
-        ledger_id, spent = fields["ledger_id"], parse_rational(fields["mu_squared"])
-        if len(ledger_id) != 32 or set(ledger_id) - set("0123456789abcdef") or spent < 0:
+    def check(self) -> None:
+        ledger_id = self.ledger_id
+        if len(ledger_id) != 32 or set(ledger_id) - set("0123456789abcdef") or self.mu_squared < 0:
             raise InvalidInput("books of a join request", value=ledger_id, limit="32 hex digits and a sum from 0")
-        try:
-            protection = Protection(unit=Unit(fields["unit"]), relation=Relation(fields["relation"]))
-        except ValueError as error:
-            raise InvalidInput("protection in a join request", limit="a known unit and relation") from error
-        return cls(ledger_id, check_hash(fields["answer_key"]), spent, protection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinRequest:
+class JoinRequest(Document):
     """What a site sends to the consortium; everything in it is public. Older sites say nothing of their ``books``."""
 
     study: str
@@ -107,10 +83,15 @@ class JoinRequest:
 
     def statement(self) -> bytes:
         """What is signed."""
-        books = {} if self.books is None else {"books": self.books.to_json()}
-        return canonical_bytes(
-            {"join": 1, "node_key": self.node_key, "pool": self.pool, "site": self.site, "study": self.study, **books}
-        )
+        return canonical_bytes({"join": 1, **self.to_json()})
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRequest(Document):
+    """The request as its file holds it; whether the signature holds is checked by :func:`read_request`."""
+
+    request: Annotated[JoinRequest, FLAT]
+    signature: str
 
 
 def write_request(
@@ -120,8 +101,7 @@ def write_request(
     key = load_node_key(node_key)
     request = JoinRequest(study=study, site=site, pool=pool, node_key=node_key_line(key.public_key()), books=books)
     signature = b64encode(key.sign(request.statement(), ec.ECDSA(hashes.SHA384()))).decode()
-    record: dict[str, object] = {"study": study, "site": site, "pool": pool, "node_key": request.node_key}
-    record |= {"signature": signature} if books is None else {"books": books.to_json(), "signature": signature}
+    record = SignedRequest(request, signature).to_json()
     write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
     return request
 
@@ -137,15 +117,11 @@ def read_request(path: Path) -> JoinRequest:
         record = json.loads(data)
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput("join request cannot be read", value=str(path), remedy=remedy) from error
-    kinds: dict[str, type] = dict.fromkeys(("study", "site", "pool", "node_key", "signature"), str)
-    stated = isinstance(record, dict) and "books" in record
-    fields = checked_fields(record, kinds | {"books": dict} if stated else kinds)
-    signature = fields.pop("signature")
-    books = StatedBooks.from_json(fields.pop("books")) if stated else None
-    request = JoinRequest(**fields, books=books)
+    signed = SignedRequest.from_json(record)
+    request = signed.request
     try:
         parse_node_key(request.node_key).verify(
-            b64decode(signature, validate=True), request.statement(), ec.ECDSA(hashes.SHA384())
+            b64decode(signed.signature, validate=True), request.statement(), ec.ECDSA(hashes.SHA384())
         )
     except (InvalidSignature, ValueError) as error:
         raise InvalidInput("signature of the join request", limit="the node key's own", remedy=remedy) from error

@@ -115,6 +115,8 @@ FLAT = _Mark()
 """The fields of this document stand among those of the one it is in."""
 LATER = _Mark()
 """Documents of an earlier version lack this field; its default is what they say."""
+AS_TEXT = _Mark()
+"""This integer is written as its decimal digits: other readers of JSON have 53 bits for a number."""
 
 Sha256 = Annotated[str, check_hash]
 
@@ -150,11 +152,15 @@ class _Form:
         self.reads = [(field.key, field.name, field.kind.json, field.kind.read) for field in self.plain]
         self.json = [field.key for field in self.plain]
         self.writes = [(field.key, field.kind.write) for field in self.plain if field.kind.write is not None]
-        self.optional = frozenset(field.key for field in self.plain if field.may_lack)
+        self.optional: frozenset[str] = frozenset(field.key for field in self.plain if field.may_lack).union(
+            *(form.optional for _, form in self.flat)
+        )
         self.absent = [field.key for field in self.plain if field.may_lack and _optional(hints[field.name])]
         self.keys: frozenset[str] = frozenset(self.stated).union(
             (field.key for field in self.plain), *(form.keys for _, form in self.flat)
         )
+        if self.as_list and (self.writes or self.flat):
+            raise TypeError(f"{cls.__name__}: no list of its values as they are")
         names = [field.name for field in self.plain]
         self.values: Callable[[Any], tuple[Any, ...]] = _values_of(names)
         self.check = None if cls.check is Document.check else cls.check
@@ -193,7 +199,7 @@ class _Form:
                 raise InvalidInput(f"record key {key}", value=type(value).__name__, limit=kind.__name__)
             made[name] = value if read is None else read(value)
         for name, form in self.flat:
-            made[name] = form.read({key: data[key] for key in form.keys})
+            made[name] = form.read({key: data[key] for key in form.keys if key in data})
         return made
 
     def _listed(self, data: Any) -> list[Any]:
@@ -261,7 +267,7 @@ def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 def _kind(hint: Any, what: str) -> _Kind:
     """A type with its marks, as part of the field ``what``."""
     bare, marks = _bare(hint)
-    kind = _bare_kind(bare, what)
+    kind = _DIGITS if AS_TEXT in marks else _bare_kind(bare, what)
     counts = [mark.check for mark in marks if isinstance(mark, Count)]
     checks = [mark for mark in marks if callable(mark)]
     if not counts and not checks:
@@ -363,6 +369,13 @@ def _parse_base64(text: str) -> bytes:
         raise InvalidInput("bytes in a record", limit="base64") from error
 
 
+def _parse_digits(text: str) -> int:
+    if not text.isdecimal() or len(text) > 20 or str(int(text)) != text:
+        raise InvalidInput("number in a record", value=text[:80], limit="its decimal digits")
+    return int(text)
+
+
+_DIGITS = _Kind(str, _parse_digits, str)
 _FORMS: dict[type[Document], _Form] = {}
 _KINDS: dict[Any, _Kind] = {
     str: _Kind(str),

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
@@ -22,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from common.canonical import checked_fields
+from common.document import LATER, Document
 from common.errors import InvalidInput, Refused
 from common.objects import write_atomically
 from common.pki import node_key_line, parse_node_key
@@ -39,13 +40,13 @@ MAX_REMEMBERED = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class AdmittedNode:
+class AdmittedNode(Document):
     """A site, the public node key (``ecdsa-sha2-nistp384 BASE64``) the consortium approved for it, and the Flower node
     id that the key was given; 0 in a list that an earlier version wrote."""
 
     site: str
     key: str
-    node_id: int = 0
+    node_id: Annotated[int, LATER] = 0
 
 
 def read_admitted(path: Path) -> tuple[AdmittedNode, ...]:
@@ -56,12 +57,7 @@ def read_admitted(path: Path) -> tuple[AdmittedNode, ...]:
         return ()
     except ValueError as error:
         raise InvalidInput("list of admitted nodes", value=str(path), limit="JSON") from error
-    kinds: dict[str, type] = {"site": str, "key": str, "node_id": int}
-    return tuple(AdmittedNode(**checked_fields(_with_node_id(record), kinds)) for record in records)
-
-
-def _with_node_id(record: object) -> object:
-    return {"node_id": 0, **record} if isinstance(record, dict) else record
+    return tuple(map(AdmittedNode.from_json, records))
 
 
 def write_admitted(path: Path, nodes: tuple[AdmittedNode, ...]) -> None:
@@ -70,7 +66,7 @@ def write_admitted(path: Path, nodes: tuple[AdmittedNode, ...]) -> None:
         values = [getattr(node, name) for node in nodes]
         if len(set(values)) != len(values):
             raise InvalidInput(f"an admitted node's {name} stands twice", value=sorted(values))
-    records = [{"site": node.site, "key": node.key, "node_id": node.node_id} for node in nodes]
+    records = [node.to_json() for node in nodes]
     write_atomically(path, (json.dumps(records, indent=1) + "\n").encode())
 
 

@@ -17,17 +17,18 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from common.canonical import canonical_bytes, check_hash, checked_fields
+from common.canonical import canonical_bytes
+from common.document import Document, Sha256
 from common.errors import InvalidInput
 from common.ledger.keys import create_sealing_key, hex_bytes, load_sealing_key, public_hex, sync_directory
 
 
 @dataclass(frozen=True, slots=True)
-class SealingNotice:
+class SealingNotice(Document):
     """Codes are to be sealed to ``sealing_key`` in place of any key in ``replaces`` (public keys in hex)."""
 
-    sealing_key: str
-    replaces: tuple[str, ...]
+    sealing_key: Sha256
+    replaces: tuple[Sha256, ...]
     signature: str = ""
 
     def signed(self, key: Ed25519PrivateKey) -> SealingNotice:
@@ -44,24 +45,20 @@ class SealingNotice:
 
     def render(self) -> str:
         """The notice as JSON text; it holds public keys only."""
-        return json.dumps({**self._facts(), "signature": self.signature}, indent=1) + "\n"
+        return json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> SealingNotice:
         """Read what :meth:`render` wrote; the signature is not checked here."""
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            fields = checked_fields(data, {"replaces": list, "sealing_key": str, "signature": str})
-            replaces = tuple(check_hash(key) for key in fields["replaces"])
-            return cls(check_hash(fields["sealing_key"]), replaces, fields["signature"])
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, InvalidInput) as error:
             raise InvalidInput("notice of a sealing key", value=str(path), limit="as the server wrote it") from error
 
-    def _facts(self) -> dict[str, object]:
-        return {"replaces": list(self.replaces), "sealing_key": self.sealing_key}
-
     def _message(self) -> bytes:
-        return b"consilium/sealing-key/v1\0" + canonical_bytes(self._facts())
+        unsigned = self.to_json()
+        del unsigned["signature"]
+        return b"consilium/sealing-key/v1\0" + canonical_bytes(unsigned)
 
 
 def load_sealing_keys(path: Path) -> tuple[X25519PrivateKey, ...]:

@@ -11,10 +11,10 @@ import fcntl
 import json
 import logging
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from common.canonical import checked_fields
+from common.document import Document
 from common.errors import InvalidInput
 from common.objects import write_atomically
 
@@ -25,7 +25,7 @@ STATE_DIR = "CONSILIUM_STATE_DIR"
 
 
 @dataclass(frozen=True, slots=True)
-class KeptPool:
+class KeptPool(Document):
     """A pool whose books lie in ``directory``, begun over the dataset at ``data``; both as absolute, resolved paths."""
 
     pool: str
@@ -76,7 +76,7 @@ class Registry:
             with (self.file.parent / "pools.lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 others = [one for one in self._entries() if one.directory != kept.directory]
-                text = json.dumps([asdict(one) for one in (*others, kept)], indent=1)
+                text = json.dumps([one.to_json() for one in (*others, kept)], indent=1)
                 write_atomically(self.file, (text + "\n").encode(), mode=0o600)
         except (OSError, ValueError, InvalidInput):
             log.warning("event=registry-unwritable file=%s", self.file)
@@ -94,5 +94,4 @@ class Registry:
         document = json.loads(self.file.read_text(encoding="utf-8"))
         if not isinstance(document, list):
             raise InvalidInput("registry of pools", limit="a list")
-        fields: dict[str, type] = dict.fromkeys(("pool", "data", "directory"), str)
-        return [KeptPool(**checked_fields(entry, fields)) for entry in document]
+        return list(map(KeptPool.from_json, document))

@@ -28,6 +28,7 @@ from common.canonical import (
     sha256_bytes,
 )
 from common.config import CodecConfig, Study
+from common.document import Document
 from common.errors import InvalidInput
 from common.registry import registered
 
@@ -38,7 +39,7 @@ _HEADER = "header"
 
 
 @dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(Document):
     """What a codec was made from: the hashes of its public label maps, its seed, and what it was fitted for.
 
     ``noise_std`` is the planned standard deviation of the noise on the **mean** code, in the code's own units.
@@ -60,19 +61,6 @@ class Provenance:
         if not isinstance(self.augmentations, int) or self.augmentations < 0:
             raise InvalidInput("augmentations", value=self.augmentations, limit="an integer from 0")
         check_noise_std(self.noise_std)
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "augmentations": self.augmentations,
-            "label_maps": list(self.label_maps),
-            "noise_std": self.noise_std.hex(),
-            "seed": self.seed,
-        }
-
-    @classmethod
-    def from_json(cls, data: object) -> Provenance:
-        fields = checked_fields(data, {"augmentations": int, "label_maps": list, "noise_std": str, "seed": int})
-        return cls(**{**fields, "noise_std": parse_hex(fields["noise_std"])})
 
 
 @runtime_checkable

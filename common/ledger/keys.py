@@ -107,11 +107,6 @@ def read_public_key(source: str) -> Ed25519PublicKey:
     return key
 
 
-def write_public_key(path: Path, key: Ed25519PublicKey | X25519PublicKey) -> None:
-    """Write a public key as PEM (mode 0644); an existing file is refused."""
-    _write_new(path, key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), mode=0o644)
-
-
 def _raw(text: str) -> bytes:
     if not isinstance(text, str) or len(text) != 64 or set(text) - set("0123456789abcdef"):
         raise InvalidInput("public key", value=text, limit="64 lower-case hex digits")
@@ -119,12 +114,8 @@ def _raw(text: str) -> bytes:
 
 
 def _write_private(path: Path, key: Ed25519PrivateKey | X25519PrivateKey) -> None:
-    _write_new(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600)
-
-
-def _write_new(path: Path, data: bytes, *, mode: int) -> None:
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError as error:
         raise InvalidInput(
             "key file exists", value=str(path), remedy="keep it; move it away yourself to start anew"
@@ -132,8 +123,8 @@ def _write_new(path: Path, data: bytes, *, mode: int) -> None:
     except OSError as error:
         raise InvalidInput("key file cannot be written", value=str(path), remedy="check the folder") from error
     with os.fdopen(descriptor, "wb") as stream:
-        os.fchmod(stream.fileno(), mode)
-        stream.write(data)
+        os.fchmod(stream.fileno(), 0o600)
+        stream.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         stream.flush()
         os.fsync(stream.fileno())
     sync_directory(path.parent)

@@ -13,13 +13,14 @@ import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated, ClassVar
 
-from common.canonical import canonical_bytes, check_hash, checked_fields
+from common.canonical import canonical_bytes, check_hash
 from common.clock import Clock, utc_now
+from common.document import FLAT, Document
 from common.errors import InvalidInput
 from common.objects import write_atomically
 
-DECISION_SCHEMA = 1
 MAX_NOTE_CHARACTERS = 500
 NO_HASH = "0" * 64
 
@@ -32,7 +33,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Document):
     """One line: who decided what about which label (``label`` is its file's SHA-256), and when (UTC, ISO 8601)."""
 
     seq: int
@@ -45,6 +46,16 @@ class Decision:
     note: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Line(Document):
+    """``previous`` is the SHA-256 of the line before."""
+
+    SCHEMA: ClassVar = ("decision", 1)
+
+    decision: Annotated[Decision, FLAT]
+    previous: str
+
+
 def read_decisions(path: Path) -> tuple[Decision, ...]:
     """Every decision in order; a missing file is empty. InvalidInput names the first line that does not hold."""
     try:
@@ -55,18 +66,16 @@ def read_decisions(path: Path) -> tuple[Decision, ...]:
     previous = NO_HASH
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was torn by a crash
         try:
-            fields = checked_fields(json.loads(line), _FIELDS)
-            stated = fields.pop("previous")
-            if fields.pop("schema") != DECISION_SCHEMA or stated != previous or fields["seq"] != number:
+            read = _Line.from_json(json.loads(line))
+            if read.previous != previous or read.decision.seq != number:
                 raise InvalidInput("decision", limit="one that follows from the line before")
-            decision = Decision(**{**fields, "verdict": Verdict(fields["verdict"])})
         except (ValueError, InvalidInput) as error:
             raise InvalidInput(
                 f"decisions file, line {number}",
                 value=path.name,
                 remedy="restore it from a backup; nothing was changed",
             ) from error
-        found.append(decision)
+        found.append(read.decision)
         previous = hashlib.sha256(line).hexdigest()
     return tuple(found)
 
@@ -136,19 +145,8 @@ class DecisionStore:
                 verdict=verdict,
                 note=note,
             )
-            record = {name: getattr(decision, name) for name in Decision.__dataclass_fields__} | {
-                "verdict": str(verdict),
-                "schema": DECISION_SCHEMA,
-                "previous": hashlib.sha256(lines[-1]).hexdigest() if lines else NO_HASH,
-            }
-            stream.write(canonical_bytes(record) + b"\n")
+            line = _Line(decision, hashlib.sha256(lines[-1]).hexdigest() if lines else NO_HASH)
+            stream.write(canonical_bytes(line.to_json()) + b"\n")
             stream.flush()
             os.fsync(stream.fileno())
         return decision
-
-
-_FIELDS: dict[str, type] = {
-    **dict.fromkeys(("time", "user", "study", "volume", "label", "verdict", "note", "previous"), str),
-    "seq": int,
-    "schema": int,
-}

@@ -5,7 +5,6 @@ Refuses to run twice at once, a directory without a study, and a study whose rec
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import json
 import os
@@ -13,10 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from common.canonical import check_hash, checked_fields
+from common.canonical import check_hash
 from common.config import Study, load_study
+from common.document import AS_TEXT, LATER, Document
 from common.errors import ConsiliumError, InvalidInput
 from common.objects import ObjectStore, write_atomically
 
@@ -26,18 +26,18 @@ START_FILE = "start.pt"
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Site(Document):
     """A registered site: its name, its patient pool, the Flower node id its registered key was given, and the Ed25519
     key (hex) of its own ledger, which signs its replies; empty where it was registered without one."""
 
     name: str
     pool: str
-    node_id: int
-    answer_key: str = ""
+    node_id: Annotated[int, AS_TEXT]
+    answer_key: Annotated[str, LATER] = ""
 
 
 @dataclass(frozen=True, slots=True)
-class CodecRecord:
+class CodecRecord(Document):
     """The study's codec: content hash, dimension l, and the planned noise it was fitted for."""
 
     sha256: str
@@ -57,7 +57,7 @@ class Public:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Document):
     """Where the server is: ``host`` and ``port`` as sites call it (the gateway), and SuperLink's port on loopback."""
 
     host: str
@@ -71,6 +71,13 @@ class Endpoint:
     @property
     def objects_url(self) -> str:
         return f"https://{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLedger(Document):
+    """Where the ledger lies that a study shares: another study's directory, seen from its own."""
+
+    directory: str
 
 
 class StudyBusy(ConsiliumError):
@@ -94,12 +101,12 @@ class Workspace:
         if not path.exists():
             return self.root
         record = self._read(LEDGER_RECORD, remedy="restore it: it says where the consortium's ledger lies")
-        shared: str = checked_fields(record, {"directory": str})["directory"]
-        return self.root / shared
+        return self.root / SharedLedger.from_json(record).directory
 
     def share_ledger(self, directory: Path) -> None:
         """Record that another study's directory holds the ledger; for a directory that has none yet."""
-        self._write(LEDGER_RECORD, {"directory": os.path.relpath(directory.resolve(), self.root.resolve())})
+        shared = SharedLedger(os.path.relpath(directory.resolve(), self.root.resolve()))
+        self._write(LEDGER_RECORD, shared.to_json())
 
     @property
     def ledger_file(self) -> Path:
@@ -204,13 +211,7 @@ class Workspace:
     def sites(self) -> tuple[Site, ...]:
         """Registered sites in order of their names."""
         records = self._read("sites.json", remedy="admit sites with `consilium provision approve`")
-        sites = []
-        for record in records:
-            kinds: dict[str, type] = {"name": str, "pool": str, "node_id": str}
-            signs = isinstance(record, dict) and "answer_key" in record  # a site of an earlier version has none yet
-            fields = checked_fields(record, kinds | {"answer_key": str} if signs else kinds)
-            sites.append(Site(**{**fields, "node_id": int(fields["node_id"])}))
-        return tuple(sorted(sites, key=lambda site: site.name))
+        return tuple(sorted(map(Site.from_json, records), key=lambda site: site.name))
 
     def registered(self) -> tuple[Site, ...]:
         """Like :meth:`sites`, and none while none is registered."""
@@ -219,7 +220,7 @@ class Workspace:
     def save_sites(self, sites: tuple[Site, ...]) -> None:
         """Record the sites; what :meth:`check_sites` raises."""
         self.check_sites(sites)
-        self._write("sites.json", [{**dataclasses.asdict(site), "node_id": str(site.node_id)} for site in sites])
+        self._write("sites.json", [site.to_json() for site in sites])
 
     @staticmethod
     def check_sites(sites: tuple[Site, ...]) -> None:
@@ -238,28 +239,26 @@ class Workspace:
         self._write("public.json", list(volumes))
 
     def codec(self) -> CodecRecord:
-        record = self._read("codec.json", remedy="fit one with `consilium codec fit`")
-        return CodecRecord(**checked_fields(record, {"sha256": str, "dimension": int}))
+        return CodecRecord.from_json(self._read("codec.json", remedy="fit one with `consilium codec fit`"))
 
     def save_codec(self, codec: CodecRecord) -> None:
-        self._write("codec.json", {"sha256": codec.sha256, "dimension": codec.dimension})
+        self._write("codec.json", codec.to_json())
 
     def endpoint(self) -> Endpoint:
         copied = not (self.root / "endpoint.json").exists()  # the network's part sees flower/ alone
         record = self._read(
             "flower/endpoint.json" if copied else "endpoint.json", remedy="set it with `consilium provision server`"
         )
-        kinds: dict[str, type] = {"host": str, "port": int, "internal_port": int}
-        named = isinstance(record, dict) and "internal_host" in record  # an earlier version let SuperLink be elsewhere
-        fields = checked_fields(record, kinds | {"internal_host": str} if named else kinds)
-        return Endpoint(**{name: fields[name] for name in kinds})
+        if isinstance(record, dict):
+            record.pop("internal_host", None)  # an earlier version let SuperLink be elsewhere
+        return Endpoint.from_json(record)
 
     def save_endpoint(self, endpoint: Endpoint) -> None:
-        self._write("endpoint.json", dataclasses.asdict(endpoint))
+        self._write("endpoint.json", endpoint.to_json())
 
     def copy_endpoint(self) -> None:
         """Write where the server is into ``flower/``, too."""
-        self._write("flower/endpoint.json", dataclasses.asdict(self.endpoint()))
+        self._write("flower/endpoint.json", self.endpoint().to_json())
 
     def run_id(self) -> int | None:
         """The Flower run last submitted for this study, if any."""

@@ -380,7 +380,7 @@ def test_no_receipt_that_a_server_signs_ends_a_worker_charges_a_site_or_fills_it
 ) -> None:
     world = World(tmp_path)
     site, worker = world.fed.site_ledgers["site-1"], world.fed.workers[101]
-    monkeypatch.setattr("client.ledger.site_ledger.MAX_EVIDENCE_BYTES_A_DAY", 20_000)
+    monkeypatch.setattr("client.ledger.site_receipts.MAX_EVIDENCE_BYTES_A_DAY", 20_000)
     before, size = site.spent(), sum(len(row.body) for row in site.rows())
     for seed in range(4):
         for body in signed_receipts(world, seed):

@@ -76,10 +76,10 @@ def _made(task: VoterTask, report: VoterReport) -> str | None:
 
 def _training_id(task: VoterTask) -> str:
     """What the ledger knows a training by; all of one voter that have no guarantee are one, since they count alike."""
-    from client.training.private.trainer import charge_of
+    from client.training.private.trainer import planned_charge
 
     if task.private is not None:
-        return charge_of(task).training_id
+        return planned_charge(task).training_id
     return digest("plain-training", {"deal": task.deal, "strategy": task.trainer, "voter": task.voter})
 
 
@@ -91,9 +91,9 @@ def _ledger(site_dir: Path) -> SiteLedger:
 
 
 def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: bool) -> None:
-    from client.training.private.trainer import charge_of
+    from client.training.private.trainer import planned_charge
 
-    charge = charge_of(task)
+    charge = planned_charge(task)
     if ledger.has_training(charge.training_id):
         return
     earlier = [one for one in known.private if one.voter == charge.voter or one.deal != charge.deal]

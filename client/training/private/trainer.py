@@ -97,7 +97,7 @@ class Charge:
     event: TrainingEvent
 
 
-def charge_of(task: VoterTask) -> Charge:
+def planned_charge(task: VoterTask) -> Charge:
     """Begin (or find) the task's journal and say what it may spend; trains nothing."""
     trainer = private_trainer(task)
     journal = trainer.open()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from common.canonical import checked_fields
 from common.config import Study
 from common.privacy.mechanism import GRID_BITS, QuerySpec
 from common.protocols.joint.frame import Frame, Observation
@@ -71,7 +70,7 @@ def round_query(
 def frames(public: Public) -> tuple[CodecRecord, ...]:
     """Hash and dimension of every round's frame so far."""
     records = read_record(public.folder / FRAMES, remedy="make the first with `consilium codec fit`")
-    return tuple(CodecRecord(**checked_fields(record, {"sha256": str, "dimension": int})) for record in records)
+    return tuple(CodecRecord.from_json(record) for record in records)
 
 
 def keep_frame(public: Public, frame: Frame, *, after: tuple[CodecRecord, ...]) -> tuple[CodecRecord, ...]:

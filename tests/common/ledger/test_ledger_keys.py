@@ -17,10 +17,10 @@ from common.ledger.keys import (
     load_sealing_key,
     load_signing_key,
     public_hex,
+    public_pem,
     read_public_key,
     sealing_public_key,
     signing_public_key,
-    write_public_key,
 )
 
 
@@ -94,7 +94,7 @@ def test_a_message_never_holds_key_material(path: Path) -> None:
 def test_public_keys_read_from_hex_and_files(path: Path, tmp_path: Path) -> None:
     key = create_signing_key(path)
     text = public_hex(key)
-    write_public_key(tmp_path / "ledger.pub", key.public_key())
+    (tmp_path / "ledger.pub").write_bytes(public_pem(key))
     for source in (text, str(path), str(tmp_path / "ledger.pub")):
         assert public_hex(read_public_key(source)) == text
     for bad in ("", text[:-1], text.upper() + "x", "g" * 64, str(tmp_path / "missing")):

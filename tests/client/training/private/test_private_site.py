@@ -21,7 +21,7 @@ from client.training.private.charge import record_trainings
 from client.training.private.journal import Journal
 from client.training.private.settings import PrivateSettings, defaults
 from client.training.private.teachers import train_privately
-from client.training.private.trainer import charge_of, private_trainer
+from client.training.private.trainer import planned_charge, private_trainer
 from client.training.site import one_after_another, plan_site, train_site
 from client.training.task import VoterTask
 from common.config import TrainingConfig
@@ -279,7 +279,7 @@ def test_a_training_is_charged_before_its_first_step_and_only_once(dataset: Data
         charged = ledger.trainings()
         rows = ledger.head().seq
     assert [one.voter for one in charged.all] == [0, 1]
-    assert all(one.event == charge_of(task).event for one, task in zip(charged.all, planned, strict=True))
+    assert all(one.event == planned_charge(task).event for one, task in zip(charged.all, planned, strict=True))
     one_after_another(planned, lambda place, step, loss: None)
     record_trainings(site, tasks(dataset, site / "teachers", settings()), again=False)
     with ledger_of(site) as ledger:
