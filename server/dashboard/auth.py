@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, ClassVar
 
-from common.canonical import check_schema, checked_fields
+from common.document import Document, Key
 from common.errors import InvalidInput
 from common.objects import write_atomically
 
@@ -42,16 +42,25 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class User(Document):
     """One person; ``salt`` and ``digest`` (hex) are of scrypt with n = 2¹⁵, r = 8, p = 3."""
 
     name: str
     role: Role
-    salt: str
-    digest: str
+    salt: Annotated[str, bytes.fromhex]
+    digest: Annotated[str, bytes.fromhex, Key("scrypt")]
 
     def accepts(self, password: str) -> bool:
         return hmac.compare_digest(_scrypt(password, bytes.fromhex(self.salt)).hex(), self.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Users(Document):
+    """What ``users.json`` holds."""
+
+    SCHEMA: ClassVar = ("users file", USERS_SCHEMA)
+
+    users: tuple[User, ...]
 
 
 _NOBODY = User(name="", role=Role.PRIVACY_OFFICER, salt="00" * 16, digest="00" * 32)
@@ -111,14 +120,8 @@ class UserFile:
         self._save(users)
 
     def _save(self, users: dict[str, User]) -> None:
-        record = {
-            "schema": USERS_SCHEMA,
-            "users": [
-                {"name": user.name, "role": str(user.role), "salt": user.salt, "scrypt": user.digest}
-                for _, user in sorted(users.items())
-            ],
-        }
-        write_atomically(self._path, (json.dumps(record, indent=1) + "\n").encode(), mode=0o600)
+        record = _Users(tuple(user for _, user in sorted(users.items()))).to_json()
+        write_atomically(self._path, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode(), mode=0o600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,15 +256,7 @@ def _token_key(token: str) -> str:
 
 def _parse(text: str) -> dict[str, User]:
     try:
-        document: Any = json.loads(text)
-        fields = checked_fields(document, {"schema": int, "users": list})
-        check_schema("users file", fields["schema"], known=USERS_SCHEMA)
-        users = {}
-        for item in fields["users"]:
-            user = checked_fields(item, {"name": str, "role": str, "salt": str, "scrypt": str})
-            bytes.fromhex(user["salt"]), bytes.fromhex(user["scrypt"])
-            users[user["name"]] = User(user["name"], Role(user["role"]), user["salt"], user["scrypt"])
-        return users
+        return {user.name: user for user in _Users.from_json(json.loads(text)).users}
     except ValueError as error:
         raise InvalidInput(
             "users file", value=str(error), limit="what `consilium dashboard user add` writes"
