@@ -37,7 +37,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from common.envelope import body_of
 from common.errors import ConsiliumError, InvalidInput
 from common.messages import CodesRequest, Several, decode
-from common.wire import pack, unpack
+from common.wire import from_message, to_record
 from common.worker_api import HANDLE, channel_options
 
 OFFER_TIMEOUT_S = 60.0
@@ -54,12 +54,12 @@ app = ClientApp()
 def answer(message: Message, *, socket: Path) -> Message:
     """The worker's reply to a message, or an empty one whatever goes wrong."""
     try:
-        body = unpack(message)
+        body = from_message(message)
         reply = call_worker(socket, body, timeout_s=_timeout_s(body))
     except (ConsiliumError, grpc.RpcError) as error:
         log.warning("event=no-answer cause=%s", type(error).__name__)
         reply = b""
-    return Message(pack(reply), reply_to=message)
+    return Message(to_record(reply), reply_to=message)
 
 
 def call_worker(socket: Path, body: bytes, *, timeout_s: float) -> bytes:

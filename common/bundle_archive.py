@@ -21,7 +21,7 @@ _PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*){0
 _REGULAR_FILE = 0o100644 << 16
 
 
-def pack(files: Mapping[str, bytes]) -> bytes:
+def to_archive(files: Mapping[str, bytes]) -> bytes:
     """The archive of ``files`` by relative path; equal files give equal bytes. InvalidInput for a path not allowed."""
     if not files or len(files) > MAX_FILES:
         raise InvalidInput("files of a bundle", value=len(files), limit=f"1 to {MAX_FILES}")
@@ -34,8 +34,8 @@ def pack(files: Mapping[str, bytes]) -> bytes:
     return stream.getvalue()
 
 
-def unpack(data: bytes) -> dict[str, bytes]:
-    """The files of an archive by relative path; InvalidInput for anything :func:`pack` would not have written."""
+def from_archive(data: bytes) -> dict[str, bytes]:
+    """The files of an archive by relative path; InvalidInput for anything :func:`to_archive` would not have written."""
     files: dict[str, bytes] = {}
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -59,7 +59,7 @@ def unpack(data: bytes) -> dict[str, bytes]:
         struct.error,
     ) as error:
         raise InvalidInput("a bundle's archive cannot be read", remedy="fetch it again") from error
-    if pack(files) != data:
+    if to_archive(files) != data:
         raise InvalidInput("a bundle's archive holds more than its files", limit="the very bytes an export writes")
     return files
 

@@ -11,14 +11,14 @@ MESSAGE_TYPE = "query.consilium"
 MAX_BODY_BYTES = 64 << 20
 
 
-def pack(body: bytes) -> RecordDict:
+def to_record(body: bytes) -> RecordDict:
     """A Flower record that carries ``body``."""
     if len(body) > MAX_BODY_BYTES:
         raise InvalidInput("message body", value=f"{len(body)} bytes", limit=f"{MAX_BODY_BYTES} bytes")
     return RecordDict({RECORD: ConfigRecord({"body": body})})
 
 
-def unpack(message: Message) -> bytes:
+def from_message(message: Message) -> bytes:
     """The body of a Flower message; :class:`InvalidInput` when it carries anything else."""
     content = message.content
     if set(content) != {RECORD}:

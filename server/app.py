@@ -15,7 +15,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from common.errors import InvalidInput
-from common.wire import MESSAGE_TYPE, pack, unpack
+from common.wire import MESSAGE_TYPE, from_message, to_record
 from server.aggregation.relay import FOLDER, Frame, Kind, connect, lifeline, pack_nodes, receive, send
 
 CORE_PATIENCE_S = 60.0
@@ -64,7 +64,7 @@ def relay(core: socket.socket, grid: Grid) -> int:
 def _push(grid: Grid, bodies: dict[int, bytes], *, ttl_s: float) -> dict[str, int]:
     """Send the bodies; the node of each message that went out."""
     messages = [
-        Message(content=pack(body), dst_node_id=node_id, message_type=MESSAGE_TYPE, ttl=ttl_s)
+        Message(content=to_record(body), dst_node_id=node_id, message_type=MESSAGE_TYPE, ttl=ttl_s)
         for node_id, body in bodies.items()
     ]
     return dict(zip(grid.push_messages(messages), bodies, strict=True))
@@ -74,7 +74,7 @@ def _reply(node_id: int, message: Message) -> Frame:
     if message.has_error():
         return Frame(Kind.PROBLEM, node_id, f"flower-{message.error.code}".encode())
     try:
-        return Frame(Kind.REPLY, node_id, unpack(message))
+        return Frame(Kind.REPLY, node_id, from_message(message))
     except InvalidInput:
         return Frame(Kind.PROBLEM, node_id, b"malformed")
 

@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from client.data.layouts import open_for_training
 from client.policy import load_site
 from client.site.books import slots_file
-from client.teachers.comparison import Answer, Comparison, Gone, Missing, codec_of, compare, gone, references
+from client.teachers.comparison import Answer, Comparison, Gone, Missing, Reference, codec_of, compare, gone, references
 from client.teachers.student import STUDENT_DIR
 from client.training.patient_deal import load_slots
 from client.training.site import scans_by_patient
@@ -187,41 +187,55 @@ def evaluate(
     student = scores[STUDENT]
     if not student:
         raise InvalidInput("no usable labelled case", value=len(problems), remedy="see `consilium site train` for why")
+    structures = study.data.labels[1:]
+    comparisons, told_nothing = _compared(found, scores, structures)
+    result = Evaluation(
+        bundle.weights,
+        structures,
+        tuple(student),
+        tuple(problems),
+        native=native,
+        gone=tuple(gone(structures, [score.dice for score in student])),
+        comparisons=tuple(comparisons),
+        missing=(*missing, *told_nothing),
+    )
+    folder = site_dir / "evaluation" / now.strftime("%Y%m%dT%H%M%S.%fZ")
+    folder.mkdir(mode=0o700, parents=True)
+    _write(folder, result, cases={case.id: case for case in cases}, bundle=bundle)
+    return result, folder
+
+
+def _compared(
+    found: Sequence[Reference], scores: Mapping[str, Sequence[CaseScore]], structures: Sequence[str]
+) -> tuple[list[Comparison], list[Missing]]:
+    """The student beside every reference, on the cases that neither was trained on; those that saw every case."""
     comparisons: list[Comparison] = []
+    missing: list[Missing] = []
     for reference in found:
-        unseen = [reference.public or score.part != PARTS[0] for score in student]
+        unseen = [reference.public or score.part != PARTS[0] for score in scores[STUDENT]]
         ours, theirs = (
             [score.dice for score, kept in zip(scores[name], unseen, strict=True) if kept]
             for name in (STUDENT, reference.name)
         )
-        comparisons += compare(reference, study.data.labels[1:], ours, theirs)
+        comparisons += compare(reference, structures, ours, theirs)
         if not ours:
             missing.append(Missing(reference.name, "they were trained on every case here; give others with --data"))
-    result = Evaluation(
-        bundle.weights,
-        study.data.labels[1:],
-        tuple(student),
-        tuple(problems),
-        native=native,
-        gone=tuple(gone(study.data.labels[1:], [score.dice for score in student])),
-        comparisons=tuple(comparisons),
-        missing=tuple(missing),
-    )
-    folder = site_dir / "evaluation" / now.strftime("%Y%m%dT%H%M%S.%fZ")
-    folder.mkdir(mode=0o700, parents=True)
+    return comparisons, missing
+
+
+def _write(folder: Path, result: Evaluation, *, cases: Mapping[str, Case], bundle: Bundle) -> None:
+    """Figures, the page and pictures of the best and the worst case, for the site's user alone."""
     facts = result.to_json()
     write_atomically(
         folder / "evaluation.json", f"{json.dumps(facts, indent=1, allow_nan=False)}\n".encode(), mode=0o600
     )
     write_atomically(folder / "cases.csv", result.to_csv().encode(), mode=0o600)
-    ranked = sorted((s for s in student if not math.isnan(s.mean_dice)), key=lambda score: score.mean_dice)
-    by_id = {case.id: case for case in cases}
+    ranked = sorted((s for s in result.scores if not math.isnan(s.mean_dice)), key=lambda score: score.mean_dice)
     pictures = dict(zip(("worst", "best"), ranked[:1] + ranked[-1:], strict=False))
     for name, score in pictures.items():
-        picture = _picture(by_id[score.case], bundle, title=f"{score.case}: Dice {score.mean_dice:.3f}")
+        picture = _picture(cases[score.case], bundle, title=f"{score.case}: Dice {score.mean_dice:.3f}")
         write_atomically(folder / f"{name}.png", picture, mode=0o600)
     write_atomically(folder / "evaluation.html", _page(facts, list(pictures)).encode(), mode=0o600)
-    return result, folder
 
 
 def load_bundle(bundle: Path, data: DataConfig) -> Bundle:

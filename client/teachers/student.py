@@ -21,7 +21,7 @@ from client.operations.fetch import OnBytes, PublicObjects
 from client.policy import SiteConfig, load_site
 from client.site.books import read_books
 from client.teachers.bundle_values import check_same, read_values, regenerate
-from common.bundle_archive import unpack
+from common.bundle_archive import from_archive
 from common.config import Study, load_study
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import charge_of
@@ -76,7 +76,7 @@ def pull(site_dir: Path, *, out: Path | None = None, on_bytes: OnBytes = lambda 
     archive = objects.get(statement.bundle, on_bytes=bounded)
     if len(archive) != statement.size:
         raise InvalidInput("student's bundle", value=f"{len(archive)} bytes", limit=f"the {statement.size} signed")
-    files = unpack(archive)
+    files = from_archive(archive)
     values = read_values(files)
     _check_facts(values.privacy, statement, study)
     own = regenerate(values, study)

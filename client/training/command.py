@@ -121,7 +121,15 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
     private = options.private.settings(begun=public_start(options.site_dir) is not None)
     dataset = open_for_training(data, study.data, settings)
     with writing_teachers({options.site_dir} if config is None else {options.site_dir, config.books_dir}):
-        tasks = _plan(options, config, study, dataset, private)
+        tasks = site_tasks(
+            options.site_dir,
+            config,
+            study,
+            dataset,
+            trainer=options.private.strategy,
+            private=private,
+            seed=options.seed,
+        )
         for warning in _warnings(study, dataset, tasks, private):
             on_warning(warning)
         record_trainings(options.site_dir, tasks, again=options.again, identity=dataset.patient_identity)
@@ -147,19 +155,27 @@ def _terms(options: TrainOptions) -> tuple[SiteConfig | None, Study, DatasetSett
     return config, load_study(study), settings, data
 
 
-def _plan(
-    options: TrainOptions, config: SiteConfig | None, study: Study, dataset: Dataset, private: PrivateSettings | None
+def site_tasks(
+    directory: Path,
+    config: SiteConfig | None,
+    study: Study,
+    dataset: Dataset,
+    *,
+    trainer: str,
+    private: PrivateSettings | None,
+    seed: int | None,
 ) -> tuple[VoterTask, ...]:
+    """:func:`~client.training.site.plan_site` for a site's directory: its start, its pool's deal and withdrawals."""
     return plan_site(
         dataset,
-        teachers=options.site_dir / "teachers",
+        teachers=directory / "teachers",
         data=study.data,
         recipe=study.teacher,
         voters=study.privacy.voters_per_site,
-        trainer=options.private.strategy,
+        trainer=trainer,
         private=private,
-        start=public_start(options.site_dir),
-        seed=options.seed,
+        start=public_start(directory),
+        seed=seed,
         slots_file=None if config is None else slots_file(config),
         withdrawn=() if config is None else withdrawn(config.books_dir, scans_by_patient(dataset)),
     )

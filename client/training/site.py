@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from client.training.lock import writing
-from client.training.patient_deal import ANOTHER_DIRECTORY, load_or_deal
+from client.training.patient_deal import ANOTHER_DIRECTORY, Slots, load_or_deal
 from client.training.private.settings import PrivateSettings
 from client.training.task import Crash, OnProgress, RunVoters, SiteReport, VoterOutcome, VoterTask, voter_directory
 from client.training.voter import train_voter, trainer_of
@@ -82,27 +82,10 @@ def plan_site(
     network's weights, a seed for patients, fewer patients than voters, and a scan that its table gives to another
     patient than before: all of it is decided by what a person wrote, none of it by what a scan holds.
     """
-    trainer_of(trainer)  # refuses a name that nobody registered
-    check_labels(dataset, data)
-    if seed is not None and not dataset.synthetic:
-        raise InvalidInput(
-            "seed",
-            value=seed,
-            limit="data that Consilium made itself: who knows the seed could tell one patient from another by the deal",
-            remedy="leave it out; patients are dealt at random, once, and the deal is stored",
-        )
-    if start is not None:  # before a private training is charged: weights of another network could not be trained
-        empty = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels))
-        load_weights(start, empty)
+    _check_plan(dataset, data=data, recipe=recipe, trainer=trainer, start=start, seed=seed)
     scans = {patient: ids for patient, ids in scans_by_patient(dataset).items() if patient not in withdrawn}
     slots = load_or_deal(slots_file or teachers / "slots.json", scans, voters=voters, seed=seed)
-    regrouped = sorted({scan for ids in scans.values() for scan in ids} & set(slots.order) - scans.keys())
-    if regrouped:
-        raise InvalidInput(
-            "scans that were dealt as patients of their own and now belong to others",
-            value=regrouped[:3],
-            remedy=f"give each scan the patient it had; for a new grouping {ANOTHER_DIRECTORY}",
-        )
+    _refuse_regrouped(scans, slots)
     tasks = []
     for voter in range(voters):
         patients = tuple((name, scans.get(name, (name,))) for name in slots.part(voter) if not slots.is_empty(name))
@@ -123,6 +106,34 @@ def plan_site(
         )
         tasks.append(task)
     return tuple(tasks)
+
+
+def _check_plan(
+    dataset: Dataset, *, data: DataConfig, recipe: TrainingConfig, trainer: str, start: Path | None, seed: int | None
+) -> None:
+    trainer_of(trainer)  # refuses a name that nobody registered
+    check_labels(dataset, data)
+    if seed is not None and not dataset.synthetic:
+        raise InvalidInput(
+            "seed",
+            value=seed,
+            limit="data that Consilium made itself: who knows the seed could tell one patient from another by the deal",
+            remedy="leave it out; patients are dealt at random, once, and the deal is stored",
+        )
+    if start is not None:  # before a private training is charged: weights of another network could not be trained
+        empty = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels))
+        load_weights(start, empty)
+
+
+def _refuse_regrouped(scans: Mapping[str, tuple[str, ...]], slots: Slots) -> None:
+    """InvalidInput where a scan that was dealt as a patient now belongs to another."""
+    regrouped = sorted({scan for ids in scans.values() for scan in ids} & set(slots.order) - scans.keys())
+    if regrouped:
+        raise InvalidInput(
+            "scans that were dealt as patients of their own and now belong to others",
+            value=regrouped[:3],
+            remedy=f"give each scan the patient it had; for a new grouping {ANOTHER_DIRECTORY}",
+        )
 
 
 def scans_by_patient(dataset: Dataset) -> dict[str, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -98,15 +98,10 @@ def fit(
     """
     _check(images, targets, weights, classes=classes)
     started = time.monotonic()
-    device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=WEIGHT_DECAY)
     share = np.ones(len(images)) if weights is None else weights / weights.mean()
     run = {"identity": _identity(model, images, targets, share, recipe, seed=seed, augment=augment)}
-    step, losses = 0, list[float]()
-    if (saved := load_checkpoint(checkpoint, run=run)) is not None:
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step, losses = int(saved["step"]), list(saved["losses"])
+    step, losses = _resume(checkpoint, run, model, optimizer)
     resumed_from = step
     if recipe.patch and any(n > size for n, size in zip(recipe.patch, images.shape[2:], strict=True)):
         raise InvalidInput("training patch", value=recipe.patch, limit=f"within the grid {images.shape[2:]}")
@@ -118,29 +113,55 @@ def fit(
             group["lr"] = learning_rate(step, recipe)
         picks = batch_of(step, cases=len(images), batch_size=recipe.batch_size, seed=seed)
         image, target = _batch(images, targets, picks, crop, moves, seed=seed, step=step, classes=classes)
-        optimizer.zero_grad()
-        with mixed_precision(device, enabled=recipe.amp):
-            logits = model(image.to(device))
-        each = soft_dice_ce(logits.float(), target.to(device))
-        loss = (each * torch.tensor(share[picks], dtype=each.dtype, device=device)).mean()
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise InvalidInput("training diverged", value=value, remedy="lower the learning rate")
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
-        optimizer.step()
+        losses.append(_descend(model, optimizer, image, target, share[picks], amp=recipe.amp))
         step += 1
-        losses.append(value)
         if checkpoint is not None and (step % CHECKPOINT_EVERY == 0 or step == recipe.steps):
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             save_checkpoint(checkpoint, {"step": step, "losses": losses, **state}, run=run)
         if on_step is not None:
-            on_step(step, value)
+            on_step(step, losses[-1])
     model.eval()
     last = losses[-max(1, recipe.steps // 10) :]
     return FitResult(
         steps=step, loss=math.fsum(last) / len(last), seconds=time.monotonic() - started, resumed_from=resumed_from
     )
+
+
+def _resume(
+    checkpoint: Path | None, run: Mapping[str, object], model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[int, list[float]]:
+    """Load the checkpoint of exactly this run; the steps it has done and their losses."""
+    saved = load_checkpoint(checkpoint, run=run)
+    if saved is None:
+        return 0, []
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    return int(saved["step"]), list(saved["losses"])
+
+
+def _descend(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    image: torch.Tensor,
+    target: torch.Tensor,
+    share: Float[np.ndarray, "b"],
+    *,
+    amp: bool,
+) -> float:
+    """One step on one batch; its loss. InvalidInput where that is not finite."""
+    device = next(model.parameters()).device
+    optimizer.zero_grad()
+    with mixed_precision(device, enabled=amp):
+        logits = model(image.to(device))
+    each = soft_dice_ce(logits.float(), target.to(device))
+    loss = (each * torch.tensor(share, dtype=each.dtype, device=device)).mean()
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise InvalidInput("training diverged", value=value, remedy="lower the learning rate")
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
+    optimizer.step()
+    return value
 
 
 def predict(

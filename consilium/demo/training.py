@@ -12,12 +12,12 @@ from pathlib import Path
 
 from client.data.cases import record_cases, site_dataset
 from client.policy import load_site
-from client.site.books import slots_file, withdrawn, writing_teachers
-from client.site.enrolment import public_start
+from client.site.books import writing_teachers
+from client.training.command import site_tasks
 from client.training.private.charge import record_trained, record_trainings
 from client.training.private.settings import PrivateSettings
 from client.training.side_by_side import side_by_side
-from client.training.site import plan_site, scans_by_patient, site_report
+from client.training.site import site_report
 from client.training.task import Crash, SiteReport, VoterTask
 from common.config import load_study
 from common.data.dataset import Dataset
@@ -91,19 +91,16 @@ def _plan(directory: Path, *, seed: int, private: PrivateSettings | None) -> tup
     config = load_site(directory)
     study = load_study(config.path(config.study))
     dataset = site_dataset(config, study.data)
-    return dataset, plan_site(
+    tasks = site_tasks(
+        directory,
+        config,
+        study,
         dataset,
-        teachers=directory / "teachers",
-        data=study.data,
-        recipe=study.teacher,
-        voters=study.privacy.voters_per_site,
         trainer="standard" if private is None else private.strategy,
         private=private,
-        start=public_start(directory),
         seed=seed if dataset.synthetic else None,
-        slots_file=slots_file(config),
-        withdrawn=withdrawn(config.books_dir, scans_by_patient(dataset)),
     )
+    return dataset, tasks
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from common.bundle_archive import pack
+from common.bundle_archive import to_archive
 from common.clock import Clock, utc_now
 from common.config import Study
 from common.errors import InvalidInput
@@ -50,7 +50,7 @@ def export_student(workspace: Workspace, *, events: EventLog, clock: Clock = utc
     files = export_bundle(
         workspace.bundle_dir, study=study, model=load_student(study, workspace.student_dir), privacy=facts
     )
-    archive = pack({name: (workspace.bundle_dir / name).read_bytes() for name in files})
+    archive = to_archive({name: (workspace.bundle_dir / name).read_bytes() for name in files})
     statement = StudentStatement(
         study_id=study.id,
         bundle=workspace.objects.put(archive),

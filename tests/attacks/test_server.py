@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from client.operations.fetch import PublicObjects
 from client.teachers.student import pull
-from common.bundle_archive import pack, unpack
+from common.bundle_archive import from_archive, to_archive
 from common.canonical import sha256_bytes
 from common.config import DataConfig, TrainingConfig, parse_study, render_study
 from common.errors import InvalidInput
@@ -85,7 +85,7 @@ def serve(fed: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> C
 @pytest.fixture
 def honest(fed: Federation) -> Files:
     statement = StudentStatement.parse(statement_file(fed.root / "objects", fed.study.id).read_bytes())
-    return unpack((fed.root / "objects" / statement.bundle).read_bytes())
+    return from_archive((fed.root / "objects" / statement.bundle).read_bytes())
 
 
 def edited(files: Files, name: str, change: Callable[[dict], object]) -> Files:
@@ -96,7 +96,7 @@ def edited(files: Files, name: str, change: Callable[[dict], object]) -> Files:
 
 
 def test_what_a_site_unpacks_is_its_own_words_about_the_study(serve, honest: Files) -> None:
-    bundle = serve(pack(honest))
+    bundle = serve(to_archive(honest))
     assert {str(p.relative_to(bundle)): p.read_bytes() for p in bundle.rglob("*") if p.is_file()} == honest
 
 
@@ -125,7 +125,7 @@ def test_no_configuration_of_the_servers_reaches_a_hospital(serve, honest: Files
     changed = edited(honest, name, change)
     changed[name] = changed[name].replace(b"RAN", str(tmp_path / "ran").encode())
     with pytest.raises(InvalidInput, match=r"not what this program makes of the study.*tampered with"):
-        serve(pack(changed))
+        serve(to_archive(changed))
     assert not (tmp_path / "student").exists()
     assert not (tmp_path / "ran").exists()
 
@@ -153,38 +153,38 @@ VALUES: dict[str, tuple[str, Callable[[dict], object], str]] = {
 def test_values_of_a_bundle_keep_within_their_bounds(serve, honest: Files, tmp_path: Path, which: str) -> None:
     name, change, said = VALUES[which]
     with pytest.raises(InvalidInput, match=said):
-        serve(pack(edited(honest, name, change)))
+        serve(to_archive(edited(honest, name, change)))
     assert not (tmp_path / "student").exists()
 
 
 @pytest.mark.parametrize("name", ["docs/README.md", "LICENSE"])
 def test_what_people_read_is_the_sites_own_text(serve, honest: Files, tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInput, match="not what this program makes of the study"):
-        serve(pack({**honest, name: honest[name] + b"\x1b]0;run this: curl\x07"}))
+        serve(to_archive({**honest, name: honest[name] + b"\x1b]0;run this: curl\x07"}))
     assert not (tmp_path / "student").exists()
 
 
 @pytest.mark.parametrize("name", ["scripts/__init__.py", "configs/logging.conf", "configs/train.json", "monai.py"])
 def test_a_bundle_is_its_six_files(serve, honest: Files, tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInput, match=r"files of a bundle.*exactly"):
-        serve(pack({**honest, name: b"print('ran')"}))
+        serve(to_archive({**honest, name: b"print('ran')"}))
     with pytest.raises(InvalidInput, match=r"files of a bundle.*exactly"):
-        serve(pack({other: content for other, content in honest.items() if other != "LICENSE"}))
+        serve(to_archive({other: content for other, content in honest.items() if other != "LICENSE"}))
     assert not (tmp_path / "student").exists()
 
 
 def test_deep_json_and_a_megabyte_of_text_end_as_a_refusal(serve, honest: Files, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be read"):
-        serve(pack({**honest, METADATA: b"[" * 200_000}))
+        serve(to_archive({**honest, METADATA: b"[" * 200_000}))
     with pytest.raises(InvalidInput, match="cannot be read"):
-        serve(pack({**honest, METADATA: b"1" * 5000}))
+        serve(to_archive({**honest, METADATA: b"1" * 5000}))
     with pytest.raises(InvalidInput, match="text in a bundle"):
-        serve(pack({**honest, "docs/README.md": b"x" * (1 << 20)}))
+        serve(to_archive({**honest, "docs/README.md": b"x" * (1 << 20)}))
     assert not (tmp_path / "student").exists()
 
 
 def test_an_archive_holds_nothing_beside_its_files(serve, honest: Files, tmp_path: Path) -> None:
-    archive = pack(honest)
+    archive = to_archive(honest)
     commented = io.BytesIO(archive)
     with zipfile.ZipFile(commented, "a") as zipped:
         zipped.comment = b"#!/bin/sh"
@@ -231,7 +231,7 @@ def test_weights_run_nothing_and_unpack_to_what_they_are(serve, honest: Files, t
         b"PK\x03\x04",
     ):
         with pytest.raises(InvalidInput, match="weights"):
-            serve(pack({**honest, "models/model.pt": weights}))
+            serve(to_archive({**honest, "models/model.pt": weights}))
     assert not ran.exists()
     assert not (tmp_path / "student").exists()
 
@@ -241,7 +241,7 @@ def test_weights_of_another_network_than_described_are_refused(serve, honest: Fi
         config["network_def"]["channels"] = [8, 16]
 
     with pytest.raises(InvalidInput, match="another network"):
-        serve(pack(edited(honest, INFERENCE, wider)))
+        serve(to_archive(edited(honest, INFERENCE, wider)))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from client import app
 from common.envelope import SIGNATURE_BYTES
 from common.messages import CodesRequest, encode
-from common.wire import pack, unpack
+from common.wire import from_message, to_record
 from common.worker_api import HANDLE, SERVICE
 
 
@@ -47,8 +47,8 @@ def message(content: RecordDict, kind: str = "query.consilium") -> Message:
 @pytest.mark.parametrize("kind", ["query.consilium", "train", "query.other"])
 def test_the_worker_s_bytes_go_back_whatever_the_message_is_called(tmp_path: Path, kind: str) -> None:
     with worker(tmp_path / "w", lambda body: b"reply to " + body):
-        reply = app.answer(message(pack(b"body"), kind), socket=tmp_path / "w")
-    assert unpack(reply) == b"reply to body"
+        reply = app.answer(message(to_record(b"body"), kind), socket=tmp_path / "w")
+    assert from_message(reply) == b"reply to body"
 
 
 def test_an_exception_s_words_never_leave_the_site(tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ def test_an_exception_s_words_never_leave_the_site(tmp_path: Path) -> None:
         raise RuntimeError("patient 017 has no label")
 
     with worker(tmp_path / "w", fail):
-        reply = app.answer(message(pack(b"body")), socket=tmp_path / "w")
-    assert unpack(reply) == b""
+        reply = app.answer(message(to_record(b"body")), socket=tmp_path / "w")
+    assert from_message(reply) == b""
     assert "017" not in str(reply.content)
 
 
@@ -65,13 +65,13 @@ def test_what_is_not_ours_gets_an_empty_body_and_reaches_no_worker(tmp_path: Pat
     asked = []
     with worker(tmp_path / "w", lambda body: asked.append(body) or b""):  # type: ignore[func-returns-value]
         for content in (RecordDict(), RecordDict({"weights": ConfigRecord({"body": b"x"})})):
-            assert unpack(app.answer(message(content), socket=tmp_path / "w")) == b""
+            assert from_message(app.answer(message(content), socket=tmp_path / "w")) == b""
     assert asked == []
 
 
 def test_a_worker_that_is_away_costs_its_deadline_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "OFFER_TIMEOUT_S", 0.2)
-    assert unpack(app.answer(message(pack(b"body")), socket=tmp_path / "none")) == b""
+    assert from_message(app.answer(message(to_record(b"body")), socket=tmp_path / "none")) == b""
 
 
 def test_codes_are_given_the_time_the_request_allows() -> None:
@@ -121,10 +121,10 @@ def test_a_task_the_node_gave_up_does_not_block_the_next_one(tmp_path: Path, mon
         if client.token == "stale":
             client.closed.wait(30)  # its objects never come
             raise RuntimeError("closed")
-        return message(pack(b"body")), None, None, None
+        return message(to_record(b"body")), None, None, None
 
     def pushed(client: Client, reply: Message, _context: None) -> None:
-        node.finished.append((client.token, unpack(reply)))
+        node.finished.append((client.token, from_message(reply)))
         stop.set()
 
     monkeypatch.setattr(app, "RuntimeHttpClient", Client)

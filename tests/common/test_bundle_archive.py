@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.bundle_archive import pack, unpack
+from common.bundle_archive import from_archive, to_archive
 from common.errors import InvalidInput
 
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,8}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,8}){0,3}", fullmatch=True)
@@ -21,16 +21,16 @@ NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,8}(/[A-Za-z0-9_][A-Za-z0-9_
 
 @given(st.dictionaries(NAMES, st.binary(max_size=40), min_size=1, max_size=6))
 def test_what_is_packed_comes_out_and_the_order_of_files_changes_no_byte(files: dict[str, bytes]) -> None:
-    packed = pack(files)
-    assert unpack(packed) == files
-    assert pack(dict(reversed(files.items()))) == packed
+    packed = to_archive(files)
+    assert from_archive(packed) == files
+    assert to_archive(dict(reversed(files.items()))) == packed
 
 
 def test_the_bytes_depend_on_neither_time_nor_file_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = pack({"a/b": b"1"})
+    before = to_archive({"a/b": b"1"})
     monkeypatch.setattr(time, "localtime", lambda *_: time.struct_time((2040, 1, 1, 0, 0, 0, 0, 1, 0)))
     os.umask(os.umask(0o077))
-    assert pack({"a/b": b"1"}) == before
+    assert to_archive({"a/b": b"1"}) == before
     path = tmp_path / "bundle.zip"
     path.write_bytes(before)
     with zipfile.ZipFile(path) as archive:  # any unzip program can read it
@@ -43,14 +43,14 @@ def test_the_bytes_depend_on_neither_time_nor_file_modes(tmp_path: Path, monkeyp
 )
 def test_a_path_that_could_leave_the_folder_is_refused_on_both_sides(name: str) -> None:
     with pytest.raises(InvalidInput, match="path in a bundle"):
-        pack({name: b"x"})
+        to_archive({name: b"x"})
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         entry = zipfile.ZipInfo("placeholder")
         entry.filename, entry.external_attr = name, (stat.S_IFREG | 0o644) << 16
         archive.writestr(entry, b"x")
     with pytest.raises(InvalidInput):
-        unpack(stream.getvalue())
+        from_archive(stream.getvalue())
 
 
 def test_links_compression_and_doubled_names_are_refused() -> None:
@@ -64,19 +64,19 @@ def test_links_compression_and_doubled_names_are_refused() -> None:
         return stream.getvalue()
 
     regular = stat.S_IFREG | 0o644
-    assert unpack(archive(("a", regular, zipfile.ZIP_STORED))) == {"a": b"/etc/passwd"}
+    assert from_archive(archive(("a", regular, zipfile.ZIP_STORED))) == {"a": b"/etc/passwd"}
     with pytest.raises(InvalidInput, match="plain stored file"):
-        unpack(archive(("a", stat.S_IFLNK | 0o777, zipfile.ZIP_STORED)))
+        from_archive(archive(("a", stat.S_IFLNK | 0o777, zipfile.ZIP_STORED)))
     with pytest.raises(InvalidInput, match="plain stored file"):
-        unpack(archive(("a", regular, zipfile.ZIP_DEFLATED)))
+        from_archive(archive(("a", regular, zipfile.ZIP_DEFLATED)))
     with pytest.warns(UserWarning, match="Duplicate name"):
         doubled = archive(("a", regular, zipfile.ZIP_STORED), ("a", regular, zipfile.ZIP_STORED))
     with pytest.raises(InvalidInput, match="twice"):
-        unpack(doubled)
+        from_archive(doubled)
 
 
 def test_a_damaged_archive_is_refused() -> None:
-    whole = pack({"a": b"0123456789"})
+    whole = to_archive({"a": b"0123456789"})
     for data in (b"", b"PK", whole[:-5], whole.replace(b"0123456789", b"0123456780")):
         with pytest.raises(InvalidInput, match="cannot be read"):
-            unpack(data)
+            from_archive(data)

@@ -27,7 +27,7 @@ from client.operations.fetch import PublicObjects
 from client.policy import load_site
 from client.teachers.evaluation import evaluate
 from client.teachers.student import check_statement, pull
-from common.bundle_archive import pack, unpack
+from common.bundle_archive import from_archive, to_archive
 from common.canonical import sha256_bytes, sha256_file
 from common.config import Study, TrainingConfig, render_study
 from common.data.msd import Case, write_dataset
@@ -240,9 +240,9 @@ def test_nothing_is_unpacked_when_a_check_fails(
     tmp_path: Path,
     lie_about: dict[str, object],
 ) -> None:
-    files = unpack((fed.root / "objects" / statement.bundle).read_bytes())
+    files = from_archive((fed.root / "objects" / statement.bundle).read_bytes())
     facts = json.loads(files["configs/privacy.json"]) | lie_about
-    other = pack({**files, "configs/privacy.json": json.dumps(facts).encode()})
+    other = to_archive({**files, "configs/privacy.json": json.dumps(facts).encode()})
     served = {sha256_bytes(other): other}
     lying = replace(statement, bundle=sha256_bytes(other), size=len(other)).signed(fed.signing_key)
     monkeypatch.setattr(PublicObjects, "statement", lambda self, study_id: lying.render())
