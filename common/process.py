@@ -19,7 +19,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -32,7 +31,6 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from common.errors import DaemonFailed, InvalidInput
-from common.pki import shared
 
 TAG = "CONSILIUM_DAEMON"
 """Environment variable that marks a daemon and all it starts: ``<group>.<number>.``"""
@@ -323,55 +321,6 @@ def executable(name: str) -> str:
     if found := shutil.which(name):
         return os.path.abspath(found)
     raise DaemonFailed(f"the command {name!r} is not installed beside {sys.executable}; to fix: install Consilium anew")
-
-
-def free_ports(count: int, *, host: str = "127.0.0.1") -> tuple[int, ...]:
-    """``count`` distinct TCP ports nobody listens on right now. Another program may still take one before its use."""
-    with contextlib.ExitStack() as held:
-        ports = []
-        for _ in range(count):
-            listener = held.enter_context(socket.socket())
-            listener.bind((host, 0))
-            ports.append(int(listener.getsockname()[1]))
-        return tuple(ports)
-
-
-def free_port(*, host: str = "127.0.0.1") -> int:
-    """One TCP port nobody listens on right now."""
-    return free_ports(1, host=host)[0]
-
-
-def accepts(where: Path | str, port: int = 0) -> bool:
-    """Whether somebody listens: at a Unix socket's path, or on ``port`` of the host ``where``."""
-    try:
-        if isinstance(where, Path):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-                client.settimeout(1.0)
-                client.connect(str(where))
-        else:
-            socket.create_connection((reachable(where), port), timeout=1.0).close()
-    except OSError:
-        return False
-    return True
-
-
-def listen(path: Path) -> socket.socket:
-    """A Unix socket at ``path``, which this user alone can connect to or, in a folder that was given to a group, that
-    group; what lay there before is replaced."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o117 if shared(path.parent) else 0o177)
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(before)
-    listener.listen(2048)
-    return listener
-
-
-def reachable(bind: str) -> str:
-    """The address by which this machine reaches what is bound to ``bind``."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
 
 
 def log_tail(path: Path, *, lines: int = 12, max_bytes: int = 4096) -> str:

@@ -63,7 +63,6 @@ TEXT_SUFFIXES = {".cfg", ".conf", ".css", ".html", ".js", ".json", ".md", ".prot
     "",
 }
 LONG_MODULES = {
-    "common/process.py",
     "consilium/research/utility.py",
     "server/aggregation/aggregator.py",
 }

@@ -25,7 +25,8 @@ from common.canonical import checked_fields
 from common.errors import DaemonFailed, InvalidInput
 from common.objects import write_atomically
 from common.pki import NodeKeys, shared
-from common.process import DaemonSpec, ProcessGroup, accepts, base_env, executable, free_port, proxy_env
+from common.process import DaemonSpec, ProcessGroup, base_env, executable, proxy_env
+from common.sockets import accepts, free_port
 from common.supervision import Kept, Supervisor, json_report
 
 PARTS = ("worker", "node")

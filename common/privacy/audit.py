@@ -95,7 +95,7 @@ class Finding:
         return f"{'ALARM' if self.alarm else 'ok'}  {self.test}: {self.measured:.4g} ({self.meaning} {self.limit:.4g})"
 
 
-class Verdict:
+class AuditOutcome:
     """What every audit's report has in common: its findings, and in words whether the claim stands."""
 
     __slots__ = ()
@@ -122,7 +122,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditReport(Verdict):
+class AuditReport(AuditOutcome):
     """What an audit in memory found."""
 
     study: StudyUnderAudit

@@ -25,7 +25,7 @@ from scipy.stats import chi2
 
 from common.errors import InvalidInput
 from common.privacy.accounting import MAX_EPSILON
-from common.privacy.audit import Finding, Verdict
+from common.privacy.audit import AuditOutcome, Finding
 from consilium.audit.books import allowed, further_findings, liar_findings, life_findings, noise_of
 from consilium.audit.noise import ALPHA, noise_findings, smallest_fault
 from consilium.audit.service import ABSENT, FAILS, Life, Service, World, read_life
@@ -52,7 +52,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceReport(Verdict):
+class ServiceReport(AuditOutcome):
     """What an audit of the running service found."""
 
     subject: Subject

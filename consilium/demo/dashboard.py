@@ -16,7 +16,8 @@ from pathlib import Path
 
 from common.errors import ConsiliumError
 from common.objects import write_atomically
-from common.process import DaemonSpec, ProcessGroup, base_env, free_ports
+from common.process import DaemonSpec, ProcessGroup, base_env
+from common.sockets import free_ports
 from server.dashboard.auth import Role, UserFile
 
 HOST = "127.0.0.1"

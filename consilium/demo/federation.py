@@ -17,7 +17,8 @@ from client.site.enrolment import SiteKit, create_site
 from client.site.registry import Registry
 from common.admission import read_request
 from common.pki import create_node_keys
-from common.process import ProcessGroup, free_ports
+from common.process import ProcessGroup
+from common.sockets import free_ports
 from server.operations import provision
 from server.operations.daemons import register_node, superexec, superlink
 from server.operations.supervisor import core_daemon, fleet_daemon, flower_server, gateway_daemon, prepare_network

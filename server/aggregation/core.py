@@ -24,7 +24,7 @@ from pathlib import Path
 
 from common.errors import ConsiliumError, InvalidInput
 from common.pki import shared
-from common.process import listen
+from common.sockets import listen
 from server.aggregation.aggregator import Reply
 from server.aggregation.pipeline import run_study
 from server.aggregation.relay import Frame, Kind, lifeline, receive, send, unpack_nodes

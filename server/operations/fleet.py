@@ -25,7 +25,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from common.process import listen
+from common.sockets import listen
 from server.operations.exact import ExactPaths
 
 ROUTES = (

@@ -22,7 +22,8 @@ from common.errors import ConsiliumError, DaemonFailed
 from common.events import read_events
 from common.objects import write_atomically
 from common.pki import ServerIdentity
-from common.process import DaemonSpec, ProcessGroup, accepts, base_env, reachable
+from common.process import DaemonSpec, ProcessGroup, base_env
+from common.sockets import accepts, reachable
 from common.supervision import Kept, Supervisor, json_report
 from server.aggregation.relay import SOCKET as CORE_SOCKET
 from server.operations.daemons import (

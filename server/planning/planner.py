@@ -47,7 +47,7 @@ MIN_BITS_PER_QUERY = 1.0
 MAX_HOSPITALS = 10_000
 
 
-class Verdict(StrEnum):
+class Outlook(StrEnum):
     """What the noisy answers can at best contribute; ordered from worst to best by :attr:`rank`."""
 
     PRIOR = "prior"
@@ -56,7 +56,7 @@ class Verdict(StrEnum):
 
     @property
     def rank(self) -> int:
-        return list(Verdict).index(self)
+        return list(Outlook).index(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Plan:
     bits_per_query: float
     explained_at_most: float
     errors: SpectrumErrors | None
-    verdict: Verdict
+    verdict: Outlook
     advice: tuple[str, ...]
 
     @property
@@ -142,9 +142,9 @@ class Plan:
             f"{self.bits_per_query:.2g} an answer, explaining at most {self.explained_at_most:.0%} of their variance"
         )
         return {
-            Verdict.PRIOR: f"The prior does the work: {share}.",
-            Verdict.WEAK: f"Weak: {share}.",
-            Verdict.INFORMATIVE: f"Informative: {share}.",
+            Outlook.PRIOR: f"The prior does the work: {share}.",
+            Outlook.WEAK: f"Weak: {share}.",
+            Outlook.INFORMATIVE: f"Informative: {share}.",
         }[self.verdict]
 
     @property
@@ -301,14 +301,14 @@ def explained_at_most(bits: float, spectrum: Sequence[float]) -> float:
     return max(0.0, 1 - sum(min(v, theta) for v in values) / total)
 
 
-def verdict_of(bits: float, explained: float) -> Verdict:
+def verdict_of(bits: float, explained: float) -> Outlook:
     """The documented thresholds: see the module. NaN, infinite or negative arguments are refused."""
     for what, value in (("bits an answer", bits), ("explained share", explained)):
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < inf:
             raise InvalidInput(what, value=value, limit="a finite number, 0 or above")
     if bits < MIN_BITS_PER_QUERY or explained < PRIOR_BELOW:
-        return Verdict.PRIOR
-    return Verdict.INFORMATIVE if explained >= INFORMATIVE_FROM else Verdict.WEAK
+        return Outlook.PRIOR
+    return Outlook.INFORMATIVE if explained >= INFORMATIVE_FROM else Outlook.WEAK
 
 
 def spectrum_errors(spectrum: Sequence[float], *, noise_variance: float, power: float) -> SpectrumErrors:
@@ -342,7 +342,7 @@ def _known_twice(
 
 
 def _advice(
-    verdict: Verdict,
+    verdict: Outlook,
     power: float,
     shape: Sequence[float],
     limit: Fraction,
@@ -354,11 +354,11 @@ def _advice(
     voters_per_site: int,
 ) -> tuple[str, ...]:
     """What, changed alone, would make the plan informative. P/σ² is (K·m·R/Δ)²·Σμ²/N, so each has a closed form."""
-    if verdict is Verdict.INFORMATIVE:
+    if verdict is Outlook.INFORMATIVE:
         return ()
     needed = _least(
         lambda ratio: (
-            verdict_of(b := capacity_bits(ratio, len(shape)), explained_at_most(b, shape)) is Verdict.INFORMATIVE
+            verdict_of(b := capacity_bits(ratio, len(shape)), explained_at_most(b, shape)) is Outlook.INFORMATIVE
         )
     )
     factor = needed / power

@@ -26,7 +26,8 @@ from common.pki import (
     load_node_key,
     read_node_public_key,
 )
-from common.process import Daemon, DaemonSpec, ProcessGroup, accepts, base_env, free_ports
+from common.process import Daemon, DaemonSpec, ProcessGroup, base_env
+from common.sockets import accepts, free_ports
 
 SUPERLINK = """
 import sys

@@ -21,7 +21,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from common.process import ProcessGroup, free_ports
+from common.process import ProcessGroup
+from common.sockets import free_ports
 from server.operations import fleet, provision
 from server.operations.daemons import FlowerServer, superexec, superlink
 from server.operations.supervisor import fleet_daemon, flower_server, gateway_daemon

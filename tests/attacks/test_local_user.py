@@ -29,7 +29,8 @@ import pytest
 
 from common.events import read_events
 from common.pki import create_authority, create_node_keys, issue_server_certificate
-from common.process import ProcessGroup, free_ports
+from common.process import ProcessGroup
+from common.sockets import free_ports
 from server.operations import provision
 from server.operations.daemons import healthy, list_nodes, register_node, submit, superexec, superlink
 from server.operations.supervisor import fleet_daemon, flower_server, gateway_answers, port_taken, start_run

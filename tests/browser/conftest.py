@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from common.process import free_ports
+from common.sockets import free_ports
 from server.dashboard.auth import Role, UserFile
 from tests.dashboard_study import Recorded, make_study_directory
 

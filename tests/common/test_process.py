@@ -14,17 +14,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import DaemonFailed, InvalidInput
-from common.process import (
-    DaemonSpec,
-    ProcessGroup,
-    Terminated,
-    accepts,
-    base_env,
-    executable,
-    free_port,
-    free_ports,
-    log_tail,
-)
+from common.process import DaemonSpec, ProcessGroup, Terminated, base_env, executable, log_tail
+from common.sockets import accepts, free_port, free_ports
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

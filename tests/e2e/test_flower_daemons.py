@@ -21,7 +21,8 @@ import pytest
 from client.operations.daemons import SiteNode, expect_refused, launcher, supernode
 from common.errors import DaemonFailed
 from common.pki import create_authority, create_node_keys, issue_server_certificate
-from common.process import Daemon, ProcessGroup, executable, free_ports
+from common.process import Daemon, ProcessGroup, executable
+from common.sockets import free_ports
 from common.worker_api import HANDLE, SERVICE
 from server.operations.daemons import (
     FlowerServer,

@@ -19,7 +19,8 @@ import pytest
 from client.operations.daemons import SiteNode, launcher, node_id, supernode, worker
 from common.errors import DaemonFailed, InvalidInput
 from common.pki import NodeKeys, ServerIdentity, create_authority, create_node_keys, issue_server_certificate
-from common.process import DaemonSpec, ProcessGroup, base_env, executable, free_port
+from common.process import DaemonSpec, ProcessGroup, base_env, executable
+from common.sockets import free_port
 from server.operations.daemons import (
     FlowerServer,
     app_dir,

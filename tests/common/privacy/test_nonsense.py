@@ -301,13 +301,13 @@ TAKES_NO_NUMBER = {
     "training.Neighbours",
     "training.TrainingGuarantee",
     "audit.Finding",
-    "audit.Verdict",  # what an audit answers
+    "audit.AuditOutcome",  # what an audit answers
     "audit.AuditReport",
     "mechanism.Unit",
     "mechanism.Relation",
     "mechanism.AccountantName",
     "mechanism.Protection",
-    "planner.Verdict",
+    "planner.Outlook",
     "planner.SpectrumErrors",  # what the planner answers
     "planner.Plan",
     "recommend.Recommendation",

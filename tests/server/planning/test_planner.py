@@ -17,8 +17,8 @@ from scipy import optimize
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from server.planning.planner import (
+    Outlook,
     Plan,
-    Verdict,
     capacity_bits,
     explained_at_most,
     plan,
@@ -49,12 +49,12 @@ def test_the_papers_headline_is_planned_with_its_published_noise_and_fifty_bits_
     result = make()
     assert result.noise_per_coordinate == pytest.approx(1.073343, abs=1e-6)
     assert result.ceiling_bits == pytest.approx(50, abs=0.2)
-    assert result.verdict is Verdict.PRIOR
+    assert result.verdict is Outlook.PRIOR
     assert "80 answers share at most 50 bits" in result.summary
     assert result.queries_left == 80
     assert result.code_norm == 1.0 < result.noise_per_coordinate
     for dimension in (1, 2, 3, 8, 1024):
-        assert make(dimension=dimension).verdict is Verdict.PRIOR
+        assert make(dimension=dimension).verdict is Outlook.PRIOR
 
 
 @pytest.mark.parametrize(("teachers", "bits"), [(16, 200), (32, 801), (64, 3206)])
@@ -147,7 +147,7 @@ def test_the_verdict_never_worsens_with_more_hospitals_more_budget_or_fewer_quer
 def test_following_one_line_of_the_advice_makes_the_plan_informative() -> None:
     spectrum = [0.8**i for i in range(64)]
     base = make(dimension=64, spectrum=spectrum, hospitals=12)
-    assert base.verdict is not Verdict.INFORMATIVE
+    assert base.verdict is not Outlook.INFORMATIVE
     advice = {line.split(":")[0]: line for line in base.advice}
     hospitals = int(advice["hospitals"].split()[1])
     queries = int(advice["queries"].split()[1])
@@ -160,16 +160,16 @@ def test_following_one_line_of_the_advice_makes_the_plan_informative() -> None:
             {"voters_per_site": voters - 1, "protection": PATIENT},
         ),
     ):
-        assert make(dimension=64, spectrum=spectrum, **{"hospitals": 12, **change}).verdict is Verdict.INFORMATIVE
-        assert make(dimension=64, spectrum=spectrum, **{"hospitals": 12, **worse}).verdict is not Verdict.INFORMATIVE
+        assert make(dimension=64, spectrum=spectrum, **{"hospitals": 12, **change}).verdict is Outlook.INFORMATIVE
+        assert make(dimension=64, spectrum=spectrum, **{"hospitals": 12, **worse}).verdict is not Outlook.INFORMATIVE
 
 
 def test_thresholds_are_the_documented_ones() -> None:
-    assert verdict_of(0.99, 0.99) is Verdict.PRIOR
-    assert verdict_of(1.0, 0.2499) is Verdict.PRIOR
-    assert verdict_of(1.0, 0.25) is Verdict.WEAK
-    assert verdict_of(9.0, 0.5999) is Verdict.WEAK
-    assert verdict_of(9.0, 0.60) is Verdict.INFORMATIVE
+    assert verdict_of(0.99, 0.99) is Outlook.PRIOR
+    assert verdict_of(1.0, 0.2499) is Outlook.PRIOR
+    assert verdict_of(1.0, 0.25) is Outlook.WEAK
+    assert verdict_of(9.0, 0.5999) is Outlook.WEAK
+    assert verdict_of(9.0, 0.60) is Outlook.INFORMATIVE
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,59 @@
+"""Who listens: free TCP ports, Unix sockets of one user or group, and whether a port or a socket answers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+from common.pki import shared
+
+
+def free_ports(count: int, *, host: str = "127.0.0.1") -> tuple[int, ...]:
+    """``count`` distinct TCP ports nobody listens on right now. Another program may still take one before its use."""
+    with contextlib.ExitStack() as held:
+        ports = []
+        for _ in range(count):
+            listener = held.enter_context(socket.socket())
+            listener.bind((host, 0))
+            ports.append(int(listener.getsockname()[1]))
+        return tuple(ports)
+
+
+def free_port(*, host: str = "127.0.0.1") -> int:
+    """One TCP port nobody listens on right now."""
+    return free_ports(1, host=host)[0]
+
+
+def accepts(where: Path | str, port: int = 0) -> bool:
+    """Whether somebody listens: at a Unix socket's path, or on ``port`` of the host ``where``."""
+    try:
+        if isinstance(where, Path):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+                client.settimeout(1.0)
+                client.connect(str(where))
+        else:
+            socket.create_connection((reachable(where), port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def listen(path: Path) -> socket.socket:
+    """A Unix socket at ``path``, which this user alone can connect to or, in a folder that was given to a group, that
+    group; what lay there before is replaced."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o117 if shared(path.parent) else 0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen(2048)
+    return listener
+
+
+def reachable(bind: str) -> str:
+    """The address by which this machine reaches what is bound to ``bind``."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
