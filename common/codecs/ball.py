@@ -22,6 +22,7 @@ from math import pi, sqrt
 import numpy as np
 from jaxtyping import Float
 
+from common.canonical import check_integer
 from common.errors import InvalidInput
 
 SLOPE = sqrt(8 / pi)
@@ -68,8 +69,7 @@ def ball_radius(first: Float[np.ndarray, "*shape"], *, length: int) -> Float[np.
     function (Figure 1). Edge cases: any finite o₀, without overflow: −1e308 → 0, 1e308 → 1. NaN, infinity or a length
     outside 1 … 2²⁰ → InvalidInput. Source: Fay et al. 2021, appendix "Activation function".
     """
-    if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= MAX_LENGTH:
-        raise InvalidInput("length of a code", value=length, limit="1 to 2^20")
+    check_integer("length of a code", length, least=1, most=MAX_LENGTH, limit="1 to 2^20")
     wide = np.asarray(first, dtype=np.float64)
     if not np.isfinite(wide).all():
         raise InvalidInput("activation inputs", limit="finite numbers only")

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Annotated, ClassVar
 
-from common.canonical import digest, rational
+from common.canonical import check_integer, digest, rational
 from common.config import Study
 from common.document import FLAT, Document, Key, Sha256
 from common.errors import InvalidInput
@@ -240,6 +240,4 @@ def _number(value: object) -> float:
 
 
 def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInput("number in a record", value=value, limit="an integer from 1")
-    return value
+    return check_integer("number in a record", value, least=1)

@@ -31,6 +31,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 
+from common.canonical import check_integer
 from common.errors import InvalidInput
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection
@@ -162,8 +163,7 @@ def group_mu_squared(mu_squared: Fraction | float, *, size: int) -> Fraction:
     nothing; μ² outside the accountants' range, or a size that is not an integer from 1 to 2²⁰ → InvalidInput.
     Source: triangle inequality on Δ; Dong, Roth & Su 2022, Theorem 2.14 (a μ-GDP mechanism is g·μ-GDP for groups of g).
     """
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 1 << 20:
-        raise InvalidInput("size of a group", value=size, limit="an integer from 1 to 2^20")
+    check_integer("size of a group", size, least=1, most=1 << 20, limit="an integer from 1 to 2^20")
     return _check_mu_squared(_checked_mu_squared(mu_squared) * size**2)
 
 
@@ -201,8 +201,7 @@ class Guarantee:
         _checked_delta(self.delta)
         if self.accountant not in ACCOUNTANTS:
             raise InvalidInput("accountant", value=self.accountant, limit=", ".join(ACCOUNTANTS))
-        if isinstance(self.group, bool) or not isinstance(self.group, int) or self.group < 1:
-            raise InvalidInput("group of a guarantee", value=self.group, limit="an integer from 1")
+        check_integer("group of a guarantee", self.group, least=1)
 
     def __str__(self) -> str:
         together = "" if self.group == 1 else f", {self.group} units together"

@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Float, Int64
 from scipy import stats
 
+from common.canonical import check_integer
 from common.errors import BudgetExceeded, InvalidInput
 from common.privacy.accounting import admits, max_mu_squared
 from common.privacy.calibration import calibrate
@@ -64,8 +65,9 @@ class StudyUnderAudit:
         object.__setattr__(self, "accountant", AccountantName(self.accountant))
         for name, least in (("queries", 2), ("hospitals", 1), ("dimension", 1), ("voters_per_site", 1)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 10_000:
-                raise InvalidInput(f"{name} of an audit", value=value, limit=f"an integer from {least} to 10000")
+            check_integer(
+                f"{name} of an audit", value, least=least, most=10_000, limit=f"an integer from {least} to 10000"
+            )
         radius_int(self.radius)
 
     @property
@@ -220,8 +222,7 @@ def audit(
     runs. Power grows with runs. ``service`` defaults to :func:`memory_service`; ``progress`` is told (done, of) runs.
     Source of the bound: Nasr et al. 2023 (μ-GDP auditing); Clopper & Pearson 1934.
     """
-    if isinstance(runs, bool) or not isinstance(runs, int) or not 20 <= runs <= 1_000_000:
-        raise InvalidInput("runs of an audit", value=runs, limit="an integer from 20 to 1000000")
+    check_integer("runs of an audit", runs, least=20, most=1_000_000, limit="an integer from 20 to 1000000")
     _check_confidence(confidence)
     serve = memory_service(study) if service is None else service
     findings = [_filter_finding(study, serve)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 from math import isqrt
 
+from common.canonical import check_integer
 from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee, guarantee, max_mu_squared
 from common.privacy.gaussian import MAX_NOISE_STD, MIN_NOISE_STD
@@ -83,8 +84,7 @@ def epsilon_of_plan(
 
 
 def _checked_queries(queries: int) -> int:
-    if isinstance(queries, bool) or not isinstance(queries, int) or not 1 <= queries <= MAX_QUERIES:
-        raise InvalidInput("planned queries", value=queries, limit=f"an integer from 1 to {MAX_QUERIES}")
+    check_integer("planned queries", queries, least=1, most=MAX_QUERIES, limit=f"an integer from 1 to {MAX_QUERIES}")
     return queries
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from fractions import Fraction
 from math import floor, inf, isfinite, nextafter, sqrt
 
+from common.canonical import check_integer
 from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee, delta_exact, guarantee
 from common.privacy.figures import delta_text, epsilon_text, percent_text
@@ -90,8 +91,7 @@ def delta_rule(delta: float, *, unit: Unit) -> str:
 def warn_about(delta: float, *, unit: Unit, units: int) -> str | None:
     """A sentence if δ > 1/(10n) for n ``units``: it would allow that one is disclosed whole now and then; else None."""
     _checked_delta(delta)
-    if isinstance(units, bool) or not isinstance(units, int) or units < 1:
-        raise InvalidInput(f"{Unit(unit)}s", value=units, limit="an integer from 1")
+    check_integer(f"{Unit(unit)}s", units, least=1)
     if delta <= 1 / (10 * units):
         return None
     whom = f"{Unit(unit)}{'' if units == 1 else 's'}"

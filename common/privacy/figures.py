@@ -8,6 +8,7 @@ from __future__ import annotations
 from decimal import ROUND_CEILING, Context, Decimal
 from math import isnan
 
+from common.canonical import check_integer
 from common.errors import InvalidInput
 
 _MOST_DECIMALS = 4  # of a percentage: closer to 100 % than that is written as 100 %
@@ -63,8 +64,7 @@ def _checked(what: str, value: float) -> Decimal:
 
 
 def _up(value: Decimal, digits: int) -> Decimal:
-    if isinstance(digits, bool) or not isinstance(digits, int) or not 1 <= digits <= 15:
-        raise InvalidInput("digits to be written", value=digits, limit="an integer from 1 to 15")
+    check_integer("digits to be written", digits, least=1, most=15, limit="an integer from 1 to 15")
     return _short(Context(prec=digits, rounding=ROUND_CEILING).plus(value))
 
 

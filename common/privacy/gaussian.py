@@ -38,6 +38,7 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 from scipy.special import ndtri
 
+from common.canonical import check_integer
 from common.errors import InvalidInput
 
 Sampler: TypeAlias = Callable[[int, Fraction], Int64[np.ndarray, "l"]]
@@ -69,8 +70,7 @@ def rounded_gaussian(size: int, noise_std: Fraction) -> Int64[np.ndarray, "l"]:
 
 def sample(size: int, noise_std: Fraction, *, entropy: Entropy) -> Int64[np.ndarray, "l"]:
     """:func:`rounded_gaussian` reading its random bytes from ``entropy``; production code never calls this directly."""
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_SIZE:
-        raise InvalidInput("number of noise samples", value=size, limit=f"1 to {MAX_SIZE}")
+    check_integer("number of noise samples", size, least=1, most=MAX_SIZE)
     if not isinstance(noise_std, Fraction) or not MIN_NOISE_STD <= noise_std <= MAX_NOISE_STD:
         raise InvalidInput("noise standard deviation", value=noise_std, limit="a rational from 2^-4 to 2^45 grid steps")
     result = np.empty(size, dtype=np.int64)

@@ -11,6 +11,7 @@ from math import isfinite
 import numpy as np
 from jaxtyping import Float, Int64
 
+from common.canonical import check_integer
 from common.errors import InvalidInput
 from common.privacy.mechanism import GRID_BITS
 
@@ -48,8 +49,7 @@ def quantise(code: Float[np.ndarray, "l"], *, radius_int: int) -> Int64[np.ndarr
     through (possible for R above 2²⁶ only), the code is shrunk by 2⁻⁵⁰ and truncated again.
     Edge cases: the zero code stays zero; NaN or infinity → InvalidInput.
     """
-    if isinstance(radius_int, bool) or not isinstance(radius_int, int) or not 1 <= radius_int < 1 << 40:
-        raise InvalidInput("integer radius", value=radius_int, limit="1 to 2^40")
+    check_integer("integer radius", radius_int, least=1, most=(1 << 40) - 1, limit="1 to 2^40")
     scaled = clip(code, radius=radius_int * 2.0**-GRID_BITS) * 2.0**GRID_BITS
     result = np.trunc(scaled).astype(np.int64)
     while not within(result, bound_int=radius_int):
@@ -65,8 +65,7 @@ def within(code: Int64[np.ndarray, "l"], *, bound_int: int) -> bool:
     Edge cases: int64's smallest value is handled (its absolute value is not an int64); an empty or non-vector array,
     or another dtype, is refused rather than judged.
     """
-    if isinstance(bound_int, bool) or not isinstance(bound_int, int) or bound_int < 1:
-        raise InvalidInput("norm bound", value=bound_int, limit="a positive integer")
+    check_integer("norm bound", bound_int, least=1, limit="a positive integer")
     if not isinstance(code, np.ndarray) or code.dtype != np.int64 or code.ndim != 1 or code.size == 0:
         raise InvalidInput("integer code", limit="a non-empty int64 vector")
     peak = max(int(code.max()), -int(code.min()))

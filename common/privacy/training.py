@@ -29,6 +29,7 @@ from typing import ClassVar
 import dp_accounting
 from dp_accounting.pld import PLDAccountant
 
+from common.canonical import check_integer
 from common.document import Document
 from common.errors import InvalidInput
 from common.privacy.accounting import epsilon_exact
@@ -85,8 +86,7 @@ class TrainingEvent(Document):
         for value in (self.noise_multiplier, *self.releases):
             if not isinstance(value, Fraction) or not MIN_MULTIPLIER <= value <= MAX_MULTIPLIER:
                 raise InvalidInput("noise multiplier", value=value, limit="a rational from 1/16 to 10000")
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or not 0 <= self.steps <= MAX_STEPS:
-            raise InvalidInput("training steps", value=self.steps, limit=f"an integer from 0 to {MAX_STEPS}")
+        check_integer("training steps", self.steps, least=0, most=MAX_STEPS, limit=f"an integer from 0 to {MAX_STEPS}")
 
     @property
     def passes(self) -> int:

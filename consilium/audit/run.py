@@ -23,7 +23,7 @@ from unittest import mock
 import numpy as np
 from scipy.stats import chi2
 
-from common.errors import InvalidInput
+from common.canonical import check_integer
 from common.privacy.accounting import MAX_EPSILON
 from common.privacy.audit import AuditOutcome, Finding
 from consilium.audit.books import allowed, further_findings, liar_findings, life_findings, noise_of
@@ -126,8 +126,7 @@ def audit_service(
     ``progress`` is told (done, of) lives. ``stop_at_first_alarm`` ends an audit that has its verdict; ``parts`` of
     :data:`PARTS` are what is done, for a test that knows where a fault must show.
     """
-    if isinstance(draws, bool) or not isinstance(draws, int) or not 1 <= draws <= 100_000_000:
-        raise InvalidInput("draws of an audit", value=draws, limit="1 to 100000000")
+    check_integer("draws of an audit", draws, least=1, most=100_000_000, limit="1 to 100000000")
     audit = _Audit(subject, draws=draws, stops=stop_at_first_alarm, progress=progress or (lambda _done, _of: None))
     steps = {"books": audit.follow_the_books, "exchange": audit.exchange, "noise": audit.measure}
     with suppress(_Verdict):

@@ -23,7 +23,7 @@ from math import ceil, floor, inf, isfinite, log, log1p, log2, sqrt
 
 import numpy as np
 
-from common.canonical import rational
+from common.canonical import check_integer, rational
 from common.codecs.pca import water_fill
 from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee, epsilon_by, epsilon_rdp_library, guarantee, max_mu_squared
@@ -223,8 +223,7 @@ def plan(
     verdict never gets worse with more hospitals, a larger limit on Σμ², or fewer queries.
     Edge cases: no charge is made and nothing is drawn; nonsense is refused with InvalidInput.
     """
-    if isinstance(hospitals, bool) or not isinstance(hospitals, int) or not 1 <= hospitals <= MAX_HOSPITALS:
-        raise InvalidInput("hospitals", value=hospitals, limit=f"an integer from 1 to {MAX_HOSPITALS}")
+    check_integer("hospitals", hospitals, least=1, most=MAX_HOSPITALS, limit=f"an integer from 1 to {MAX_HOSPITALS}")
     bound = radius_int(radius)
     noise_std = calibrate(
         budget=budget,
@@ -277,8 +276,7 @@ def capacity_bits(power_ratio: float, dimension: int) -> float:
     At most P/(2σ²·ln 2) for every l, which it approaches as l grows. Source: Cover & Thomas 2006, Theorem 9.1.1.
     """
     _positive("power ratio", power_ratio)
-    if isinstance(dimension, bool) or not isinstance(dimension, int) or dimension < 1:
-        raise InvalidInput("length of a code", value=dimension, limit="an integer from 1")
+    check_integer("length of a code", dimension, least=1)
     return dimension / 2 * log1p(power_ratio / dimension) / log(2)
 
 

@@ -11,6 +11,7 @@ from fractions import Fraction
 import numpy as np
 from jaxtyping import Float, Int64
 
+from common.canonical import check_integer
 from common.codecs import Codec
 from common.errors import InvalidInput
 from common.privacy.mechanism import GRID_BITS
@@ -38,8 +39,7 @@ def decode_answer(
 
 def mean_noise_std(noise_std_int: Fraction, *, voters: int) -> float:
     """Standard deviation of the noise on the mean code, in the code's units: σ_int / (voters · 2¹⁶)."""
-    if isinstance(voters, bool) or not isinstance(voters, int) or voters < 1:
-        raise InvalidInput("voters", value=voters, limit="an integer from 1")
+    check_integer("voters", voters, least=1)
     if not isinstance(noise_std_int, Fraction) or noise_std_int <= 0:
         raise InvalidInput("noise standard deviation", value=noise_std_int, limit="a positive rational")
     return float(noise_std_int / (voters << GRID_BITS))
