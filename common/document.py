@@ -172,7 +172,7 @@ class _Form:
         for key, write in self.writes:
             made[key] = write(made[key])
         if self.stated:
-            made |= self.stated
+            made = self.stated | made
         for key in self.absent:
             if made[key] is None:
                 del made[key]

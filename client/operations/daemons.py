@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client.policy import load_site
-from common.canonical import checked_fields
+from common.document import Document
 from common.errors import DaemonFailed, InvalidInput
 from common.objects import write_atomically
 from common.pki import NodeKeys, shared
@@ -229,23 +229,33 @@ def _make_socket_folder(folder: Path) -> None:
         os.umask(before)
 
 
+@dataclass(frozen=True, slots=True)
+class NodeLink(Document):
+    """What a site's node is told of ``site.toml``."""
+
+    site: str
+    superlink: str
+
+
 def write_link(site_dir: Path) -> None:
     """Tell the node's part what it needs of ``site.toml``: the site's name and the server's address."""
     config = load_site(site_dir)
-    record = {"site": config.site, "superlink": config.server.superlink}
-    write_atomically(site_dir / "node" / "link.json", (json.dumps(record, indent=1) + "\n").encode())
+    link = NodeLink(config.site, config.server.superlink)
+    write_atomically(site_dir / "node" / "link.json", (json.dumps(link.to_json(), indent=1) + "\n").encode())
 
 
 def site_node(folder: Path, *, socket: Path, port: int = 0) -> SiteNode:
     """A site's SuperNode from its folder ``node/`` alone; ``port`` 0 chooses a free one."""
     try:
-        link = json.loads((folder / "link.json").read_text(encoding="utf-8"))
+        record = json.loads((folder / "link.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidInput(
             "link.json of the node", value=str(folder), remedy="start the worker's part first"
         ) from error
+    link = NodeLink.from_json(record)
     return SiteNode(
-        **checked_fields(link, {"site": str, "superlink": str}),
+        site=link.site,
+        superlink=link.superlink,
         folder=folder,
         root_certificates=folder / "ca.crt",
         keys=NodeKeys(private=folder / "keys" / "node", public=folder / "keys" / "node.pub"),

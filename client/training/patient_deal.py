@@ -29,10 +29,12 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from common.canonical import check_hash, checked_fields, digest
+from common.canonical import digest
+from common.document import Between, Document, Sha256
 from common.errors import InvalidInput
 from common.objects import write_atomically
 
@@ -57,16 +59,22 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class Slots(Document):
     """``order[i]`` is the patient in slot i, named by the case where nothing says whose scan it is; ``seed`` seeds the
     voters' training. ``withdrawn`` holds (slot, subject) of the patients who were taken out, ``key`` (in
     hex) what subjects are hashed under."""
 
+    SCHEMA: ClassVar = ("slots file", SLOTS_SCHEMA)
+
     seed: int
-    voters: int
+    voters: Annotated[int, Between("voters", 1)]
     order: tuple[str, ...]
-    key: str = field(default="", compare=False, repr=False)
-    withdrawn: tuple[tuple[int, str], ...] = ()
+    key: Sha256 = field(default="", compare=False, repr=False)
+    withdrawn: tuple[tuple[int, Sha256], ...] = ()
+
+    def check(self) -> None:
+        if len(set(self.order)) != len(self.order):
+            raise InvalidInput("slots file", limit="every case in one slot")
 
     def subject(self, case: str) -> str:
         """HMAC-SHA256 of a case's name under this file's key: without the key it cannot be tried out on names."""
@@ -167,41 +175,15 @@ def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | 
 
 def save_slots(path: Path, slots: Slots) -> None:
     """Store the slots (mode 0600), whole or not at all."""
-    record = {
-        "schema": SLOTS_SCHEMA,
-        "seed": slots.seed,
-        "voters": slots.voters,
-        "order": list(slots.order),
-        "key": slots.key,
-        "withdrawn": [list(item) for item in slots.withdrawn],
-    }
-    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode(), mode=0o600)
+    write_atomically(path, (json.dumps(slots.to_json(), indent=1) + "\n").encode(), mode=0o600)
 
 
 def load_slots(path: Path) -> Slots:
     """Read stored slots; a file of schema 1, which knew no withdrawal, gets a key."""
-    kinds: dict[str, type] = {"schema": int, "seed": int, "voters": int, "order": list}
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(document, dict) and document.get("schema") == 1:
             document |= {"schema": SLOTS_SCHEMA, "key": secrets.token_hex(32), "withdrawn": []}
-        record = checked_fields(document, {**kinds, "key": str, "withdrawn": list})
-        withdrawn = tuple((int(slot), check_hash(subject)) for slot, subject in record["withdrawn"])
-        check_hash(record["key"])
-    except (OSError, ValueError, TypeError, InvalidInput) as error:
+        return Slots.from_json(document)
+    except (OSError, ValueError, InvalidInput) as error:
         raise InvalidInput("slots file cannot be read", value=path.name, remedy="restore it from a backup") from error
-    order = record["order"]
-    if (
-        record["schema"] != SLOTS_SCHEMA
-        or record["voters"] < 1
-        or not all(isinstance(name, str) for name in order)
-        or len(set(order)) != len(order)
-    ):
-        raise InvalidInput("slots file", value=path.name, limit=f"schema {SLOTS_SCHEMA}, every case in one slot")
-    return Slots(
-        seed=record["seed"],
-        voters=record["voters"],
-        order=tuple(order),
-        key=record["key"],
-        withdrawn=withdrawn,
-    )
