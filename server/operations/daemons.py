@@ -144,8 +144,6 @@ def prepare(server: FlowerServer) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not given:
             folder.chmod(0o700)
-        elif folder is not server.folder:
-            folder.chmod(0o2770)
     server.client.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_config(server)
     for path, secret in ((server.secret, secrets.token_bytes(32)), (server.operator_secret, _hex_secret())):
