@@ -16,13 +16,14 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from road_utility import deal, load_cases
 
 from common.codecs import fit_codec, shapes
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
 from common.data.msd import read_dataset
 from common.metrics import mean_dice
+from consilium.research.roles import load_cases
 
+MAPS, PUBLIC, VALIDATION = 24, 16, 10
 NOISY = 3  # draws of the noise a map
 
 
@@ -42,10 +43,12 @@ def main() -> None:
         privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=16, quorum=8),
         codec=CodecConfig(name=args.codec, max_dimension=args.dimension),
     )
-    roles, _ = deal(load_cases(args.data, data), seed=0)
-    others = np.concatenate([roles["validation"].labels, roles["public"].labels])
+    labels = load_cases(args.data, data).labels
+    order = np.random.default_rng([0, 0]).permutation(len(labels))
+    maps, public, validation = np.split(labels[order], np.cumsum([MAPS, PUBLIC, VALIDATION]))[:3]
+    others = np.concatenate([validation, public])
     started = time.process_time()
-    codec = fit_codec(study, list(roles["maps"].labels), noise_std=args.noise, seed=args.seed)
+    codec = fit_codec(study, list(maps), noise_std=args.noise, seed=args.seed)
     seconds = time.process_time() - started
     codes = np.stack([codec.encode(shapes.one_hot(label_map, labels=len(names))) for label_map in others])
     rng = np.random.default_rng(1)

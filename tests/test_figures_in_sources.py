@@ -27,7 +27,6 @@ ROUNDED = re.compile(r"[.\d,]*[eEfFgGn%]$|\.\d+$")
 KEYS_OF_CELLS = {
     "consilium/research/cells.py:id",
     "consilium/research/volumes.py:id",
-    "consilium/research/utility.py:name",
 }
 """Functions that make a file's name out of a setting: names that must stay what they were."""
 

@@ -103,8 +103,9 @@ def utility(
     from common.data.msd import read_dataset
     from consilium.research.jobs import ABLATION, Job, run_jobs
     from consilium.research.roles import patients_a_site
+    from consilium.research.setting import Setting
     from consilium.research.table import ablation_summary, render, render_ablation, summary
-    from consilium.research.utility import OFFSETS, PARTS, Setting
+    from consilium.research.utility import OFFSETS, PARTS
     from server.planning.recommend import recommend
 
     if voters is None:
@@ -179,7 +180,7 @@ def poison(
     from common.config import TrainingConfig
     from consilium.research.jobs import POISON, Job, run_jobs
     from consilium.research.poison import poison_summary, render_poison
-    from consilium.research.utility import Setting
+    from consilium.research.setting import Setting
 
     setting = Setting(
         recipe="joint",

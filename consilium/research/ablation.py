@@ -7,21 +7,30 @@ volume, which has none of these ideas.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 
 from common.canonical import sha256_bytes
 from common.config import TrainingConfig
 from common.errors import InvalidInput
-from common.objects import write_atomically
-from common.protocols.joint.frame import plan_frame
-from consilium.research.utility import RECIPE, Bench
+from common.privacy.mechanism import QuerySpec
+from common.privacy.quantise import quantise
+from common.privacy.release import noisy_sum
+from common.protocols.joint.frame import Frame, plan_frame
+from consilium.research.asked import Drawn, Vote, ask
+from consilium.research.bench import Bench
+from consilium.research.kept import array_hash
+from consilium.research.setting import RECIPE
+from consilium.research.utility import Asked
+from server.protocols.joint.belief import believed
 from server.protocols.joint.kernel import coordinates
-from server.protocols.joint.student import RESIDUAL, SPREAD, TEMPERATURE, Start, codes_of, refine
+from server.protocols.joint.rounds import observation, round_query
+from server.protocols.joint.student import RESIDUAL, SPREAD, TEMPERATURE, Start, codes_of
+from server.study.workspace import CodecRecord
 
 FROM_SCRATCH = TrainingConfig(steps=200, learning_rate=1e-2)
 """What a teacher needs that does not begin from the public start."""
@@ -65,11 +74,9 @@ def student(bench: Bench, name: str) -> float:
         bench = bench.at(setting := replace(setting, rounds=variant.rounds))
     if setting.recipe != "joint":
         raise InvalidInput("recipe of an ablation", value=setting.recipe, limit="joint")
-    path = bench.file(f"variant-{name}", [repr(setting), repr(variant), bench.seed, RECIPE], ".json")
-    if not path.exists():
-        dice = _single(bench) if not variant.joint else _joint(bench, variant)
-        write_atomically(path, json.dumps(dice).encode())
-    return float(json.loads(path.read_text()))
+    parts = [repr(setting), repr(variant), bench.seed, RECIPE]
+    make = partial(_joint, bench, variant) if variant.joint else partial(_single, bench)
+    return bench.kept.number(f"variant-{name}", parts, make)
 
 
 def ablate(bench: Bench, report: Callable[[str], None]) -> dict[str, float]:
@@ -83,7 +90,7 @@ def ablate(bench: Bench, report: Callable[[str], None]) -> dict[str, float]:
 
 def _single(bench: Bench) -> float:
     other = bench.at(replace(bench.setting, recipe="pca", teacher=FROM_SCRATCH))
-    return other.single("student", other.codes(other.teachers(None)))["student"]
+    return Asked(other, None, other.codes(other.teachers(None))).arm("student")["student"]
 
 
 def _joint(bench: Bench, variant: Variant) -> float:
@@ -95,20 +102,55 @@ def _joint(bench: Bench, variant: Variant) -> float:
         teachers = bench.at(replace(bench.setting, teacher=FROM_SCRATCH)).teachers(None)
     codes = bench.codes(teachers, temperature=variant.temperature)
     centre = codes_of(start.model, bench.images, codec, temperature=variant.temperature)
-    noise_std = bench.mechanism(1)[1]
     frame = plan_frame(
         kernel=_kernel(bench, variant, start, codec.powers),
         centre=centre if variant.centred else np.zeros_like(centre),
         variances=codec.powers,
         residual=RESIDUAL if variant.centred else 1.0,
         temperature=variant.temperature,
-        noise_std=noise_std,
+        noise_std=bench.noise_std,
         radius=bench.study.codec.radius,
         codec=sha256_bytes(codec.to_bytes()),
     )
-    final = bench.believed(frame, codes, kind=f"joint-{variant.what}", shrunk=variant.shrunk)
-    model = refine(start.model, bench.images, codec, final, bench.setting.student, seed=bench.seed + 100)
-    return bench.dice(model, bench.roles.held_out)
+    return bench.taught(start, (_told if variant.shrunk else _unshrunk)(bench, variant, start, frame, codes))
+
+
+def _told(
+    bench: Bench, variant: Variant, start: Start, frame: Frame, codes: Float[np.ndarray, "k n l"]
+) -> Float[np.ndarray, "n l"]:
+    """The volumes' codes after all rounds that begin with this frame."""
+    vote: Vote = lambda encoder, _query, voter: encoder.of_voter(codes[voter])  # noqa: E731
+    with bench.asking(start, frame) as public:
+        answers = ask(public, vote, voters=len(codes), draw=partial(_drawn, bench, variant))
+        return believed(public, answers)[1]
+
+
+def _unshrunk(
+    bench: Bench, variant: Variant, start: Start, frame: Frame, codes: Float[np.ndarray, "k n l"]
+) -> Float[np.ndarray, "n l"]:
+    """The same where every round takes what it observes as it is: the one thing that no protocol does."""
+    study = bench.study
+    for number in range(1, bench.setting.rounds + 1):
+        query = round_query(
+            study,
+            codec=CodecRecord(frame.codec, bench.codec.dimension),
+            volumes=[array_hash(image) for image in bench.images],
+            frame=CodecRecord(sha256_bytes(frame.to_bytes()), frame.dimension),
+            number=number,
+        )
+        votes = [quantise(frame.encode(each), radius_int=query.mechanism.radius_int) for each in codes]
+        seen = observation(Drawn(query, _drawn(bench, variant, query, votes), len(codes)), frame)
+        final = frame.estimate(replace(seen, variance=np.zeros_like(seen.variance)))
+        frame = replace(frame.after(seen, noise_std=bench.noise_std, radius=study.codec.radius), centre=final)
+    return final
+
+
+def _drawn(
+    bench: Bench, variant: Variant, query: QuerySpec, votes: Sequence[Int64[np.ndarray, "d"]]
+) -> Int64[np.ndarray, "d"]:
+    """A noisy sum of the variant's own, drawn once."""
+    parts = [repr(bench.setting), variant.what, bench.seed, query.id, array_hash(*votes)]
+    return bench.kept.array("release", parts, lambda: noisy_sum(votes, query.mechanism))
 
 
 def _kernel(bench: Bench, variant: Variant, start: Start, powers: Float[np.ndarray, "l"]) -> Float[np.ndarray, "k k"]:

@@ -23,9 +23,11 @@ from common.config import DataConfig
 from common.data.msd import read_dataset
 from common.errors import InvalidInput
 from consilium.research.ablation import ablate
+from consilium.research.bench import Bench
 from consilium.research.poison import measure
 from consilium.research.roles import ROTATIONS, deal_roles, load_cases
-from consilium.research.utility import Bench, Setting
+from consilium.research.setting import Setting
+from consilium.research.utility import run_part
 
 ABLATION = "ablation"
 POISON = "poison"
@@ -101,7 +103,7 @@ def run_job(job: Job) -> dict[str, float]:
         case "poison":
             return measure(bench, report)
         case part:
-            return bench.run_part(part, report)
+            return run_part(bench, part, report)
 
 
 @lru_cache(maxsize=ROTATIONS)

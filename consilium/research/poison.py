@@ -8,7 +8,6 @@ a run that was stopped goes on. Refuses the recipe with one query a volume.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,18 +23,20 @@ from rich.table import Table
 from common.canonical import sha256_bytes
 from common.errors import InvalidInput
 from common.models.fit import predict
-from common.models.unet import weights_to_bytes
-from common.objects import write_atomically
 from common.privacy.gaussian import rounded_gaussian
-from common.privacy.mechanism import GRID_BITS
-from common.privacy.quantise import quantise
+from common.privacy.mechanism import QuerySpec
 from common.privacy.release import noisy_sum
+from common.protocols.base import Encoder
 from common.protocols.joint.frame import Frame, sharpen
+from common.protocols.joint.site import FrameEncoder
+from consilium.research.asked import ask as ask_study
+from consilium.research.bench import Bench
+from consilium.research.kept import Cell, weights_hash
+from consilium.research.setting import Setting, settings_json
 from consilium.research.table import heading, interval, paired
-from consilium.research.utility import Bench, Setting, settings_json
-from server.protocols.joint.belief import labels_of
+from server.protocols.joint.belief import believed, labels_of, surprise
 from server.protocols.joint.plausible import Plausible
-from server.protocols.joint.student import TEMPERATURE
+from server.protocols.joint.student import TEMPERATURE, Start
 from server.protocols.student import score
 
 MOST_POISONED = 2
@@ -101,27 +102,25 @@ class Outcome:
     plausible: Plausible
 
 
-def ask(bench: Bench, frame: Frame, vote: Vote, *, draw: int) -> Outcome:
+def ask(bench: Bench, start: Start, frame: Frame, vote: Vote, *, draw: int) -> Outcome:
     """All rounds with these votes: clipped, summed and noised by the production functions, read as the server does."""
-    setting, radius = bench.setting, bench.study.codec.radius
-    voters = setting.hospitals * setting.voters
-    surprise, dimension = 0.0, 0
-    for number in range(1, setting.rounds + 1):
-        mechanism, noise_std = bench.mechanism(frame.dimension)
-        codes = [quantise(vote(frame, voter), radius_int=mechanism.radius_int) for voter in range(voters)]
-        answer = noisy_sum(codes, mechanism, sampler=partial(_noise, bench, number, draw))
-        seen = frame.read(answer / (voters * 2.0**GRID_BITS), noise_std=noise_std)
-        surprise, dimension = surprise + frame.surprise(seen), dimension + frame.dimension
-        believed = frame.estimate(seen)
-        if number < setting.rounds:
-            frame = frame.after(seen, noise_std=noise_std, radius=radius)
-    return Outcome(believed, Plausible(surprise, dimension))
+
+    def sent(encoder: Encoder, _query: QuerySpec, voter: int) -> Float[np.ndarray, "d"]:
+        assert isinstance(encoder, FrameEncoder)
+        return vote(encoder.frame, voter)
+
+    def noised(query: QuerySpec, votes: Sequence[Int64[np.ndarray, "d"]]) -> Int64[np.ndarray, "d"]:
+        return noisy_sum(votes, query.mechanism, sampler=partial(_noise, bench, query.round, draw))
+
+    with bench.asking(start, frame) as public:
+        answers = ask_study(public, sent, voters=bench.voters, draw=noised)
+        return Outcome(believed(public, answers)[1], Plausible(*surprise(public, answers)))
 
 
 def _noise(bench: Bench, number: int, draw: int, size: int, noise_std: Fraction) -> Int64[np.ndarray, "d"]:
     """One draw for a round, shared by all arms."""
     parts = [repr(bench.setting), bench.seed, number, draw, size, noise_std]
-    return bench.kept("poison-noise", parts, partial(rounded_gaussian, size, noise_std))
+    return bench.kept.array("poison-noise", parts, partial(rounded_gaussian, size, noise_std))
 
 
 def measure(bench: Bench, report: Callable[[str], None]) -> dict[str, float]:
@@ -138,44 +137,43 @@ def measure(bench: Bench, report: Callable[[str], None]) -> dict[str, float]:
     report("frame")
     frame = bench.frame(start)
     erased = np.stack([_erased(bench, model) for model in teachers[: MOST_POISONED * setting.voters]])
-    path = bench.file("poison", [repr(setting), bench.seed, sha256_bytes(frame.to_bytes()), DRAWS], ".json")
-    done: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    parts = [repr(setting), bench.seed, sha256_bytes(frame.to_bytes()), DRAWS]
+    cell = Cell(bench.kept.file("poison", parts, ".json"))
 
     def keep(name: str, each: Sequence[Float[np.ndarray, "n l"]], *, warned: float) -> None:
         values = {
-            "labels": float(np.mean([_labels(bench, believed) for believed in each])),
+            "labels": float(np.mean([_labels(bench, codes) for codes in each])),
             "student": bench.taught(start, each[0]),
             "warned": warned,
         }
-        done.update({f"{name}-{what}": value for what, value in values.items()})
-        write_atomically(path, (json.dumps(done, indent=1) + "\n").encode())
+        cell.add({f"{name}-{what}": value for what, value in values.items()})
 
     arms = {"honest": ("erase", 0)}
     arms |= {f"{attack}-{n}": (attack, n) for n in range(1, MOST_POISONED + 1) for attack in ATTACKS}
-    if "public-student" not in done:
+    if "public-student" not in cell.values():
         report("public")
         keep("public", [start.codes], warned=0.0)
     for name, (attack, sites) in arms.items():
-        if f"{name}-student" in done:
+        if f"{name}-student" in cell.values():
             continue
         report(name)
         poisoned = erased[: sites * setting.voters]
         vote = attack_by(attack, codes=codes, erased=poisoned, radius=bench.study.codec.radius)
-        outcomes = [ask(bench, frame, vote, draw=draw) for draw in range(DRAWS)]
+        outcomes = [ask(bench, start, frame, vote, draw=draw) for draw in range(DRAWS)]
         warned = float(np.mean([bool(outcome.plausible.warnings) for outcome in outcomes]))
         keep(name, [outcome.codes for outcome in outcomes], warned=warned)
-    return done
+    return cell.values()
 
 
-def _labels(bench: Bench, believed: Float[np.ndarray, "n l"]) -> float:
-    labels = labels_of(bench.codec, believed).argmax(axis=1).astype(np.uint8)
-    return score(labels, bench.roles.public.labels, bench.study_classes).mean
+def _labels(bench: Bench, codes: Float[np.ndarray, "n l"]) -> float:
+    labels = labels_of(bench.codec, codes).argmax(axis=1).astype(np.uint8)
+    return score(labels, bench.roles.public.labels, bench.classes).mean
 
 
 def _erased(bench: Bench, model: torch.nn.Module) -> Float[np.ndarray, "n l"]:
-    structure = bench.study_classes - 1
-    name = [bench.codec_hash, sha256_bytes(weights_to_bytes(model)), len(bench.images), TEMPERATURE, structure]
-    return bench.kept("codes-erased", name, partial(erased_codes, model, bench, structure=structure))
+    structure = bench.classes - 1
+    name = [bench.codec_hash, weights_hash(model), len(bench.images), TEMPERATURE, structure]
+    return bench.kept.array("codes-erased", name, partial(erased_codes, model, bench, structure=structure))
 
 
 def poison_summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any]:

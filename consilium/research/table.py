@@ -17,7 +17,7 @@ from scipy.stats import t as student_t
 
 from common.privacy.figures import delta_text, epsilon_text
 from consilium.research.ablation import VARIANTS
-from consilium.research.utility import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise, settings_json
+from consilium.research.setting import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise, settings_json
 from server.planning.recommend import predicted_gain
 from server.protocols.controls import CONTROLS
 

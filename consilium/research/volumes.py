@@ -32,8 +32,9 @@ from common.models.fit import predict
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import Unit
 from common.privacy.training import Neighbours, epsilon_of
+from consilium.research.bench import Bench
 from consilium.research.roles import Cases, Roles, load_cases
-from consilium.research.utility import Bench, Setting
+from consilium.research.setting import Setting
 
 DATA = DataConfig(labels=("background", "anterior", "posterior"), spacing_mm=(1, 1, 1), grid=(32, 48, 32))
 TEST, PUBLIC_IMAGES, PUBLIC_MAPS, PATIENTS = 20, 12, 8, 160

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import consilium.research.bench as shared
 import consilium.research.poison as poison
-import consilium.research.utility as utility
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.privacy.mechanism import Unit
+from consilium.research.bench import Bench
 from consilium.research.poison import (
     ATTACKS,
     against,
@@ -26,7 +27,7 @@ from consilium.research.poison import (
     render_poison,
 )
 from consilium.research.roles import deal_roles
-from consilium.research.utility import Bench, Setting
+from consilium.research.setting import Setting
 from server.protocols.joint.belief import labels_of
 from server.protocols.joint.student import TEMPERATURE, codes_of
 from tests.consilium.balls import DATA, balls
@@ -59,20 +60,18 @@ def test_a_poisoned_vote_moves_the_release_by_no_more_than_its_share_of_the_ball
     start = silent.start()
     frame, codes = silent.frame(start), silent.codes(silent.teachers(start))
     radius = silent.study.codec.radius
-    honest = ask(silent, frame, attack_by("erase", codes=codes, erased=codes[:0], radius=radius), draw=0)
+    honest = ask(silent, start, frame, attack_by("erase", codes=codes, erased=codes[:0], radius=radius), draw=0)
     asked = frame.weights > 0
 
     def moved(found: np.ndarray) -> float:
-        shrink = frame.variances[asked] / (
-            frame.variances[asked] + (silent.mechanism(1)[1] / frame.weights[asked]) ** 2
-        )
+        shrink = frame.variances[asked] / (frame.variances[asked] + (silent.noise_std / frame.weights[asked]) ** 2)
         offset = (frame.along(found) - frame.along(honest.codes)) * frame.weights[asked] / shrink
         return float(np.linalg.norm(offset))
 
     for attack in ATTACKS:
         vote = attack_by(attack, codes=codes, erased=codes[:1] + 1e6, radius=radius)
-        assert moved(ask(silent, frame, vote, draw=0).codes) <= 2 * radius / 4 + 1e-3
-    assert moved(ask(silent, frame, lambda frame, voter: 1e9 * frame.encode(codes[voter]), draw=0).codes) > 0
+        assert moved(ask(silent, start, frame, vote, draw=0).codes) <= 2 * radius / 4 + 1e-3
+    assert moved(ask(silent, start, frame, lambda frame, voter: 1e9 * frame.encode(codes[voter]), draw=0).codes) > 0
 
 
 @pytest.mark.slow
@@ -95,7 +94,7 @@ def test_every_arm_is_there_and_a_second_run_trains_nothing(bench: Bench, monkey
         raise AssertionError("trained again")
 
     for name in ("fit", "refine", "public_start"):
-        monkeypatch.setattr(utility, name, never)
+        monkeypatch.setattr(shared, name, never)
     monkeypatch.setattr(poison, "rounded_gaussian", never)
     assert measure(bench, stages.append) == first
     document = poison_summary(SETTING, [first, first])

@@ -15,17 +15,25 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-import consilium.research.utility as utility
 from common.config import TrainingConfig
 from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from consilium.research import bench as shared
+from consilium.research import utility
 from consilium.research.ablation import VARIANTS, ablate, likeness, student
+from consilium.research.bench import Bench
 from consilium.research.roles import PUBLIC_IMAGES, PUBLIC_MAPS, deal_roles
+from consilium.research.setting import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise
 from consilium.research.table import ablation_summary, interval, render, render_ablation, summary
-from consilium.research.utility import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, OFFSETS, SHARED, Bench, Setting, mean_noise
+from consilium.research.utility import OFFSETS, Asked, run, run_part
 from server.planning.recommend import OCTAVES, Recommendation, predicted_gain, recommend, recovered_share
+from server.postprocess.labels import label_file
 from server.protocols.controls import CONTROLS
+from server.protocols.decode import decode_answer
+from server.protocols.joint import student as joint
+from server.protocols.stored_labels import as_stored, read_label
+from server.protocols.student import train_student
 from tests.consilium.balls import DATA, balls
 
 SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)
@@ -56,18 +64,37 @@ def test_nobody_plays_two_parts_and_validation_rotates() -> None:
 @pytest.mark.slow
 def test_a_bench_has_every_arm_and_a_second_run_trains_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     stages: list[str] = []
-    first = bench.run(stages.append)
+    first = run(bench, stages.append)
     assert first.keys() == {*ARMS, *BOUNDS, "labels"} - {CENTRAL, CENTRAL_PAPER}
-    assert bench.run_part(OFFSETS, stages.append).keys() == {SHARED}
+    assert run_part(bench, OFFSETS, stages.append).keys() == {SHARED}
     assert all(0 <= dice <= 1 for dice in first.values())
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("trained again")
 
+    for module, name in ((shared, "fit"), (shared, "refine"), (shared, "public_start"), (joint, "refine")):
+        monkeypatch.setattr(module, name, never)
     monkeypatch.setattr(utility, "fit", never)
-    monkeypatch.setattr(utility, "refine", never)
-    monkeypatch.setattr(utility, "public_start", never)
-    assert bench.run(stages.append) == first
+    monkeypatch.setattr(utility, "train_student", never)
+    assert run(bench, stages.append) == first
+
+
+@pytest.mark.slow
+def test_what_is_measured_is_what_a_study_makes_of_the_same_answers(bench: Bench) -> None:
+    """One release a volume: labels are float16 in files, and the student is the recipe's on them, by one seed."""
+    other = bench.at(replace(SETTING, recipe="pca", voters=1))
+    asked = Asked(other, None, other.codes(other.teachers(None)))
+    dice = asked.arm("student")["student"]
+    labels = []
+    for number, answer in enumerate(asked.answers):
+        assert answer.query.volumes == (asked.public.volumes[number],)
+        decoded = decode_answer(other.codec, answer.noisy_sum, voters=2, noise_std_int=answer.query.mechanism.noise_std)
+        labels.append(as_stored(decoded))
+        np.testing.assert_array_equal(
+            read_label(label_file(asked.public.folder / "labels", answer.query.volumes[0])), labels[-1]
+        )
+    model, _ = train_student(other.images, np.stack(labels), SMALL, seed=other.seed)
+    assert other.dice(model, other.roles.held_out) == dice
 
 
 @pytest.mark.slow
@@ -92,7 +119,7 @@ def test_the_command_scores_on_a_second_dataset_and_finds_its_cells_again_with_o
 
 @pytest.mark.slow
 def test_one_query_a_volume_has_its_own_controls_and_no_offsets_to_deal(bench: Bench) -> None:
-    row = bench.at(replace(SETTING, recipe="pca", voters=1)).run(lambda _stage: None)
+    row = run(bench.at(replace(SETTING, recipe="pca", voters=1)), lambda _stage: None)
     assert {"student", *CONTROLS} <= row.keys()
     assert SHARED not in row
 
@@ -103,10 +130,10 @@ def test_dp_sgd_on_pooled_patients_is_run_only_when_asked_for(bench: Bench, monk
 
     def trained(part, recipe, settings, journal, *, layer_clip, **_):  # type: ignore[no-untyped-def]
         seen.append((len(part.images), settings.neighbours, settings.epsilon, layer_clip))
-        return type("Trained", (), {"model": bench._empty(SMALL)})
+        return type("Trained", (), {"model": bench.empty(SMALL)})
 
     monkeypatch.setattr(utility, "train_privately", trained)
-    row = bench.at(replace(SETTING, voters=1, central=True)).run(lambda _stage: None)
+    row = run(bench.at(replace(SETTING, voters=1, central=True)), lambda _stage: None)
     assert {CENTRAL, CENTRAL_PAPER} <= row.keys()
     assert seen == [(8, "replace-one", 8.0, None), (8, "replace-one", 8.0, 4.0)]
 

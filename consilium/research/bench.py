@@ -1,0 +1,190 @@
+"""What the arms of one setting and seed share: codec, public start, frame, teachers and their codes, each made once.
+
+All arms of a seed have the same roles, teachers, public start and steps. One seed sets the rotation, the start and the
+student, which in a study have one fixed seed too.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from common.canonical import digest
+from common.codecs import fit_codec
+from common.codecs.pca import PcaCodec
+from common.config import DataConfig, TrainingConfig
+from common.models.fit import fit, one_hot, predict
+from common.models.unet import build_unet, load_weights, save_weights
+from common.objects import ObjectStore, write_atomically
+from common.protocols.joint.frame import Frame
+from common.study_mechanism import study_mechanism
+from consilium.research.kept import Kept, array_hash, weights_hash
+from consilium.research.roles import Cases, Roles
+from consilium.research.setting import RECIPE, Setting, study_of
+from server.protocols.decode import mean_noise_std
+from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS, tangent_kernel
+from server.protocols.joint.rounds import FRAMES, keep_frame
+from server.protocols.joint.student import SPREAD, TEMPERATURE, Start, codes_of, joint_frame, public_start, refine
+from server.protocols.student import score
+from server.study.workspace import START_FILE, CodecRecord, Public
+
+
+class Bench:
+    """One setting at one seed. ``cache`` keeps what is expensive by the hash of all it depends on."""
+
+    def __init__(self, setting: Setting, roles: Roles, data: DataConfig, *, seed: int, cache: Path) -> None:
+        self.setting, self.roles, self.seed = setting, roles, seed
+        self.study = study_of(setting, data)
+        self.joint = setting.recipe == "joint"
+        self.images = roles.public.images if self.joint else roles.public.images[: setting.queries]
+        parts = (*roles.private, roles.public, roles.maps, roles.held_out)
+        self.kept = Kept(cache, digest("bench-roles", [array_hash(part.images, part.labels) for part in parts]))
+
+    def at(self, setting: Setting) -> Bench:
+        """The same roles, seed and cache at another setting."""
+        return Bench(setting, self.roles, self.study.data, seed=self.seed, cache=self.kept.folder)
+
+    @property
+    def classes(self) -> int:
+        return len(self.study.data.labels)
+
+    @property
+    def voters(self) -> int:
+        return self.setting.hospitals * self.setting.voters
+
+    @property
+    def noise_std(self) -> float:
+        """Of the noise on every coordinate of a release's mean code."""
+        return mean_noise_std(study_mechanism(self.study, dimension=1).noise_std, voters=self.voters)
+
+    @cached_property
+    def codec(self) -> PcaCodec:
+        """The study's codec, fitted on the public maps."""
+        codec = fit_codec(self.study, list(self.roles.maps.labels), noise_std=self.noise_std, seed=0)
+        assert isinstance(codec, PcaCodec)
+        return codec
+
+    @cached_property
+    def codec_hash(self) -> str:
+        """Of what the codec does, not of the noise it was planned for: settings that share it share what is kept."""
+        codec = self.codec
+        arrays = (codec.basis, codec.centre, codec.metric, codec.variances, codec.powers)
+        return digest("bench-codec", [array_hash(array) for array in arrays])
+
+    # --- what is public before anything is asked
+
+    def start_file(self) -> Path:
+        """Where :meth:`start` keeps its weights."""
+        return self.kept.file("start", [self.codec_hash, repr(self.setting.student), self.seed], ".pt")
+
+    def start(self, *, spread: float = SPREAD) -> Start:
+        """The public start of a joint query, trained once a seed."""
+        codec = self.codec
+        path = self.start_file() if spread == SPREAD else self.start_file().with_suffix(f".{spread:g}.pt")
+        if not path.exists():
+            start = public_start(self.images, codec, codec.powers, self.setting.student, seed=self.seed, spread=spread)
+            save_weights(path, start.model)
+        model = self.empty(self.setting.student)
+        load_weights(path, model)
+        return Start(model=model, codes=codes_of(model, self.images, codec, temperature=TEMPERATURE))
+
+    def kernel(self, start: Start, *, temperature: float) -> Float[np.ndarray, "k k"]:
+        """The tangent kernel of a start, kept: settings and variants of an ablation share one."""
+        parts = [self.codec_hash, weights_hash(start.model), temperature, MAX_ROWS, MAX_WEIGHTS]
+        make = partial(tangent_kernel, start.model, self.images, self.codec, temperature=temperature)
+        return self.kept.array("kernel", parts, make)
+
+    def frame(self, start: Start) -> Frame:
+        """The frame of the first round, planned once a seed."""
+        path = self.kept.file("frame", [self.codec_hash, weights_hash(start.model), self.noise_std.hex(), RECIPE], "")
+        if not path.exists():
+            kernel, radius = self.kernel(start, temperature=TEMPERATURE), self.study.codec.radius
+            frame = joint_frame(start, self.codec, kernel=kernel, noise_std=self.noise_std, radius=radius)
+            write_atomically(path, frame.to_bytes())
+        return Frame.from_bytes(path.read_bytes())
+
+    def public(self, folder: Path, *, start: Start | None, frame: Frame | None) -> Public:
+        """What is public of the study, kept in ``folder`` as a study's directory keeps it.
+
+        Volumes are named by their voxels and are in no store: whoever learns from them has them.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        objects = ObjectStore(folder / "objects")
+        codec = CodecRecord(objects.put(self.codec.to_bytes()), self.codec.dimension)
+        volumes = tuple(array_hash(image) for image in self.images)
+        public = Public(self.study, codec, volumes, objects, folder)
+        if start is not None and frame is not None and not (folder / FRAMES).exists():
+            save_weights(folder / START_FILE, start.model)
+            keep_frame(public, frame, after=())
+        return public
+
+    @contextmanager
+    def asking(self, start: Start, frame: Frame) -> Iterator[Public]:
+        """The study of a joint query that begins with this frame; nothing of it is kept."""
+        with tempfile.TemporaryDirectory(prefix="consilium-bench-") as folder:
+            yield self.public(Path(folder), start=start, frame=frame)
+
+    # --- at the sites
+
+    def teachers(self, start: Start | None) -> list[torch.nn.Module]:
+        """One teacher a voter; with ``start`` trained on from its weights, which are public."""
+        weights = None if start is None else weights_hash(start.model)
+        models = []
+        for hospital, site in enumerate(self.roles.private):
+            for voter in range(self.setting.voters):
+                part = site[np.arange(voter, len(site), self.setting.voters)]
+                seed = 1000 * hospital + voter
+                parts = [repr(self.setting.teacher), array_hash(part.images, part.labels), seed, weights or "random"]
+                path = self.kept.file("teacher", parts, ".pt")
+                make = partial(self._teacher, part, start, seed=seed)
+                models.append(self.kept.network(path, self.empty(self.setting.teacher), make))
+        return models
+
+    def _teacher(self, part: Cases, start: Start | None, *, seed: int) -> torch.nn.Module:
+        model = self.empty(self.setting.teacher, seed=seed)
+        if start is not None:
+            model.load_state_dict(start.model.state_dict())
+        targets = np.stack([one_hot(label, self.classes) for label in part.labels])
+        fit(model, part.images, targets, self.setting.teacher, seed=seed)
+        return model
+
+    def codes(self, teachers: list[torch.nn.Module], *, temperature: float | None = None) -> Float[np.ndarray, "k n l"]:
+        """Every teacher's codes of the public volumes. # sensitive: in a benchmark of stand-in data only"""
+        if temperature is None:
+            temperature = TEMPERATURE if self.joint else 1.0
+        result = []
+        for model in teachers:
+            parts = [self.codec_hash, weights_hash(model), len(self.images), temperature]
+            make = partial(codes_of, model, self.images, self.codec, temperature=temperature)
+            result.append(self.kept.array("codes", parts, make))
+        return np.stack(result)
+
+    # --- students
+
+    def taught(self, start: Start, codes: Float[np.ndarray, "n l"]) -> float:
+        """Dice of a joint query's student of these codes."""
+        parts = [self.codec_hash, weights_hash(start.model), repr(self.setting.student), self.seed, array_hash(codes)]
+        make = partial(refine, start.model, self.images, self.codec, codes, self.setting.student, seed=self.seed)
+        return self.kept.number("taught", parts, lambda: self.dice(make(), self.roles.held_out))
+
+    def dice(self, model: torch.nn.Module, cases: Cases) -> float:
+        predictions = np.stack([predict(model, image) for image in cases.images])
+        return score(hard(predictions), cases.labels, self.classes).mean
+
+    def empty(self, recipe: TrainingConfig, *, seed: int = 0) -> torch.nn.Module:
+        """A network of the recipe before training."""
+        channels = len(self.study.data.channels)
+        return build_unet(recipe.channels, in_channels=channels, out_channels=self.classes, seed=seed)
+
+
+def hard(probabilities: Float[np.ndarray, "n k x y z"]) -> np.ndarray:
+    """The most likely labels."""
+    result: np.ndarray = probabilities.argmax(axis=1).astype(np.uint8)
+    return result

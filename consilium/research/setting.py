@@ -1,0 +1,79 @@
+"""One row of a utility benchmark: a recipe under a guarantee, the study it stands for, and what it is compared with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from common.config import JOINT_ROUNDS, CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from common.protocols.joint.frame import FRAME, MAX_COORDINATES
+from server.planning.recommend import joint_noise
+from server.protocols.controls import CONTROLS
+from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS
+from server.protocols.joint.student import RESIDUAL, TEMPERATURE
+
+SHARED = "shuffled_offsets"
+ARMS = ("student", *CONTROLS, "non_private")
+CENTRAL = "central_dp_sgd"
+CENTRAL_PAPER = "central_dp_sgd_clip_4"
+BOUNDS = ("mean_teacher", "ensemble", "mean_teacher_m1", "ensemble_m1", "all_data", CENTRAL, CENTRAL_PAPER)
+RECIPE = (FRAME, MAX_COORDINATES, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
+"""The joint recipe's constants: what is kept is named by them too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table. ``recipe``: ``joint`` or ``pca``.
+
+    ``rounds`` of a joint query, ``queries`` of the other. ``central``: also train on all patients in one place with
+    DP-SGD, at the same (ε, δ) for one patient.
+    """
+
+    recipe: str
+    hospitals: int
+    voters: int
+    epsilon: float
+    delta: float
+    unit: Unit
+    queries: int
+    teacher: TrainingConfig
+    student: TrainingConfig
+    central: bool = False
+    rounds: int = JOINT_ROUNDS
+
+
+def study_of(setting: Setting, data: DataConfig) -> Study:
+    """The study this setting stands for. Every round of a joint query is one release about all volumes."""
+    joint = setting.recipe == "joint"
+    return Study(
+        name="bench-utility",
+        data=data,
+        privacy=PrivacyConfig(
+            epsilon=setting.epsilon,
+            delta=setting.delta,
+            planned_queries=setting.rounds if joint else setting.queries,
+            quorum=setting.hospitals,
+            unit=setting.unit,
+            voters_per_site=setting.voters,
+        ),
+        codec=CodecConfig(joint=joint),
+        teacher=setting.teacher,
+        student=setting.student,
+    )
+
+
+def mean_noise(setting: Setting) -> float:
+    """The noise on every coordinate of the mean code if one release spent the budget, in units of the clipping norm."""
+    return joint_noise(
+        budget=Budget(setting.epsilon, setting.delta),
+        accountant=AccountantName.EXACT,
+        protection=Protection(setting.unit, Relation.REPLACE_ONE),
+        hospitals=setting.hospitals,
+        voters=setting.voters,
+    )
+
+
+def settings_json(setting: Setting) -> dict[str, object]:
+    """The setting as plain JSON."""
+    return json.loads(json.dumps(asdict(setting), default=str))  # type: ignore[no-any-return]
