@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,46 +70,25 @@ def dashboard(
         return
     if study is None:
         raise InvalidInput("--study is missing", remedy="name the study's directory")
-    if (certificate is None) != (key is None):
-        raise InvalidInput("--certificate and --key", limit="both, or neither")
-    secure = certificate is not None or behind_proxy is not None
-    if not secure and not is_loopback(bind):
-        raise InvalidInput(
-            "--bind",
-            value=bind,
-            limit="a loopback address without TLS: passwords would cross the network in the clear",
-            remedy="give --certificate and --key, or --behind-proxy with the address of a TLS proxy",
-        )
-    token = None
-    if metrics_token_file is not None:
-        token = read_token(metrics_token_file)
-    from server.dashboard.app import Options
-    from server.dashboard.serve import Listen, serve
-    from server.operations.exact import CertificateHosts
+    from server.dashboard.serve import Listen, options_for, serve
 
-    given = frozenset(name.strip().lower() for name in (*hosts.split(","), bind) if name.strip())
-    if behind_proxy is not None and not hosts and certificate is None:
-        raise InvalidInput(
-            "--hosts is missing", remedy="name the host by which browsers reach the proxy, as in their address bar"
-        )
-    named = CertificateHosts(certificate) if certificate is not None else frozenset
-    options = Options(
+    listen = Listen(host=bind, port=port, certificate=certificate, key=key, proxy=behind_proxy)
+    options = options_for(
+        listen,
         study=study,
         state=state,
-        secure=secure,
         session_hours=session_hours,
-        metrics_token=token,
+        metrics_token=None if metrics_token_file is None else read_token(metrics_token_file),
         certifier=certificate_command,
-        hosts=lambda: given | named(),
+        hosts=hosts,
     )
     if not UserFile(state / "users.json").users():
         typer.echo(
             f"nobody can sign in yet: consilium dashboard user add NAME --role operator --state {state}", err=True
         )
-    scheme = "https" if certificate is not None else "http"
-    typer.echo(f"dashboard: {scheme}://{'localhost' if is_loopback(bind) else bind}:{port}/")
+    typer.echo(f"dashboard: {listen.url}")
     sys.stdout.flush()
-    serve(options, Listen(host=bind, port=port, certificate=certificate, key=key, proxy=behind_proxy))
+    serve(options, listen)
 
 
 @user_app.command("add")
@@ -166,14 +144,6 @@ def certificate_command(study: Path, out: Path) -> Sequence[str]:
     """The command that writes a study's certificate into ``out``, at low priority."""
     program = "import os; os.nice(15); from consilium.cli.main import main; main()"
     return [sys.executable, "-P", "-c", program, "certificate", str(study), "--out", str(out)]
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach ``address``."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 def read_token(path: Path) -> str:

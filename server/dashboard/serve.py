@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
 
+from common.errors import InvalidInput
 from server.dashboard.app import Options, create_app
+from server.dashboard.service import Certifier
+from server.operations.exact import CertificateHosts
 
 SHUTDOWN_S = 2
 
@@ -21,6 +25,62 @@ class Listen:
     certificate: Path | None = None
     key: Path | None = None
     proxy: str | None = None
+
+    @property
+    def url(self) -> str:
+        """The first page's address, for somebody at this machine."""
+        scheme = "http" if self.certificate is None else "https"
+        return f"{scheme}://{'localhost' if is_loopback(self.host) else self.host}:{self.port}/"
+
+
+def options_for(
+    listen: Listen,
+    *,
+    study: Path,
+    state: Path,
+    session_hours: float,
+    metrics_token: str | None,
+    certifier: Certifier | None,
+    hosts: str,
+) -> Options:
+    """How a dashboard that listens there is run; ``hosts`` are names browsers call it by, separated by commas.
+
+    InvalidInput for half a certificate, for passwords that would cross a network in the clear, and for a proxy whose
+    name nobody gave.
+    """
+    if (listen.certificate is None) != (listen.key is None):
+        raise InvalidInput("--certificate and --key", limit="both, or neither")
+    secure = listen.certificate is not None or listen.proxy is not None
+    if not secure and not is_loopback(listen.host):
+        raise InvalidInput(
+            "--bind",
+            value=listen.host,
+            limit="a loopback address without TLS: passwords would cross the network in the clear",
+            remedy="give --certificate and --key, or --behind-proxy with the address of a TLS proxy",
+        )
+    if listen.proxy is not None and not hosts and listen.certificate is None:
+        raise InvalidInput(
+            "--hosts is missing", remedy="name the host by which browsers reach the proxy, as in their address bar"
+        )
+    given = frozenset(name.strip().lower() for name in (*hosts.split(","), listen.host) if name.strip())
+    named = CertificateHosts(listen.certificate) if listen.certificate is not None else frozenset
+    return Options(
+        study=study,
+        state=state,
+        secure=secure,
+        session_hours=session_hours,
+        metrics_token=metrics_token,
+        certifier=certifier,
+        hosts=lambda: given | named(),
+    )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach ``address``."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def serve(options: Options, listen: Listen) -> None:

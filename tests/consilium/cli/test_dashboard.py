@@ -6,8 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from common.errors import InvalidInput
-from consilium.cli.dashboard import app, certificate_command, is_loopback, read_token
+from consilium.cli.dashboard import app, certificate_command, read_token
 from server.dashboard.auth import Role, UserFile
+from server.dashboard.serve import is_loopback
 
 PASSWORD = "a long enough secret"
 
