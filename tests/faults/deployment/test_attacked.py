@@ -1,0 +1,60 @@
+"""A whole study beside an attack on the one port, through the real daemons, and the time it takes without one."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.deployment.attack import IDLE, SLOW
+from tests.faults.deployment.parts import HOST, PORT, QUERIES, Federation, federation
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
+
+
+def study(parties: Federation) -> float:
+    """Run the study to its end; the seconds it took."""
+    started = time.monotonic()
+    parties.start_run()
+    assert parties.finish_run(timeout_s=900.0) == 0, parties.tails()
+    return time.monotonic() - started
+
+
+def test_idle_slow_and_flooding_connections_keep_no_other_hospital_from_finishing_a_study(
+    made: Path, tmp_path: Path
+) -> None:
+    """600 idle and 200 slow connections of a stranger and a flood by site-3 with its own key, from its network."""
+    with federation(made, tmp_path / "calm") as parties:
+        parties.up()
+        calm = study(parties)
+    with federation(made, tmp_path / "attacked") as parties:
+        parties.up()
+        home, said = parties.root / "site-3" / "node", tmp_path / "attack.json"
+        script = str(Path(__file__).with_name("attack.py"))
+        words = (HOST, str(PORT), str(home / "ca.crt"), str(home / "keys" / "node"), str(said))
+        attack = parties.inside_in_background("site-3", sys.executable, script, *words)
+        try:
+            parties.until(lambda: said.exists() and counts(said).get("idle-ever", 0) >= IDLE, "the attack is on")
+            attacked = study(parties)
+            assert attack.poll() is None
+        finally:
+            attack.kill()
+            attack.wait()
+        parties.assert_whole()
+        seen = counts(said)
+        print(f"a study of {QUERIES} queries: {calm:.0f} s, {attacked:.0f} s under attack; {seen}")
+        for event in parties.events("released"):
+            assert {"site-1", "site-2"} <= set(event["roster"])
+        assert parties.site_charges("site-1") == parties.site_charges("site-2") == QUERIES
+        assert seen["idle-ever"] >= IDLE
+        assert seen["slow-ever"] >= SLOW
+        assert sum(number for word, number in seen.items() if re.fullmatch("flood-[0-9]+", word)) > 1000
+
+
+def counts(said: Path) -> dict[str, int]:
+    """What the attack says of itself."""
+    return dict(json.loads(said.read_text(encoding="utf-8")))
