@@ -74,6 +74,7 @@ ELSEWHERE: dict[str, str] = {
     "CodecConfig.radius": "small throughout, so that the clip always acts",
     "CodecConfig.max_dimension": "bounds l; a public number",
     "CodecConfig.augmentations": "fitting on public label maps",
+    "CodecConfig.protocol": "names a third protocol; none is registered, and the clip comes after any",
     "TrainingConfig.channels": "the network's width",
     "TrainingConfig.steps": "the same for every voter",
     "TrainingConfig.learning_rate": "the same for every voter; large throughout",
