@@ -2,7 +2,8 @@
 
 SuperLink checks that the node a request names is the one whose key signed it, and believes what stands in the messages
 the request brings. So here every message that a node pushes must come from that very node, be a reply, and go to the
-server. Refuses whatever two readers could read differently: a field that stands twice, of another wire type, or cut.
+server. Refuses whatever two readers could read differently: a field that stands twice, of another wire type, cut, or a
+number written longer than it need be.
 Source: the protobuf encoding (protobuf.dev/programming-guides/encoding); fleet.proto, message.proto, node.proto of
 Flower 1.41.
 """
@@ -121,7 +122,7 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
         byte = data[place + index]
         value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
-            if value >= 1 << 64:
+            if value >= 1 << 64 or (index and not byte):  # longer than it need be: readers differ on such a tag
                 break
             return value, place + index + 1
     raise Refused("body")
