@@ -20,7 +20,8 @@ from pathlib import Path
 
 from client.worker import Worker
 from common.messages import CodesRequest
-from server.aggregation.aggregator import Aggregator, Reply, Transport
+from server.aggregation.aggregator import Aggregator
+from server.aggregation.exchange import Reply, Transport
 from tests.federation import Federation, make_study, part
 
 QUERIES, BATCH, MESSAGE_S = 16, 4, 0.6

@@ -29,7 +29,8 @@ from common.objects import ObjectStore
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import QuerySpec
 from common.sealing import SealContext, unseal
-from server.aggregation.aggregator import Aggregator, Reply
+from server.aggregation.aggregator import Aggregator
+from server.aggregation.exchange import Reply
 from server.ledger.server_ledger import Ledger
 from server.protocols.joint.rounds import round_query
 from server.protocols.per_volume import plan_queries

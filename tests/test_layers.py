@@ -31,6 +31,8 @@ PRIVACY_PATH = (
     "client/app.py",
     "client/policy.py",
     "server/aggregation/aggregator.py",
+    "server/aggregation/exchange.py",
+    "server/aggregation/receipts.py",
     "server/aggregation/pipeline.py",
     "common/wire.py",
 )
@@ -62,8 +64,6 @@ TEXT_SUFFIXES = {".cfg", ".conf", ".css", ".html", ".js", ".json", ".md", ".prot
     ".yml",
     "",
 }
-LONG_MODULES = {"server/aggregation/aggregator.py"}
-"""Modules of more than :data:`LONG_MODULE` lines. The set may only shrink."""
 NOT_OURS = {".git", ".venv", "build", "dist", "demo-out", "__pycache__", "node_modules"}
 
 
@@ -130,7 +130,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_no_module_is_longer_than_one_sitting() -> None:
     found = {file for file in sources() if len((ROOT / file).read_text(encoding="utf-8").splitlines()) > LONG_MODULE}
-    assert found <= LONG_MODULES
+    assert found == set()
 
 
 def test_the_search_finds_a_circle_and_nothing_else() -> None:

@@ -35,7 +35,8 @@ from common.protocols.joint.frame import Frame
 from common.sealing import SealContext, seal
 from common.sealing_rotation import load_sealing_keys
 from consilium.audit.subject import Limit, Subject
-from server.aggregation.aggregator import Aggregator, Reply
+from server.aggregation.aggregator import Aggregator
+from server.aggregation.exchange import Reply
 from server.aggregation.pipeline import collect
 from server.ledger.server_ledger import Candidate, Ledger
 from server.protocols.base import protocol_of

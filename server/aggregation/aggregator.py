@@ -8,76 +8,44 @@ nothing about data. Refuses a roster below quorum before anything is dispatched 
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, count
+from itertools import count
 from math import floor
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.canonical import digest
 from common.config import Study
-from common.envelope import asked, open_answered
 from common.errors import LedgerCorrupt, QuorumNotReached, Refused
 from common.events import EventLog
 from common.ledger.charges import RosterEntry
-from common.ledger.keys import signing_public_key
-from common.ledger.rows import Position
 from common.messages import (
-    MAX_RECEIPTS,
-    MAX_RECEIPTS_BYTES,
     AnyMessage,
     CodesReply,
     CodesRequest,
     Offer,
     OfferReply,
     Part,
-    Receipts,
     ReceiptsReply,
     Several,
-    decode,
-    encode,
 )
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import AccountantName, QuerySpec
 from common.privacy.quantise import within
 from common.privacy.release import noisy_sum
 from common.sealing import SealContext, SealingKeys, unseal
+from server.aggregation.exchange import Transport, exchange
+from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_ledger import Candidate, Ledger, StoredAnswer
 from server.study.workspace import Site
 
-log = logging.getLogger(__name__)
-
-RECEIPTS_DEADLINE_S = 90.0
-"""What filing receipts may take at most; whatever is late is sent with the next message."""
-
 REPLY_MARGIN_S = 30.0
 """What a reply may take beyond the site's own deadline: the queues on both ways."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One node's answer to one message: its body, or an allow-listed word for why there is none."""
-
-    node_id: int
-    body: bytes | None
-    problem: str = ""
-
-
-class Transport(Protocol):
-    """How bodies reach sites and come back; Flower's Grid in production, worker objects in tests."""
-
-    def online(self) -> frozenset[int]:
-        """Node ids that are connected now."""
-
-    def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
-        """Send one body to each node; yield exactly one reply a node, as they come, all within ``timeout_s``."""
 
 
 @dataclass(slots=True)
@@ -95,19 +63,6 @@ class _Batch:
     @property
     def queries(self) -> tuple[QuerySpec, ...]:
         return self.offer.queries
-
-
-@dataclass(frozen=True, slots=True)
-class _Heard:
-    """What a site said, None for nothing that could be read or that it signed, and then the word why."""
-
-    site: Site
-    message: AnyMessage | None
-    problem: str = ""
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        return self.message.parts if isinstance(self.message, Several) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +103,7 @@ class Aggregator:
         self._ledger, self._sealing_key, self._events = ledger, sealing_key, events
         self._sampler, self._clock = sampler, clock
         self._retry_pause_s, self._before = retry_pause_s, before
-        self._held: dict[str, int] = {}
-        self._contradicted: dict[str, int] = {}
+        self._receipts = ReceiptDelivery(ledger, events)
         self._away: frozenset[int] = frozenset()
 
     def open_queries(self) -> tuple[QuerySpec, ...]:
@@ -183,7 +137,10 @@ class Aggregator:
             self._progress(len(queries))
             if answered < len(batch.queries):
                 break
-        self._send_receipts(self._sites(), transport)
+        self._send_receipts(transport)
+
+    def _send_receipts(self, transport: Transport) -> None:
+        self._receipts.send(self._sites(), transport, timeout_s=self._study.collection.offer_deadline_s)
 
     def _progress(self, left: int) -> None:
         done = self._before + len(self._queries) - left
@@ -236,7 +193,8 @@ class Aggregator:
         undecided = [node for node in sorted(online) if by_node[node].name not in batch.answers]
         if undecided:
             offers = {node: (by_node[node], batch.offer) for node in undecided}
-            for heard in self._exchange(transport, offers, timeout_s=self._study.collection.offer_deadline_s):
+            deadline_s = self._study.collection.offer_deadline_s
+            for heard in exchange(transport, offers, sign=self._ledger.sign, timeout_s=deadline_s):
                 self._hear(heard.site, heard.message, batch, problem=heard.problem or "malformed")
         for site in self._sites():
             if site.node_id not in online:
@@ -244,8 +202,8 @@ class Aggregator:
         roster = [site for site in able if batch.answers.get(site.name) == "accepted"]
         if len(roster) < self._study.privacy.quorum:
             self._below_quorum(batch, len(roster), transport)
-            if self._contradicted:
-                raise LedgerCorrupt(_contradiction(self._contradicted))
+            if self._receipts.contradicted:
+                raise LedgerCorrupt(self._receipts.contradiction())
             raise QuorumNotReached(
                 f"{len(roster)} of {len(self._sites())} sites accepted the batch and the quorum is "
                 f"{self._study.privacy.quorum}; nothing was dispatched or charged; to fix: see the sites' reasons in "
@@ -274,7 +232,9 @@ class Aggregator:
     def _hear(self, site: Site, message: AnyMessage | None, batch: _Batch, *, problem: str = "") -> None:
         """Note what a site says to an offer; ``problem``, if given, stands for an answer that cannot be used."""
         if isinstance(message, OfferReply) and message.batch == batch.id:
-            self._note_answer(site, batch, message.reason if self._note_held(site, message) else "ledger-contradicted")
+            self._note_answer(
+                site, batch, message.reason if self._receipts.note_held(site, message) else "ledger-contradicted"
+            )
         elif problem:
             self._note_answer(site, batch, problem)
 
@@ -286,7 +246,7 @@ class Aggregator:
     def _below_quorum(self, batch: _Batch, accepted: int, transport: Transport) -> None:
         """Put it on record, and send the receipts that are owed for earlier batches: the run ends here."""
         self._events.emit("quorum-missed", batch=batch.id, accepted=accepted, needed=self._study.privacy.quorum)
-        self._send_receipts(self._sites(), transport)
+        self._send_receipts(transport)
 
     # --- asking
 
@@ -347,7 +307,7 @@ class Aggregator:
         by_node = {site.node_id: site for site in (*self._sites(), *roster)}
         parts_for: dict[int, list[Part]] = {
             node: [
-                *self._owed_receipts(by_node[node]),
+                *self._receipts.owed(by_node[node]),
                 CodesRequest(
                     study=self._study.id,
                     ledger=self._ledger.ledger_id,
@@ -362,7 +322,7 @@ class Aggregator:
         if ahead is not None:
             for node in sorted(transport.online() & by_node.keys()):
                 if by_node[node].name in ahead.able - ahead.answers.keys():
-                    parts_for.setdefault(node, self._owed_receipts(by_node[node])).append(ahead.offer)
+                    parts_for.setdefault(node, self._receipts.owed(by_node[node])).append(ahead.offer)
         questions = {node: (by_node[node], Several(tuple(parts))) for node, parts in parts_for.items()}
         self._events.emit(
             "batch-dispatched", batch=batch.id, attempt=attempt, sites=len(missing), queries=len(batch.queries)
@@ -370,12 +330,12 @@ class Aggregator:
         codes: dict[tuple[str, str], NDArray[np.int64]] = {}
         refused: set[tuple[str, str]] = set()
         timeout_s, owing = max(1.0, min(deadline_s + REPLY_MARGIN_S, until - started)), set(missing)
-        for heard in self._exchange(transport, questions, timeout_s=timeout_s):
+        for heard in exchange(transport, questions, sign=self._ledger.sign, timeout_s=timeout_s):
             site, parts = heard.site, heard.parts
             for part in parts:
                 if ahead is not None:
                     self._hear(site, part, ahead)
-                if isinstance(part, ReceiptsReply) and self._note_held(site, part):
+                if isinstance(part, ReceiptsReply) and self._receipts.note_held(site, part):
                     self._events.emit("receipts-held", site=site.name, ledger_row=part.ledger_row)
             if site.node_id not in missing:
                 continue
@@ -461,102 +421,3 @@ class Aggregator:
         if result.refused:
             self._events.emit("budget-refused", batch=batch.id, queries=list(result.refused))
         return len(result.answers)
-
-    # --- messages
-
-    def _exchange(
-        self, transport: Transport, questions: Mapping[int, tuple[Site, AnyMessage]], *, timeout_s: float
-    ) -> Iterator[_Heard]:
-        """Put each site its question, signed for it alone, and yield what each said, if it signed that as its reply.
-
-        Whatever is wrong with one site's bytes is that site's matter: it is heard to have said nothing, and why.
-        """
-        sent = {
-            node: asked(encode(question), sign=self._ledger.sign, site=site.name)
-            for node, (site, question) in questions.items()
-        }
-        for reply in transport.exchange(sent, timeout_s=timeout_s):
-            site = questions[reply.node_id][0]
-            if not reply.body:  # a site's network side has nothing else to say where the worker says nothing
-                yield _Heard(site, None, reply.problem)
-                continue
-            try:
-                if not site.answer_key:
-                    raise Refused("unsigned", "a site that was registered without a key for its replies")
-                key = signing_public_key(site.answer_key)
-                request = sent[reply.node_id]
-                body = open_answered(reply.body, key=key, site=site.name, request=request)
-                yield _Heard(site, decode(body))
-            except Refused as error:
-                yield _Heard(site, None, error.reason)
-            except Exception as error:  # noqa: BLE001
-                log.warning("event=unreadable-reply site=%s cause=%s", site.name, type(error).__name__)
-                yield _Heard(site, None, "malformed")
-
-    def _send_receipts(self, sites: Sequence[Site], transport: Transport) -> None:
-        """Bring sites the receipts they miss. A site of which it is not known what it holds is asked first."""
-        missing = {site.node_id: self._missing_receipts(site) for site in sites}
-        waiting = {site.node_id: site for site in sites if missing[site.node_id] != ()}
-        timeout_s = min(self._study.collection.offer_deadline_s, RECEIPTS_DEADLINE_S)
-        most = 0
-        for attempt in count():
-            most = max((most, *(len(receipts or ()) for receipts in missing.values())))
-            if not waiting or attempt > 1 + most // MAX_RECEIPTS:  # what does not fit into one message takes several
-                break
-            online = transport.online() & waiting.keys()
-            owed = {
-                node: (waiting[node], Receipts(self._ledger.ledger_id, _fitting(missing[node] or ())))
-                for node in sorted(online)
-            }
-            for heard in self._exchange(transport, owed, timeout_s=timeout_s) if owed else ():
-                site, message = heard.site, heard.message
-                if not isinstance(message, ReceiptsReply):
-                    continue
-                self._note_held(site, message)
-                missing[site.node_id] = self._missing_receipts(site)
-                if missing[site.node_id] == () and waiting.pop(site.node_id, None) is not None:
-                    self._events.emit("receipts-held", site=site.name, ledger_row=message.ledger_row)
-        for site in waiting.values():
-            self._events.emit("receipts-missing", site=site.name, reason="no-reply-or-refused")
-
-    def _owed_receipts(self, site: Site) -> list[Part]:
-        """What travels along with another message: the receipts a site is known to miss, unless it disputes them."""
-        receipts = None if site.name in self._contradicted else self._missing_receipts(site)
-        return [Receipts(self._ledger.ledger_id, _fitting(receipts))] if receipts else []
-
-    def _missing_receipts(self, site: Site) -> tuple[str, ...] | None:
-        """Receipts past what the site holds; None where that is not known and there are some."""
-        held = self._held.get(site.name)
-        receipts = self._ledger.site_receipts(site.name, after=held or 0)
-        return None if held is None and receipts else tuple(receipt.render() for receipt in receipts)
-
-    def _note_held(self, site: Site, message: OfferReply | ReceiptsReply) -> bool:
-        """Whether the head a site holds is in the ledger. If not, nothing is released with the site, and it is sent all
-        the receipts there are for it: what contradicts the one it holds is the site's to keep as evidence."""
-        position = Position(message.ledger_row, message.ledger_head)
-        if self._ledger.contains(position):
-            self._held[site.name] = position.seq
-            self._contradicted.pop(site.name, None)
-            return True
-        if self._contradicted.get(site.name) != position.seq:
-            self._events.emit("ledger-contradicted", site=site.name, ledger_row=position.seq)
-        self._held[site.name], self._contradicted[site.name] = 0, position.seq
-        return False
-
-
-def _fitting(receipts: tuple[str, ...]) -> tuple[str, ...]:
-    """The first of these receipts, as many as one message takes."""
-    sizes = accumulate(map(len, receipts))
-    return tuple(receipt for receipt, size in zip(receipts, sizes, strict=True) if size <= MAX_RECEIPTS_BYTES)[
-        :MAX_RECEIPTS
-    ]
-
-
-def _contradiction(rows: Mapping[str, int]) -> str:
-    held = ", ".join(f"{site} (row {row})" for site, row in sorted(rows.items()))
-    return (
-        f"this ledger does not contain signed heads that sites hold: {held}; it was rolled back or forked, and "
-        "nothing is released with these sites; to fix: have them write their receipts (`consilium site heads --out`), "
-        "enter the lost charges with `consilium ledger recover`, let each end its alarm (`consilium site recover`), "
-        "then resume"
-    )

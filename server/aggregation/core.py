@@ -25,7 +25,7 @@ from pathlib import Path
 from common.errors import ConsiliumError, InvalidInput
 from common.pki import shared
 from common.sockets import listen
-from server.aggregation.aggregator import Reply
+from server.aggregation.exchange import Reply
 from server.aggregation.pipeline import run_study
 from server.aggregation.relay import Frame, Kind, lifeline, receive, send, unpack_nodes
 from server.study.workspace import Workspace

@@ -16,7 +16,8 @@ from common.errors import ConsiliumError
 from common.events import EventLog, read_events
 from common.ledger.keys import load_signing_key
 from common.sealing_rotation import load_sealing_keys
-from server.aggregation.aggregator import Aggregator, Transport
+from server.aggregation.aggregator import Aggregator
+from server.aggregation.exchange import Transport
 from server.ledger.server_ledger import Ledger
 from server.postprocess.labels import read_released, write_labels
 from server.protocols.base import protocol_of

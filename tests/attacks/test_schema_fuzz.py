@@ -57,7 +57,8 @@ from common.messages import (
     encode,
 )
 from common.protocols.joint.frame import Frame
-from server.aggregation.aggregator import Aggregator, Reply
+from server.aggregation.aggregator import Aggregator
+from server.aggregation.exchange import Reply
 from tests.federation import Federation, LoopTransport, make_study, part
 
 KINDS = ("offer", "offer-reply", "codes", "codes-reply", "receipts", "receipts-reply", "several")

@@ -30,7 +30,7 @@ from common.errors import InvalidInput, QuorumNotReached, Refused
 from common.ledger.keys import public_hex
 from common.messages import CodesRequest, Offer, OfferReply, decode, encode
 from common.privacy.mechanism import QuerySpec
-from server.aggregation.aggregator import Reply
+from server.aggregation.exchange import Reply
 from tests.federation import Federation, LoopTransport, part
 from tests.worlds import silent
 

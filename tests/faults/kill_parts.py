@@ -24,7 +24,7 @@ import common.models.fit as fit
 import common.models.student_bundle as student_bundle
 from common.events import EventLog
 from server.aggregation import aggregator
-from server.aggregation.aggregator import Reply
+from server.aggregation.exchange import Reply
 from server.aggregation.pipeline import run_study
 from server.ledger.server_ledger import Ledger
 from server.postprocess import bundle  # here, so that a forked process does not have to

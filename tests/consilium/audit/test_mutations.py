@@ -33,6 +33,7 @@ from consilium.audit.run import DRAWS, audit_service
 from consilium.audit.subject import Subject, stand_in
 from server.aggregation import aggregator as query
 from server.aggregation.aggregator import Aggregator
+from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_ledger import Ledger
 
 Patch = pytest.MonkeyPatch
@@ -326,7 +327,7 @@ def redrawn(patch: Patch) -> None:
 
 
 def no_receipts(patch: Patch) -> None:
-    patch.setattr(Aggregator, "_send_receipts", lambda *_: None)
+    patch.setattr(ReceiptDelivery, "send", lambda *_, **__: None)
     patch.setattr(Aggregator, "_owed_receipts", lambda *_: [])
 
 

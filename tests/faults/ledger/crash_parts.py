@@ -32,7 +32,8 @@ from common.ledger.charges import PoolDeclaration
 from common.ledger.keys import create_sealing_key, create_signing_key, load_sealing_key, load_signing_key, public_hex
 from common.objects import ObjectStore
 from common.worker_api import HANDLE, HEALTH, channel_options
-from server.aggregation.aggregator import Aggregator, Reply
+from server.aggregation.aggregator import Aggregator
+from server.aggregation.exchange import Reply
 from server.ledger.server_ledger import Ledger
 from server.protocols.per_volume import plan_queries
 from server.study.workspace import CodecRecord, Site

@@ -26,6 +26,7 @@ from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName
 from consilium.cli.ledger import app as ledger_app
 from server.aggregation.aggregator import Aggregator
+from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.federation import Federation, make_study, part
@@ -313,7 +314,7 @@ def test_a_server_that_edits_the_study_gets_no_answer_and_its_receipts_stop_the_
 
     edited, fed.study = fed.study, consented
     monkeypatch.setattr(fed.ledger, "release_batch", book_elsewhere)
-    monkeypatch.setattr(Aggregator, "_missing_receipts", lambda core, site: (edited_receipt(fed, site.name),))
+    monkeypatch.setattr(ReceiptDelivery, "missing", lambda core, site: (edited_receipt(fed, site.name),))
     fed.study, core = edited, fed.core()
     core._study = consented
     with pytest.MonkeyPatch.context() as patch:

@@ -16,7 +16,8 @@ from common.privacy.mechanism import AccountantName, Budget
 from common.privacy.quantise import quantise
 from common.sealing import SealContext, seal
 from consilium.cli.study import study_app
-from server.aggregation.aggregator import Aggregator, Reply
+from server.aggregation.exchange import Reply
+from server.aggregation.receipts import ReceiptDelivery
 from server.study.status import study_status
 from server.study.workspace import Workspace
 from tests.federation import Federation, LoopTransport, make_study, part
@@ -340,7 +341,7 @@ def test_a_site_that_says_twice_what_it_holds_is_heard_once_and_ends_no_run(fede
 
 def test_receipts_lost_in_a_crash_are_delivered_by_the_next_run(federation, monkeypatch):
     fed = federation()
-    monkeypatch.setattr(Aggregator, "_send_receipts", lambda *_: None)
+    monkeypatch.setattr(ReceiptDelivery, "send", lambda *_, **__: None)
     fed.core().run(fed.transport)
     monkeypatch.undo()
     assert all(ledger.receipts() == () for ledger in fed.site_ledgers.values())
@@ -572,7 +573,7 @@ def test_below_quorum_in_the_middle_of_a_run_neither_pools_nor_rows_move(federat
 def test_receipts_that_one_message_does_not_take_follow_in_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.aggregation.aggregator.MAX_RECEIPTS", 2)
+    monkeypatch.setattr("server.aggregation.receipts.MAX_RECEIPTS", 2)
     study = make_study()
     fed = Federation(tmp_path, study=replace(study, collection=replace(study.collection, batch_size=1)))
     fed.core().run(fed.transport)

@@ -362,7 +362,7 @@ def test_an_empty_slot_is_a_warning_on_the_sites_own_terminal_and_in_no_json(hos
     assert "voter" not in told.stdout
     found = _teachers(load_site(hospital.site))
     assert not found.ok
-    assert "1 of 2 voters have a teacher" in found.found
+    assert "1 of 2 voters have a teacher" in found.text
     hospital.train(None, {0: 1, 1: 2})
     assert _teachers(load_site(hospital.site)).ok
 
