@@ -302,28 +302,8 @@ class Aggregator:
         The codes that were opened, and those that were refused. Nobody is waited for but the nodes that owe codes.
         # sensitive until noised
         """
-        deadline_s = self._study.collection.deadline_s
-        started = self._clock()
-        by_node = {site.node_id: site for site in (*self._sites(), *roster)}
-        parts_for: dict[int, list[Part]] = {
-            node: [
-                *self._receipts.owed(by_node[node]),
-                CodesRequest(
-                    study=self._study.id,
-                    ledger=self._ledger.ledger_id,
-                    batch=batch.id,
-                    attempt=attempt,
-                    deadline_s=max(1, int(deadline_s)),
-                    queries=wanted,
-                ),
-            ]
-            for node, wanted in missing.items()
-        }
-        if ahead is not None:
-            for node in sorted(transport.online() & by_node.keys()):
-                if by_node[node].name in ahead.able - ahead.answers.keys():
-                    parts_for.setdefault(node, self._receipts.owed(by_node[node])).append(ahead.offer)
-        questions = {node: (by_node[node], Several(tuple(parts))) for node, parts in parts_for.items()}
+        questions = self._questions(batch, attempt, missing, roster, ahead, transport)
+        started, deadline_s = self._clock(), self._study.collection.deadline_s
         self._events.emit(
             "batch-dispatched", batch=batch.id, attempt=attempt, sites=len(missing), queries=len(batch.queries)
         )
@@ -356,6 +336,37 @@ class Aggregator:
             if not owing:
                 break
         return codes, refused
+
+    def _questions(
+        self,
+        batch: _Batch,
+        attempt: int,
+        missing: Mapping[int, tuple[str, ...]],
+        roster: Sequence[Site],
+        ahead: _Batch | None,
+        transport: Transport,
+    ) -> dict[int, tuple[Site, Several]]:
+        """What each node is sent in one attempt: receipts it is owed, a request for its codes, the batch ``ahead``."""
+        by_node = {site.node_id: site for site in (*self._sites(), *roster)}
+        parts_for: dict[int, list[Part]] = {
+            node: [
+                *self._receipts.owed(by_node[node]),
+                CodesRequest(
+                    study=self._study.id,
+                    ledger=self._ledger.ledger_id,
+                    batch=batch.id,
+                    attempt=attempt,
+                    deadline_s=max(1, int(self._study.collection.deadline_s)),
+                    queries=wanted,
+                ),
+            ]
+            for node, wanted in missing.items()
+        }
+        if ahead is not None:
+            for node in sorted(transport.online() & by_node.keys()):
+                if by_node[node].name in ahead.able - ahead.answers.keys():
+                    parts_for.setdefault(node, self._receipts.owed(by_node[node])).append(ahead.offer)
+        return {node: (by_node[node], Several(tuple(parts))) for node, parts in parts_for.items()}
 
     def _open_reply(
         self, message: CodesReply | None, problem: str, *, batch: _Batch, attempt: int, site: Site
