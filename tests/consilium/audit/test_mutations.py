@@ -328,7 +328,7 @@ def redrawn(patch: Patch) -> None:
 
 def no_receipts(patch: Patch) -> None:
     patch.setattr(ReceiptDelivery, "send", lambda *_, **__: None)
-    patch.setattr(Aggregator, "_owed_receipts", lambda *_: [])
+    patch.setattr(ReceiptDelivery, "owed", lambda *_: [])
 
 
 def told_too_low(patch: Patch) -> None:
