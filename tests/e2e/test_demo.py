@@ -87,7 +87,7 @@ def test_the_report_has_what_was_promised(demo):
         assert 0 <= control["dice"]["mean"] <= 1
         assert set(control["dice"]["per_class"]) == {"anterior", "posterior"}
     assert len(report["teachers"]) == 2
-    assert len({daemon["pid"] for daemon in report["daemons"]}) == len(report["daemons"]) == 4 + 3 * 2
+    assert len({daemon["pid"] for daemon in report["daemons"]}) == len(report["daemons"]) == 5 + 3 * 2
     assert [site["codes_sent"] for site in report["sites"]] == [4, 4]
     assert {"data", "study", "teachers", "federation", "study run", "collect", "student", "controls"} <= report[
         "seconds"

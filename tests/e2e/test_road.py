@@ -72,7 +72,7 @@ def test_a_stranger_with_an_unregistered_key_was_turned_away(road):
 
 def test_every_daemon_is_a_process_of_its_own(road):
     pids = [pid for _, pid in road.federation.daemons]
-    assert len(set(pids)) == len(pids) == 4 + 3 * SITES
+    assert len(set(pids)) == len(pids) == 5 + 3 * SITES
 
 
 def test_a_known_code_is_in_no_byte_of_superlinks_database_log_or_node_files(road):
