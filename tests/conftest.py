@@ -22,6 +22,14 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _pools_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Sites that are made once for all tests are in no list of the user's, or the next run would be refused them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONSILIUM_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _pools_of_the_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Sites made by a module's fixtures are registered for that module alone, never in the user's own list."""

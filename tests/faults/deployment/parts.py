@@ -360,8 +360,17 @@ class Federation:
             return int(ledger.summary()["queries_accepted"])
 
 
+PROGRAM = """
+try:
+    from consilium.cli.main import main
+except ImportError:  # release 0.1.0
+    from consilium.cli import main
+main()
+"""
+
+
 def consilium(*words: str, python: str = sys.executable) -> list[str]:
-    return [python, "-P", "-c", "from consilium.cli.main import main; main()", *words]
+    return [python, "-P", "-c", PROGRAM, *words]
 
 
 def ip(*words: str) -> None:

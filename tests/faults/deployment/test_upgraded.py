@@ -19,8 +19,8 @@ from tests.faults.deployment.parts import QUERIES, SITES, Federation, federation
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[3]
-OLDER = "a55e78a01fa6226ee9014c6526c5711bd2526e0c"
-"""The oldest commit whose studies have the identity that this version gives them."""
+OLDER = "cf80b2445d11141c0d41feb62a33fa33d75660f3"
+"""The last commit of 0.1.0. What older ones say is not signed, and is not accepted."""
 
 
 def installed(commit: str, root: Path) -> Path:
