@@ -16,13 +16,22 @@ from typing import Any
 
 from common.canonical import check_schema, digest
 from common.errors import InvalidInput
-from common.privacy.mechanism import MAX_VOTERS_PER_SITE, AccountantName, Budget, Protection, Relation, Unit
+from common.privacy.mechanism import (
+    HONEST_SITES,
+    MAX_VOTERS_PER_SITE,
+    AccountantName,
+    Budget,
+    Protection,
+    Relation,
+    Unit,
+)
 
 STUDY_SCHEMA = 1
 MAX_GRID_VOXELS = 1 << 24
 JOINT_ROUNDS = 4
 """Rounds of a joint query by default; twice as many bring little more (docs/utility.md)."""
 MAX_JOINT_ROUNDS = 16
+OPEN, SEALED_SUM = "open", "sealed-sum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +117,13 @@ class PrivacyConfig(StatedBudget):
     """Every setting that changes the guarantee; hashed into the ledger.
 
     ``epsilon``, ``delta`` bound what one unit can lose over the whole study; ``accountant`` gates (the others are shown
-    beside it); ``voters_per_site`` is m; ``planned_queries`` is N, the releases the noise is calibrated for;
-    ``quorum`` the least number of sites in a release; ``edition`` counts retrainings of the teachers asked.
+    beside it); ``voters_per_site`` is m; ``planned_queries`` is N; ``quorum`` the least number of sites in a release;
+    ``edition`` counts retrainings of the teachers asked.
+
+    ``aggregation``: ``"open"``, where the server adds the noise to codes it can read, or ``"sealed-sum"``, where sites
+    mask their codes and draw the noise, and ε holds against the server together with ``colluders`` of them. A sum that
+    one of its sites never completed is charged and lost; ``spare_draws`` are charges beyond N that the noise is
+    calibrated for, so that as many sums may be lost. All three say nothing in an open study.
     """
 
     epsilon: float
@@ -121,6 +135,9 @@ class PrivacyConfig(StatedBudget):
     unit: Unit = Unit.HOSPITAL
     voters_per_site: int = 1
     edition: int = 1
+    aggregation: str = OPEN
+    colluders: int = 1
+    spare_draws: int = 0
 
     def __post_init__(self) -> None:
         self._check_budget("privacy")
@@ -133,6 +150,46 @@ class PrivacyConfig(StatedBudget):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise InvalidInput(f"privacy.{name}", value=value, limit=f"an integer from 1 to {most}")
+        self._check_aggregation()
+
+    def _check_aggregation(self) -> None:
+        if self.aggregation not in (OPEN, SEALED_SUM):
+            raise InvalidInput("privacy.aggregation", value=self.aggregation, limit=f"{OPEN}, {SEALED_SUM}")
+        for name, most in (("colluders", self.quorum - HONEST_SITES), ("spare_draws", 1_000)):
+            value = getattr(self, name)
+            if not self.sealed:
+                if value != type(self).__dataclass_fields__[name].default:
+                    raise InvalidInput(
+                        f"privacy.{name}", value=value, limit=f"stated where aggregation is {SEALED_SUM}"
+                    )
+            elif isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+                raise InvalidInput(
+                    f"privacy.{name}",
+                    value=value,
+                    limit=f"an integer from 0 to {most}" if most >= 0 else f"a quorum of {HONEST_SITES} sites or more",
+                    remedy=""
+                    if name == "spare_draws"
+                    else f"a sum hides a site among {HONEST_SITES} honest ones or "
+                    "more: raise privacy.quorum, or state fewer colluders",
+                )
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the server sees no site's code, but noisy sums alone."""
+        return self.aggregation == SEALED_SUM
+
+    @property
+    def charges(self) -> int:
+        """Releases the noise is calibrated for: those planned, and the draws that may be lost."""
+        return self.planned_queries + self.spare_draws
+
+    def to_table(self) -> dict[str, Any]:
+        """The section's keys and values; those of the sealed sum only in such a study, so that ids of studies stay."""
+        said = self.sealed
+        return {k: v for k, v in dataclasses.asdict(self).items() if said or k not in _SEALED_ALONE}
+
+
+_SEALED_ALONE = ("aggregation", "colluders", "spare_draws")
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +336,7 @@ class Study:
             "codec": codec,
             "data": data,
             "name": self.name,
-            "privacy": _plain(dataclasses.asdict(self.privacy)),
+            "privacy": _plain(self.privacy.to_table()),
             "schema": STUDY_SCHEMA,
         }
 
@@ -330,7 +387,7 @@ def render_study(study: Study) -> str:
     for section in ("data", "privacy", "codec", "teacher", "student", "collection"):
         lines += ["", f"[{section}]"]
         part = getattr(study, section)
-        table = part.to_table() if section == "codec" else dataclasses.asdict(part)
+        table = part.to_table() if section in ("privacy", "codec") else dataclasses.asdict(part)
         for key, value in table.items():
             plain = list(value) if isinstance(value, tuple) else value
             lines.append(f"{key} = {json.dumps(plain, ensure_ascii=False)}")

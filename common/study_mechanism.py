@@ -18,11 +18,15 @@ def study_mechanism(study: Study, *, dimension: int) -> Mechanism:
     noise_std = calibrate(
         budget=privacy.budget,
         accountant=privacy.accountant,
-        queries=privacy.planned_queries,
+        queries=privacy.charges,
         radius_int=radius,
         voters_per_site=privacy.voters_per_site,
         protection=privacy.protection,
     )
     return Mechanism(
-        dimension=dimension, radius_int=radius, voters_per_site=privacy.voters_per_site, noise_std=noise_std
+        dimension=dimension,
+        radius_int=radius,
+        voters_per_site=privacy.voters_per_site,
+        noise_std=noise_std,
+        colluders=privacy.colluders if privacy.sealed else None,
     )

@@ -42,7 +42,7 @@ def calibrate(
         radius_int=radius_int, voters_per_site=voters_per_site, unit=protection.unit, relation=protection.relation
     )
     limit = max_mu_squared(accountant, budget)
-    noise_std = _sqrt_up(Fraction(delta) ** 2 * count / limit)
+    noise_std = sqrt_up(Fraction(delta) ** 2 * count / limit)
     if not MIN_NOISE_STD <= noise_std <= MAX_NOISE_STD:
         raise InvalidInput(
             "noise standard deviation of the plan, in grid steps",
@@ -88,8 +88,10 @@ def _checked_queries(queries: int) -> int:
     return queries
 
 
-def _sqrt_up(value: Fraction) -> Fraction:
+def sqrt_up(value: Fraction) -> Fraction:
     """The square root of a positive rational, rounded up to 48 or 49 significant bits."""
+    if not isinstance(value, Fraction) or value <= 0:
+        raise InvalidInput("square of a standard deviation", value=value, limit="a positive rational")
     magnitude = (value.numerator.bit_length() - value.denominator.bit_length()) // 2
     shift = _STD_BITS - magnitude  # result = root / 2^shift
     scaled = value * Fraction(4) ** shift

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
-from math import floor, isfinite
+from math import floor, isfinite, sqrt
 from typing import ClassVar
 
 from common.canonical import check_hash, check_integer, digest
@@ -22,6 +22,9 @@ GRID_BITS = 16
 
 SAMPLER_DELTA = Fraction(1, 2**40)
 """Part of every δ set aside for the noise sampler's distance from the true rounded Gaussian (see ``gaussian``)."""
+
+HONEST_SITES = 2
+"""Least sites of a sealed sum that do not collude: with one, the server and the colluders would read its noisy code."""
 
 MAX_DIMENSION = 1 << 20
 MAX_VOTERS_PER_SITE = 1 << 12
@@ -130,6 +133,9 @@ class Mechanism(Document):
 
     ``dimension`` is l; ``radius_int`` is R = ⌊C·2¹⁶⌋ of **one voter**; ``noise_std`` is σ on the integer sum, rational.
     Voters per site m enters because a site sends the sum of its m codes, of norm at most m·R.
+
+    With ``colluders`` t the noise is drawn at the sites, in shares (:mod:`common.privacy.shares`): σ is then what is
+    left of it for whoever knows t shares, and the sum of K sites carries :meth:`noise_in_sum`. None: the server draws.
     """
 
     STATED: ClassVar = {"grid_bits": GRID_BITS}
@@ -139,8 +145,11 @@ class Mechanism(Document):
     voters_per_site: int
     noise_std: Fraction
     name: str = "rounded-gaussian-sum"
+    colluders: int | None = None
 
     def __post_init__(self) -> None:
+        if self.colluders is not None:
+            check_integer("colluders", self.colluders, least=0)
         check_integer("code dimension", self.dimension, least=1, most=MAX_DIMENSION)
         _check_voters(self.radius_int, self.voters_per_site)
         if not isinstance(self.noise_std, Fraction) or self.noise_std <= 0:
@@ -151,6 +160,13 @@ class Mechanism(Document):
             raise InvalidInput("noise standard deviation", value=float(self.noise_std), limit=f"{MAX_NOISE_STD:.3g}")
         if self.name != "rounded-gaussian-sum":
             raise InvalidInput("mechanism", value=self.name, limit="rounded-gaussian-sum")
+
+    def noise_in_sum(self, sites: int) -> float:
+        """The noise a sum over so many sites really carries: σ, or σ·√(K / (K − t)) where t may know their shares."""
+        if self.colluders is None:
+            return float(self.noise_std)
+        honest = check_integer("sites on a roster", sites, least=self.colluders + 1) - self.colluders
+        return float(self.noise_std) * sqrt(sites / honest)
 
     @property
     def site_radius_int(self) -> int:

@@ -31,6 +31,7 @@ from common.privacy import (
     patient_guarantee,
     quantise,
     release,
+    shares,
     training,
 )
 from common.privacy import audit as auditing
@@ -180,6 +181,7 @@ CHECKED: dict[str, list[Call]] = {
     "claim.claimed_reach": [lambda x: claim.claimed_reach("hospital", "replace-one", voters_per_site=x)],
     "claim.claimed_mu": [lambda x: claim.claimed_mu(x, 1e-3), lambda x: claim.claimed_mu(8.0, x)],
     "claim.claimed_epsilon": [lambda x: claim.claimed_epsilon(x, 1e-3), lambda x: claim.claimed_epsilon(2.0, x)],
+    "calibration.sqrt_up": [calibration.sqrt_up],
     "calibration.calibrate": [
         lambda x: calibrate(queries=x),
         lambda x: calibrate(radius_int=x),
@@ -217,6 +219,7 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: mechanism(radius_int=x),
         lambda x: mechanism(voters_per_site=x),
         lambda x: mechanism(noise_std=x),
+        lambda x: mechanism(colluders=x or -1),
     ],
     "mechanism.QuerySpec": [lambda x: spec(edition=x), lambda x: spec(round=x)],
     "mechanism.radius_int": [facts.radius_int],
@@ -287,6 +290,11 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: patient_guarantee.Combined(1.0, x, patient_guarantee.EXCHANGED, patient_guarantee.APART),
     ],
     "release.noisy_sum": [lambda x: release_at(noise_std=x), lambda x: release_at(dimension=x)],
+    "shares.share_std": [lambda x: shares.share_std(mechanism(noise_std=Fraction(99), colluders=1), sites=x)],
+    "shares.sum_bound": [lambda x: shares.sum_bound(mechanism(noise_std=Fraction(99), colluders=1), sites=x)],
+    "shares.unmasked": [
+        lambda x: shares.unmasked(CODE.view(np.uint64), mechanism(noise_std=Fraction(99), colluders=1), sites=x),
+    ],
 }
 """``x or -1`` where zero is allowed; a non-finite array where the number is an element of one."""
 
