@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from common.config import JOINT_ROUNDS, load_study
@@ -25,7 +22,8 @@ from common.privacy.audit import AuditReport, Finding, StudyUnderAudit, audit
 from consilium.audit.noise import smallest_fault
 from consilium.audit.run import DRAWS, ServiceReport, audit_service
 from consilium.audit.subject import Subject, from_workspace, stand_in
-from consilium.cli.privacy import Delta, Epsilon, Gate, Json, Radius, RelationOption, UnitOption, Voters, settings_of
+from consilium.cli.options import PLAIN, AsJson, counting
+from consilium.cli.privacy import Delta, Epsilon, Flags, Gate, Radius, RelationOption, UnitOption, Voters, settings_of
 from server.study.workspace import Workspace
 
 audit_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -35,46 +33,47 @@ MEMORY_CONFIDENCE = 0.9999
 
 _MEMORY_QUERIES = 4
 _MEMORY_DIMENSION = 4
-_PLAIN: Any = {"show_default": False}  # the help text says it, in the same words as for the others
 
 HOSPITALS, DIMENSION = 8, 256
+
+StudyOrFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--study",
+        help="A study's directory at the server, audited as it is; or a study file. The flags below are then "
+        "refused, but for --hospitals and --dimension beside a file.",
+    ),
+]
 
 
 @audit_app.command("audit")
 def audit_command(
-    study: Annotated[
-        Path | None,
-        typer.Option(
-            "--study",
-            help="A study's directory at the server, audited as it is; or a study file. The flags below are then "
-            "refused, but for --hospitals and --dimension beside a file.",
-        ),
-    ] = None,
+    study: StudyOrFile = None,
     epsilon: Epsilon = None,
     delta: Delta = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of a joint query [4].", **_PLAIN)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of a joint query [4].", **PLAIN)] = None,
     queries: Annotated[
-        int | None, typer.Option(help="In place of rounds: releases about one volume each.", **_PLAIN)
+        int | None, typer.Option(help="In place of rounds: releases about one volume each.", **PLAIN)
     ] = None,
     hospitals: Annotated[
-        int | None, typer.Option(help="Hospitals answering, K [8, or the study's quorum].", **_PLAIN)
+        int | None, typer.Option(help="Hospitals answering, K [8, or the study's quorum].", **PLAIN)
     ] = None,
     voters: Voters = None,
     radius: Radius = None,
     dimension: Annotated[
-        int | None, typer.Option(help="Numbers released at a time, l [256, or as the study allows].", **_PLAIN)
+        int | None, typer.Option(help="Numbers released at a time, l [256, or as the study allows].", **PLAIN)
     ] = None,
     unit: UnitOption = None,
     relation: RelationOption = None,
     accountant: Gate = None,
     draws: Annotated[
-        int, typer.Option(help="Values of noise measured [200000]: the more, the smaller the faults seen.", **_PLAIN)
+        int, typer.Option(help="Values of noise measured [200000]: the more, the smaller the faults seen.", **PLAIN)
     ] = DRAWS,
     runs: Annotated[
         int,
-        typer.Option(help="Runs in memory in each of six worlds, 20 or more; 0 leaves them out [2000].", **_PLAIN),
+        typer.Option(help="Runs in memory in each of six worlds, 20 or more; 0 leaves them out [2000].", **PLAIN),
     ] = 2000,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Attack a study as it runs, ledgers, workers and all, and compare with what it claims. Exit code 1: exceeded.
 
@@ -84,40 +83,49 @@ def audit_command(
     """
     if runs and runs < 20:
         raise InvalidInput("runs", value=runs, limit="20 or more, or 0")
-    if study is not None and study.is_dir():
-        given = (epsilon, delta, rounds, queries, hospitals, voters, radius, dimension, unit, relation, accountant)
-        if any(value is not None for value in given):
-            raise InvalidInput("flags beside a study's directory", remedy="leave them out: it is audited as it is")
-        subject = from_workspace(Workspace(study))
-    else:
-        if rounds is not None and queries is not None:
-            raise InvalidInput("rounds and queries", value=(rounds, queries), limit="one of the two")
-        asked = rounds if queries is None else queries
-        privacy, clip = settings_of(study, epsilon, delta, asked, voters, radius, unit, relation, accountant)
-        if study is None and asked is None:
-            privacy = replace(privacy, planned_queries=JOINT_ROUNDS)
-        codec = None if study is None else load_study(study).codec
-        sites, most = (HOSPITALS, DIMENSION) if codec is None else (privacy.quorum, min(codec.max_dimension, DIMENSION))
-        subject = stand_in(
-            privacy,
-            hospitals=sites if hospitals is None else hospitals,
-            dimension=most if dimension is None else dimension,
-            radius=clip,
-            joint=queries is None if codec is None else codec.joint,
-        )
-    logging.getLogger("client").setLevel(logging.CRITICAL)  # voters fail on purpose, and workers say so
-    with _progress("audit", show=not as_json) as told:
-        service = audit_service(subject, draws=draws, progress=told)
-    reports: dict[str, ServiceReport | AuditReport] = {"service": service}
-    if runs:
-        with _progress("audit in memory", show=not as_json) as told:
-            reports["memory"] = audit(_in_memory(subject), runs=runs, confidence=MEMORY_CONFIDENCE, progress=told)
+    if rounds is not None and queries is not None:
+        raise InvalidInput("rounds and queries", value=(rounds, queries), limit="one of the two")
+    asked = rounds if queries is None else queries
+    flags = Flags(epsilon, delta, asked, voters, radius, unit, relation, accountant)
+    subject = _subject(study, flags, hospitals=hospitals, dimension=dimension, joint=queries is None)
+    reports = _attack(subject, draws=draws, runs=runs, show=not as_json)
     if as_json:
         typer.echo(json.dumps({name: r.to_json() for name, r in reports.items()}, indent=1, ensure_ascii=False))
     else:
-        _print(service, reports)
+        _print(reports)
     if any(report.exceeded for report in reports.values()):
         raise typer.Exit(1)
+
+
+def _subject(study: Path | None, flags: Flags, *, hospitals: int | None, dimension: int | None, joint: bool) -> Subject:
+    if study is not None and study.is_dir():
+        if flags.given() or hospitals is not None or dimension is not None:
+            raise InvalidInput("flags beside a study's directory", remedy="leave them out: it is audited as it is")
+        return from_workspace(Workspace(study))
+    privacy, clip = settings_of(study, flags)
+    if study is None and flags.queries is None:
+        privacy = replace(privacy, planned_queries=JOINT_ROUNDS)
+    codec = None if study is None else load_study(study).codec
+    sites, most = (HOSPITALS, DIMENSION) if codec is None else (privacy.quorum, min(codec.max_dimension, DIMENSION))
+    return stand_in(
+        privacy,
+        hospitals=sites if hospitals is None else hospitals,
+        dimension=most if dimension is None else dimension,
+        radius=clip,
+        joint=joint if codec is None else codec.joint,
+    )
+
+
+def _attack(subject: Subject, *, draws: int, runs: int, show: bool) -> dict[str, ServiceReport | AuditReport]:
+    logging.getLogger("client").setLevel(logging.CRITICAL)  # voters fail on purpose, and workers say so
+    with counting("audit", show=show) as told:
+        reports: dict[str, ServiceReport | AuditReport] = {
+            "service": audit_service(subject, draws=draws, progress=told)
+        }
+    if runs:
+        with counting("audit in memory", show=show) as told:
+            reports["memory"] = audit(_in_memory(subject), runs=runs, confidence=MEMORY_CONFIDENCE, progress=told)
+    return reports
 
 
 def _in_memory(subject: Subject) -> StudyUnderAudit:
@@ -134,7 +142,9 @@ def _in_memory(subject: Subject) -> StudyUnderAudit:
     )
 
 
-def _print(service: ServiceReport, reports: dict[str, ServiceReport | AuditReport]) -> None:
+def _print(reports: dict[str, ServiceReport | AuditReport]) -> None:
+    service = reports["service"]
+    assert isinstance(service, ServiceReport)
     subject, privacy = service.subject, service.subject.study.privacy
     how = "rounds of a joint query" if subject.frame is not None else "queries"
     console = Console()
@@ -160,20 +170,3 @@ def _table(name: str, findings: tuple[Finding, ...]) -> Table:
 
 
 _TITLES = {"service": "As it runs", "memory": "In memory: guessing the world from the answers"}
-
-
-@contextmanager
-def _progress(title: str, *, show: bool) -> Iterator[Callable[[int, int], None] | None]:
-    if not show:
-        yield None
-        return
-    columns: tuple[Any, ...] = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} lives"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=1)
-        yield lambda done, of: bar.update(task, completed=done, total=of)

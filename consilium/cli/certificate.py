@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from common.ledger.keys import read_public_key
+from consilium.cli.options import PublicKey, StudyDir
 from server.study.workspace import Workspace
 
 app = typer.Typer(add_completion=False, help="A study's privacy certificate, as PDF and JSON.")
@@ -15,7 +16,7 @@ app = typer.Typer(add_completion=False, help="A study's privacy certificate, as 
 
 @app.command("certificate")
 def certificate(
-    directory: Annotated[Path, typer.Argument(help="The study's directory.")],
+    directory: StudyDir,
     out: Annotated[Path, typer.Option(help="Folder for certificate.pdf and certificate.json.")],
     audit: Annotated[
         Path | None, typer.Option(help="What `consilium audit --json` printed; audit.json in the study's directory.")
@@ -26,9 +27,7 @@ def certificate(
             help="What `consilium site status --json` printed at a hospital. Repeatable; site-reports/*.json."
         ),
     ] = None,
-    public_key: Annotated[
-        str | None, typer.Option(help="The ledger's public key as you know it: 64 hex digits or a PEM file.")
-    ] = None,
+    public_key: PublicKey = None,
 ) -> None:
     """Write a study's privacy certificate for filing. Exit code 5: the ledger does not verify, so there is none.
 

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from common.data.split import private_label_hashes
+from consilium.cli.options import StudyDir
 from server.aggregation.progress import bar_a_stage
 from server.study.create_study import fit_study_codec
 from server.study.workspace import Workspace
@@ -23,7 +24,7 @@ def _codec() -> None:
 
 @codec_app.command("fit")
 def fit(
-    directory: Annotated[Path, typer.Argument(help="The study's directory.")],
+    directory: StudyDir,
     label_maps: Annotated[Path, typer.Option(help="Folder of public label maps of other cases (.nii, .nii.gz).")],
     sites: Annotated[int, typer.Option(help="Sites expected in a release: sets the planned noise on the mean.")],
     split: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,50 +16,34 @@ app = typer.Typer(add_completion=False, help="A study's dashboard: budget, sites
 user_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Who may sign in to the dashboard.")
 app.add_typer(user_app, name="user")
 
-State = Annotated[
-    Path, typer.Option(envvar="CONSILIUM_DASHBOARD_STATE", help="The dashboard's own directory: users, decisions.")
-]
 FromStdin = Annotated[bool, typer.Option("--password-stdin", help="Read the password from standard input, one line.")]
 Name = Annotated[str, typer.Argument(help="The user's name.")]
+
+
+def _setting(name: str, text: str) -> Any:
+    return typer.Option(envvar=f"CONSILIUM_DASHBOARD_{name}", help=text)
+
+
+State = Annotated[Path, _setting("STATE", "The dashboard's own directory: users, decisions.")]
+
+
+_PROXY = "Address of the TLS proxy in front, whose X-Forwarded-For and -Proto are believed."
+_HOSTS = "Names browsers call it by, separated by commas, beside those in the certificate."
+_TOKEN = "File with the bearer token that opens /metrics to a scraper."
 
 
 @app.callback(invoke_without_command=True)
 def dashboard(
     context: typer.Context,
-    study: Annotated[
-        Path | None,
-        typer.Option(envvar="CONSILIUM_DASHBOARD_STUDY", help="The study's directory; a read-only mount will do."),
-    ] = None,
+    study: Annotated[Path | None, _setting("STUDY", "The study's directory; a read-only mount will do.")] = None,
     state: State = Path("dashboard"),
-    bind: Annotated[str, typer.Option(envvar="CONSILIUM_DASHBOARD_BIND", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="CONSILIUM_DASHBOARD_PORT", help="Port to listen on.")] = 8050,
-    certificate: Annotated[
-        Path | None, typer.Option(envvar="CONSILIUM_DASHBOARD_CERTIFICATE", help="TLS certificate (PEM).")
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option(envvar="CONSILIUM_DASHBOARD_KEY", help="Private key of the certificate (PEM).")
-    ] = None,
-    behind_proxy: Annotated[
-        str | None,
-        typer.Option(
-            envvar="CONSILIUM_DASHBOARD_BEHIND_PROXY",
-            help="Address of the TLS proxy in front, whose X-Forwarded-For and -Proto are believed.",
-        ),
-    ] = None,
-    hosts: Annotated[
-        str,
-        typer.Option(
-            envvar="CONSILIUM_DASHBOARD_HOSTS",
-            help="Names browsers call it by, separated by commas, beside those in the certificate.",
-        ),
-    ] = "",
-    metrics_token_file: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="CONSILIUM_DASHBOARD_METRICS_TOKEN_FILE",
-            help="File with the bearer token that opens /metrics to a scraper.",
-        ),
-    ] = None,
+    bind: Annotated[str, _setting("BIND", "Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, _setting("PORT", "Port to listen on.")] = 8050,
+    certificate: Annotated[Path | None, _setting("CERTIFICATE", "TLS certificate (PEM).")] = None,
+    key: Annotated[Path | None, _setting("KEY", "Private key of the certificate (PEM).")] = None,
+    behind_proxy: Annotated[str | None, _setting("BEHIND_PROXY", _PROXY)] = None,
+    hosts: Annotated[str, _setting("HOSTS", _HOSTS)] = "",
+    metrics_token_file: Annotated[Path | None, _setting("METRICS_TOKEN_FILE", _TOKEN)] = None,
     session_hours: Annotated[float, typer.Option(min=0.001, max=168, help="How long a sign-in lasts.")] = 12.0,
 ) -> None:
     """Serve the dashboard of one study. It reads the study's directory and can neither charge nor change it.

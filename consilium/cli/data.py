@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
+from consilium.cli.options import ResultAsJson, counting
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Make synthetic data, split a dataset.")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Seed = Annotated[int, typer.Option(help="Decides every draw.", min=0)]
 
 
@@ -21,26 +22,17 @@ def synth(
     seed: Seed,
     hospitals: Annotated[int, typer.Option(help="How many scanners they come from.", min=1)] = 1,
     structures: Annotated[int, typer.Option(help="Structures to segment, 2 or 3.", min=2, max=3)] = 2,
-    as_json: AsJson = False,
+    as_json: ResultAsJson = False,
 ) -> None:
     """Write an MSD dataset of 3D phantoms: shapes vary by patient, scanners by hospital.
 
     Example: consilium data synth --out phantoms --cases 108 --seed 1 --hospitals 4
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     from common.data.synthetic import write_phantoms
 
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("phantoms", total=cases)
+    with counting("phantoms", total=cases) as on_case:
         dataset = write_phantoms(
-            out,
-            cases=cases,
-            seed=seed,
-            hospitals=hospitals,
-            structures=structures,
-            on_case=lambda done: bar.update(task, completed=done),
+            out, cases=cases, seed=seed, hospitals=hospitals, structures=structures, on_case=on_case
         )
     if as_json:
         facts = {"dataset": str(out), "cases": len(dataset.cases), "labels": dataset.labels, "seed": seed}
@@ -61,7 +53,7 @@ def split(
     label_maps: Annotated[int, typer.Option(help="Public label maps, of other cases.", min=0)] = 12,
     validation: Annotated[int, typer.Option(help="Cases for choosing settings.", min=0)] = 8,
     test: Annotated[int, typer.Option(help="Cases for the final figures only.", min=0)] = 16,
-    as_json: AsJson = False,
+    as_json: ResultAsJson = False,
 ) -> None:
     """Deal a dataset to sites/*, public/images, public/label-maps, validation and test; split.json records it.
 

@@ -14,12 +14,18 @@ from rich.progress import TaskID
 
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
+from consilium.cli import options
 from consilium.demo.dashboard import reopen
 from consilium.demo.options import DemoOptions
 from consilium.demo.run import Watch, run_demo
 from server.aggregation.progress import StudyProgress, stage_bars
 
 app = typer.Typer(add_completion=False)
+
+Strategy = Annotated[
+    str,
+    typer.Option("--strategy", help="How teachers are trained: standard, or with a guarantee dp-sgd, dp-mac, dp-bbb."),
+]
 
 
 @app.command()
@@ -29,23 +35,21 @@ def demo(
         Path | None, typer.Option(help="An MSD dataset with labels; phantoms are made without one.")
     ] = None,
     hospitals: Annotated[int, typer.Option(help="Hospitals K.")] = 4,
-    epsilon: Annotated[float, typer.Option(help="Privacy budget ε.")] = 8.0,
-    delta: Annotated[float, typer.Option(help="Privacy budget δ.")] = 1e-3,
+    epsilon: options.Epsilon = 8.0,
+    delta: options.Delta = 1e-3,
     queries: Annotated[int, typer.Option(help="Planned queries N: public volumes labelled.")] = 16,
-    accountant: Annotated[AccountantName, typer.Option(help="Accountant that gates.")] = AccountantName.EXACT,
-    unit: Annotated[Unit, typer.Option(help="Unit of privacy.")] = Unit.HOSPITAL,
-    relation: Annotated[Relation, typer.Option(help="Neighbouring relation.")] = Relation.REPLACE_ONE,
-    voters: Annotated[int, typer.Option(help="Voters m a site, on disjoint patients.")] = 1,
-    codec: Annotated[str, typer.Option(help="Codec: pca, ball-ae or paper-pca.")] = "pca",
+    accountant: options.Accountant = AccountantName.EXACT,
+    unit: options.UnitOption = Unit.HOSPITAL,
+    relation: options.RelationOption = Relation.REPLACE_ONE,
+    voters: options.Voters = 1,
+    codec: options.Codec = "pca",
     joint: Annotated[
         bool,
         typer.Option(
             "--joint", help="Ask about all public volumes together, in four rounds, instead of one release each."
         ),
     ] = False,
-    strategy: Annotated[
-        str, typer.Option(help="How teachers are trained: standard, or with a guarantee dp-sgd, dp-mac, dp-bbb.")
-    ] = "standard",
+    strategy: Strategy = "standard",
     training_epsilon: Annotated[
         float, typer.Option(help="ε a private training may cost each patient, at the study's δ and relation.")
     ] = 8.0,
@@ -58,7 +62,7 @@ def demo(
 
     Run the same command again to resume. Example: consilium demo --hospitals 4 --out demo-out
     """
-    options = DemoOptions(
+    asked = DemoOptions(
         hospitals=hospitals,
         epsilon=epsilon,
         delta=delta,
@@ -75,7 +79,11 @@ def demo(
         data=None if data is None else str(data.absolute()),
     )
     with _watching(Console(stderr=True)) as watch:
-        report = run_demo(out, options, watch=watch, show_dashboard=dashboard)
+        report = run_demo(out, asked, watch=watch, show_dashboard=dashboard)
+    _say(out, report, dashboard=dashboard)
+
+
+def _say(out: Path, report: Path, *, dashboard: bool) -> None:
     typer.echo(_summary(out))
     typer.echo(f"report: {report}")
     if dashboard:

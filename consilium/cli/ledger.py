@@ -28,6 +28,7 @@ from common.ledger.rows import SignedHead
 from common.ledger.sqlite_file import connect
 from common.objects import write_atomically
 from common.sealing_rotation import rotate_sealing_key, sealing_notice
+from consilium.cli.options import AsJson, PublicKey
 from server.ledger.backup import backup
 from server.ledger.recovery import recover_charges, rotate_signing_key
 from server.ledger.verify import VerifyReport, verify
@@ -39,16 +40,13 @@ app = typer.Typer(
 verify_app = typer.Typer(add_completion=False, help="Check a ledger offline: chain, signatures, sums, budget.")
 
 LedgerPath = Annotated[Path, typer.Argument(help="The ledger file: ledger.sqlite or a site's site-ledger.sqlite.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
 @verify_app.command("verify")
 @app.command("verify")
 def verify_command(
     ledger: LedgerPath,
-    public_key: Annotated[
-        str | None, typer.Option(help="The ledger's public key as you know it: 64 hex digits or a PEM file.")
-    ] = None,
+    public_key: PublicKey = None,
     server_key: Annotated[
         list[str] | None,
         typer.Option(help="For a site's ledger: the server's public key, to check its receipts. Repeatable."),

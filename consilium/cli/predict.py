@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from common.errors import InvalidInput
+from consilium.cli.options import ResultAsJson, counting
 
 app = typer.Typer(add_completion=False)
 
@@ -25,7 +26,7 @@ def predict(
         Path | None,
         typer.Option(help="TOML with the tables labels, channels and bids: a dataset's names = the model's."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: ResultAsJson = False,
 ) -> None:
     """Segment volumes with a student; write label maps on each file's own voxels; score them where labels are given.
 
@@ -33,22 +34,10 @@ def predict(
     code 2: not one file could be used.
     Example: consilium predict scans --model bundle --out predictions --labels drawn
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from consilium.predict import predict_images
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("left"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task("predicting", total=None)
-        done = predict_images(
-            images,
-            model,
-            out,
-            labels=labels,
-            label_map=label_map,
-            progress=lambda number, total: bar.update(task, completed=number, total=total),
-        )
+    with counting("predicting") as on_case:
+        done = predict_images(images, model, out, labels=labels, label_map=label_map, progress=on_case)
     typer.echo(json.dumps(done.facts, allow_nan=False) if as_json else done.text)
     if not done.used:
         raise InvalidInput("not one file could be used", remedy="see the reasons above")

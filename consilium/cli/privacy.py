@@ -7,9 +7,9 @@ its own: the privacy core refuses.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,8 +17,9 @@ from rich.console import Console
 from common.config import PrivacyConfig, load_study
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from consilium.cli.options import PLAIN, AsJson
 from consilium.reports.plan_report import check_chart, delta_warning, plan_table, write_chart
-from server.planning.planner import plan
+from server.planning.planner import Plan, plan
 from server.planning.recommend import recommend
 
 plan_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -34,8 +35,6 @@ UnitOption = Annotated[Unit | None, typer.Option("--unit", help="Whom the guaran
 RelationOption = Annotated[Relation | None, typer.Option("--relation", help="Neighbouring relation [replace-one].")]
 Voters = Annotated[int | None, typer.Option("--voters", help="Teachers a hospital, m [1].")]
 Radius = Annotated[float | None, typer.Option(help="Clipping norm C [1].")]
-_PLAIN: Any = {"show_default": False}  # the help text says it, in the same words as for the others
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
 @plan_app.command("plan")
@@ -52,13 +51,13 @@ def plan_command(
     relation: RelationOption = None,
     accountant: Gate = None,
     patients: Annotated[
-        int | None, typer.Option(help="Patients of a site, for the recommended voters [many].", **_PLAIN)
+        int | None, typer.Option(help="Patients of a site, for the recommended voters [many].", **PLAIN)
     ] = None,
     spectrum: Annotated[
         Path | None, typer.Option(help="JSON list of the code's public eigenvalues; adds the expected errors.")
     ] = None,
     chart: Annotated[Path | None, typer.Option(help="Write a chart to this PNG, SVG or PDF file.")] = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what a privacy budget buys before any of it is spent; charges nothing.
 
@@ -68,14 +67,10 @@ def plan_command(
 
     Example: consilium plan --unit patient --epsilon 8 --delta 1e-5 --queries 1 --hospitals 8 --patients 15
     """
-    privacy, clip = settings_of(study, epsilon, delta, queries, voters, radius, unit, relation, accountant)
-    values = None if spectrum is None else _read_spectrum(spectrum)
-    if values is not None and dimension not in (None, len(values)):
-        raise InvalidInput(
-            "length of a code", value=dimension, limit=f"{len(values)}, as in the spectrum file, or leave it out"
-        )
+    privacy, clip = settings_of(study, Flags(epsilon, delta, queries, voters, radius, unit, relation, accountant))
     if chart is not None:
         check_chart(chart)
+    values = None if spectrum is None else _read_spectrum(spectrum, length=dimension)
     result = plan(
         budget=privacy.budget,
         accountant=privacy.accountant,
@@ -87,15 +82,19 @@ def plan_command(
         dimension=len(values) if values is not None else 128 if dimension is None else dimension,
         spectrum=values,
     )
+    if chart is not None:
+        write_chart(result, chart)
+    _print(result, patients=patients, as_json=as_json)
+
+
+def _print(result: Plan, *, patients: int | None, as_json: bool) -> None:
     advised = recommend(
-        budget=privacy.budget,
-        accountant=privacy.accountant,
-        protection=privacy.protection,
+        budget=result.budget,
+        accountant=result.accountant,
+        protection=result.protection,
         hospitals=result.hospitals,
         patients=patients,
     )
-    if chart is not None:
-        write_chart(result, chart)
     if as_json:
         recommended = {**asdict(advised), "recipe": "joint", "worth_asking": advised.worth_asking}
         warning = delta_warning(result, patients=patients)
@@ -105,56 +104,58 @@ def plan_command(
         Console().print(plan_table(result, recommended=advised.summary, patients=patients))
 
 
-def settings_of(
-    study: Path | None,
-    epsilon: float | None,
-    delta: float | None,
-    queries: int | None,
-    voters: int | None,
-    radius: float | None,
-    unit: Unit | None,
-    relation: Relation | None,
-    accountant: AccountantName | None,
-) -> tuple[PrivacyConfig, float]:
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The settings as flags gave them, None where one was left out."""
+
+    epsilon: float | None
+    delta: float | None
+    queries: int | None
+    voters: int | None
+    radius: float | None
+    unit: Unit | None
+    relation: Relation | None
+    accountant: AccountantName | None
+
+    def given(self) -> list[str]:
+        return [f"--{field.name}" for field in fields(self) if getattr(self, field.name) is not None]
+
+
+def settings_of(study: Path | None, flags: Flags) -> tuple[PrivacyConfig, float]:
     """The privacy settings and C, from the study file or from flags, never from a mixture."""
-    given = {
-        "--epsilon": epsilon,
-        "--delta": delta,
-        "--queries": queries,
-        "--voters": voters,
-        "--radius": radius,
-        "--unit": unit,
-        "--relation": relation,
-        "--accountant": accountant,
-    }
     if study is not None:
-        extra = [name for name, value in given.items() if value is not None]
-        if extra:
+        if extra := flags.given():
             raise InvalidInput(
                 "flags beside --study", value=extra, remedy="change the study file, or leave --study out"
             )
         loaded = load_study(study)
         return loaded.privacy, loaded.codec.radius
-    budget = Budget(epsilon=8.0 if epsilon is None else epsilon, delta=1e-3 if delta is None else delta)
-    protection = Protection(unit=unit or Unit.HOSPITAL, relation=relation or Relation.REPLACE_ONE)
+    budget = Budget(
+        epsilon=8.0 if flags.epsilon is None else flags.epsilon, delta=1e-3 if flags.delta is None else flags.delta
+    )
+    protection = Protection(unit=flags.unit or Unit.HOSPITAL, relation=flags.relation or Relation.REPLACE_ONE)
     privacy = PrivacyConfig(
         epsilon=budget.epsilon,
         delta=budget.delta,
-        planned_queries=80 if queries is None else queries,
+        planned_queries=80 if flags.queries is None else flags.queries,
         quorum=1,
-        accountant=accountant or AccountantName.EXACT,
+        accountant=flags.accountant or AccountantName.EXACT,
         relation=protection.relation,
         unit=protection.unit,
-        voters_per_site=1 if voters is None else voters,
+        voters_per_site=1 if flags.voters is None else flags.voters,
     )
-    return privacy, 1.0 if radius is None else radius
+    return privacy, 1.0 if flags.radius is None else flags.radius
 
 
-def _read_spectrum(path: Path) -> list[float]:
+def _read_spectrum(path: Path, *, length: int | None) -> list[float]:
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise InvalidInput("spectrum file", value=str(path), limit="a readable JSON list of numbers") from error
     if not isinstance(values, list) or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
         raise InvalidInput("spectrum file", value=str(path), limit="a JSON list of numbers")
+    if length not in (None, len(values)):
+        raise InvalidInput(
+            "length of a code", value=length, limit=f"{len(values)}, as in the spectrum file, or leave it out"
+        )
     return [float(v) for v in values]

@@ -12,6 +12,7 @@ import typer
 from common.admission import read_request
 from common.errors import DaemonFailed, InvalidInput
 from common.pki import expires
+from consilium.cli.options import AsJson, SiteName, StudyDir
 from server.operations import provision
 from server.study.workspace import Endpoint, Workspace
 
@@ -19,8 +20,6 @@ provision_app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Certificates, startup kits, admitting and revoking sites."
 )
 server_app = typer.Typer(no_args_is_help=True, add_completion=False, help="The consortium's daemons.")
-
-StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
 
 
 @provision_app.command("server")
@@ -45,7 +44,7 @@ def server(
 @provision_app.command("kit")
 def kit(
     directory: StudyDir,
-    site: Annotated[str, typer.Argument(help="The site's name.")],
+    site: SiteName,
     out: Annotated[Path, typer.Option(help="Where to write the kit.")],
 ) -> None:
     """Write one site's startup kit: its name, public keys, address, CA, study. Nothing in it is secret.
@@ -89,9 +88,7 @@ def approve(
 
 
 @provision_app.command("list")
-def standing(
-    directory: StudyDir, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
-) -> None:
+def standing(directory: StudyDir, as_json: AsJson = False) -> None:
     """Sites that were admitted, who of them is online or revoked, and until when the certificate is valid.
 
     Example: consilium provision list trial
@@ -136,7 +133,7 @@ def renew(
 
 
 @provision_app.command("revoke")
-def revoke(directory: StudyDir, site: Annotated[str, typer.Argument(help="The site's name.")]) -> None:
+def revoke(directory: StudyDir, site: SiteName) -> None:
     """Take a site's admission back, at once. What it contributed stays released and charged.
 
     Example: consilium provision revoke trial north

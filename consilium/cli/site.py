@@ -16,6 +16,7 @@ from common.errors import InvalidInput
 from common.privacy.accounting import max_mu_squared
 from common.privacy.consent import guess_sentence
 from common.privacy.figures import delta_text, epsilon_text
+from consilium.cli.options import AsJson, SiteDir, counting
 from consilium.cli.site_decisions import heads, pause, recover, resume, take_sealing_key, withdraw, withdraw_patient
 from consilium.cli.site_student import evaluate, student_app
 from consilium.cli.train import train
@@ -24,8 +25,6 @@ site_app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="A hospital's side: train teachers, serve codes."
 )
 site_app.command("train")(train)
-
-SiteDir = Annotated[Path, typer.Option("--site-dir", help="The site's directory.")]
 
 
 @site_app.command("init")
@@ -95,7 +94,7 @@ def cases(
     for_server: Annotated[
         bool, typer.Option("--for-server", help="Numbers alone, for the server's operator; site.toml must allow it.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Which cases the last training left out, and why: for this site's own eyes.
 
@@ -149,16 +148,12 @@ def doctor(
     least one check failed; each such line says what to do.
     Example: consilium site doctor --site-dir /srv/consilium --data /data/north --report doctor
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     from client.operations import findings as findings_of
     from client.operations.doctor import DoctorOptions, look
 
     options = DoctorOptions(site_dir, data, study, layout, label_map, report)
-    with Progress(console=Console(stderr=True), disable=data is None) as bar:
-        task = bar.add_task("cases", total=None)
-        findings = look(options, on_case=lambda done, total: bar.update(task, completed=done, total=total))
+    with counting("cases", show=data is not None) as on_case:
+        findings = look(options, on_case=on_case)
     if report is not None:
         paths = findings_of.write_report(report, findings)
         typer.echo(f"report: {paths[1]}", err=True)
@@ -206,7 +201,7 @@ def up(
 @site_app.command("status")
 def status(
     site_dir: SiteDir,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What this site has spent of its patient pool's budget, by its own ledger.
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from common.errors import InvalidInput
+from consilium.cli.options import AsJson, SiteDir
 
-SiteDir = Annotated[Path, typer.Option("--site-dir", help="The site's directory.")]
 StudyName = Annotated[str, typer.Argument(help="The study's name, id or the beginning of its id.")]
 
 
@@ -122,7 +122,7 @@ def heads(
         Path | None, typer.Option(help="Another site's receipts, as it wrote them with --out: is there a fork?")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write this site's receipts here, for another site.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """The newest heads of the server's ledger this site holds; compared with another site's, a fork shows.
 

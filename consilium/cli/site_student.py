@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-SiteDir = Annotated[Path, typer.Option("--site-dir", help="The site's directory.")]
+from consilium.cli.options import AsJson, SiteDir, counting
+
+if TYPE_CHECKING:
+    from client.teachers.evaluation import Evaluation
 
 student_app = typer.Typer(no_args_is_help=True, help="The study's student at this site.")
 
@@ -22,7 +25,7 @@ def _student() -> None:
 def pull(
     site_dir: SiteDir,
     out: Annotated[Path | None, typer.Option(help="Where to put it; student in the site's directory.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fetch the study's student and prove it: signed, by hash, of this study, and true to this site's receipts.
 
@@ -74,7 +77,7 @@ def evaluate(
     strict: Annotated[
         bool, typer.Option("--strict", help="End with exit code 10 where something speaks against using the student.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Score the student on this site's own labelled cases. Figures and pictures stay here; nothing is sent.
 
@@ -86,24 +89,23 @@ def evaluate(
     from datetime import UTC, datetime
 
     import torch
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from client.teachers.evaluation import PARTS, WORSE, table
+    from client.teachers.evaluation import WORSE
     from client.teachers.evaluation import evaluate as evaluate_student
 
     torch.set_num_threads(1)
-    columns = (TextColumn("cases"), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        task = bars.add_task("cases", total=None)
+    with counting("cases") as on_case:
         result, folder = evaluate_student(
-            site_dir,
-            now=datetime.now(UTC),
-            data=data,
-            model=model,
-            native=native,
-            on_case=lambda done, total: bars.update(task, completed=done, total=total),
+            site_dir, now=datetime.now(UTC), data=data, model=model, native=native, on_case=on_case
         )
+    _print(result, folder, as_json=as_json)
+    if strict and result.alarms:
+        raise typer.Exit(WORSE)
+
+
+def _print(result: Evaluation, folder: Path, *, as_json: bool) -> None:
+    from client.teachers.evaluation import PARTS, table
+
     if as_json:
         typer.echo(json.dumps({**result.to_json(), "folder": str(folder)}, indent=1))
     else:
@@ -116,5 +118,3 @@ def evaluate(
         typer.echo(
             f"{folder}: evaluation.html, evaluation.json, cases.csv, best.png, worst.png; they stay at this site"
         )
-    if strict and result.alarms:
-        raise typer.Exit(WORSE)

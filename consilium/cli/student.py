@@ -7,14 +7,13 @@ from typing import Annotated
 
 import typer
 
+from consilium.cli.options import StudyDir
 from server.aggregation.pipeline import locked_events
 from server.study.workspace import Workspace
 
 student_app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Train the student and export it as a MONAI bundle."
 )
-
-StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
 
 
 @student_app.command("train")

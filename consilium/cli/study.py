@@ -13,6 +13,7 @@ from common.codecs.paper import codec_terms
 from common.config import DataConfig, PrivacyConfig, Study, load_study
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Relation, Unit
+from consilium.cli import options
 from server.aggregation.progress import StudyProgress, stage_bars
 from server.study import consent_text as describe
 from server.study import create_study as setup
@@ -22,7 +23,6 @@ from server.study.workspace import Workspace
 
 study_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Define, publish, run and follow a study.")
 
-StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
 SharedLedger = Annotated[
     Path | None,
     typer.Option(help="Another study's directory or its ledger.sqlite: share its ledger, so that pools have one sum."),
@@ -30,25 +30,24 @@ SharedLedger = Annotated[
 StandingFile = Annotated[
     Path | None, typer.Option(help="Keep the new ledger's standing in this file, best on another disk.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
 @study_app.command("init")
 def init(
-    directory: StudyDir,
+    directory: options.StudyDir,
     name: Annotated[str, typer.Option(help="The study's name.")],
     labels: Annotated[str, typer.Option(help="Label names by value, separated by commas, background first.")],
     grid: Annotated[str, typer.Option(help="Grid in voxels, e.g. 32,48,32 (multiples of 8).")],
     queries: Annotated[int, typer.Option(help="Planned queries N: public volumes to be labelled, or rounds.")],
     quorum: Annotated[int, typer.Option(help="Fewest sites in a release.")],
     spacing: Annotated[str, typer.Option(help="Voxel spacing in mm.")] = "1,1,1",
-    epsilon: Annotated[float, typer.Option(help="Privacy budget ε.")] = 8.0,
-    delta: Annotated[float, typer.Option(help="Privacy budget δ.")] = 1e-5,
-    accountant: Annotated[AccountantName, typer.Option(help="Accountant that gates.")] = AccountantName.EXACT,
-    unit: Annotated[Unit, typer.Option(help="Unit of privacy.")] = Unit.HOSPITAL,
-    relation: Annotated[Relation, typer.Option(help="Neighbouring relation.")] = Relation.REPLACE_ONE,
-    voters: Annotated[int, typer.Option(help="Voters m a site, on disjoint patients.")] = 1,
-    codec: Annotated[str, typer.Option(help="Codec: pca, ball-ae or paper-pca.")] = "pca",
+    epsilon: options.Epsilon = 8.0,
+    delta: options.Delta = 1e-5,
+    accountant: options.Accountant = AccountantName.EXACT,
+    unit: options.UnitOption = Unit.HOSPITAL,
+    relation: options.RelationOption = Relation.REPLACE_ONE,
+    voters: options.Voters = 1,
+    codec: options.Codec = "pca",
     joint: Annotated[
         bool,
         typer.Option(
@@ -97,7 +96,7 @@ def template(
 
 @study_app.command("create")
 def create(
-    directory: StudyDir,
+    directory: options.StudyDir,
     study: Annotated[Path, typer.Option(help="The study file: a template you edited, or one of your own.")],
     ledger: SharedLedger = None,
     standing: StandingFile = None,
@@ -116,7 +115,7 @@ def show(
     patients: Annotated[
         int | None, typer.Option(help="With --for-site: your patients, to see whether δ is small enough for them.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show a study's terms and plan; every ε with its accountant, δ, unit and relation.
 
@@ -134,7 +133,7 @@ def show(
 
 @study_app.command("publish")
 def publish(
-    directory: StudyDir,
+    directory: options.StudyDir,
     images: Annotated[Path, typer.Option(help="Folder of public volumes (.nii, .nii.gz), queried in order of name.")],
 ) -> None:
     """Publish the public volumes: they get content hashes, and the queries their order.
@@ -147,7 +146,7 @@ def publish(
 
 
 @study_app.command("run")
-def run(directory: StudyDir, as_json: AsJson = False) -> None:
+def run(directory: options.StudyDir, as_json: options.AsJson = False) -> None:
     """Run the study over Flower until it is finished; an interrupted run is resumed by running again.
 
     Example: consilium study run trial
@@ -161,7 +160,7 @@ def run(directory: StudyDir, as_json: AsJson = False) -> None:
 
 
 @study_app.command("resume")
-def resume(directory: StudyDir, as_json: AsJson = False) -> None:
+def resume(directory: options.StudyDir, as_json: options.AsJson = False) -> None:
     """Go on where a run stopped or died; stored answers are read, never drawn or charged again.
 
     Example: consilium study resume trial
@@ -171,7 +170,7 @@ def resume(directory: StudyDir, as_json: AsJson = False) -> None:
 
 @study_app.command("stop")
 def stop(
-    directory: StudyDir,
+    directory: options.StudyDir,
     now: Annotated[bool, typer.Option("--now", help="End it at once instead of after the running batch.")] = False,
 ) -> None:
     """Ask a run to stop after its batch; what was answered stays answered.
@@ -185,7 +184,7 @@ def stop(
 
 
 @study_app.command("status")
-def status(directory: StudyDir, as_json: AsJson = False) -> None:
+def status(directory: options.StudyDir, as_json: options.AsJson = False) -> None:
     """Where a study stands: stage, answers, what was spent, which site answered last.
 
     Example: consilium study status trial --json

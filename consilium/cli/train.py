@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from consilium.cli.options import ResultAsJson
+
 if TYPE_CHECKING:
     from client.training.task import OnProgress, SiteReport
 
@@ -58,7 +60,7 @@ def train(
     rate: Annotated[str | None, typer.Option(help="Share of the patients in a step, e.g. 1/4.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of a private training.", min=1)] = None,
     again: Annotated[bool, typer.Option("--again", help="Train anew: patients pay for this training too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: ResultAsJson = False,
 ) -> None:
     """Train one teacher per voter on this site's own patients. Stop it with Ctrl-C; run it again to go on.
 

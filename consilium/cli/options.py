@@ -1,0 +1,44 @@
+"""Options and arguments that several commands have in the same words, and the bar they count on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from common.privacy.mechanism import AccountantName, Relation, Unit
+
+StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
+SiteDir = Annotated[Path, typer.Option("--site-dir", help="The site's directory.")]
+SiteName = Annotated[str, typer.Argument(help="The site's name.")]
+PublicKey = Annotated[
+    str | None, typer.Option(help="The ledger's public key as you know it: 64 hex digits or a PEM file.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+ResultAsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+Epsilon = Annotated[float, typer.Option("--epsilon", help="Privacy budget ε.")]
+Delta = Annotated[float, typer.Option("--delta", help="Privacy budget δ.")]
+Accountant = Annotated[AccountantName, typer.Option("--accountant", help="Accountant that gates.")]
+UnitOption = Annotated[Unit, typer.Option("--unit", help="Unit of privacy.")]
+RelationOption = Annotated[Relation, typer.Option("--relation", help="Neighbouring relation.")]
+Voters = Annotated[int, typer.Option("--voters", help="Voters m a site, on disjoint patients.")]
+Codec = Annotated[str, typer.Option("--codec", help="Codec: pca, ball-ae or paper-pca.")]
+
+PLAIN: dict[str, Any] = {"show_default": False}
+"""Where the help text says the default, in the same words as for the others."""
+
+
+@contextmanager
+def counting(title: str, *, total: int | None = None, show: bool = True) -> Iterator[Callable[..., None]]:
+    """A bar on stderr; what is yielded takes how many are done and, where it is known by then, of how many."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda done, of=total: bar.update(task, completed=done, total=of)
