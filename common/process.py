@@ -323,16 +323,19 @@ def executable(name: str) -> str:
     raise DaemonFailed(f"the command {name!r} is not installed beside {sys.executable}; to fix: install Consilium anew")
 
 
-def log_tail(path: Path, *, lines: int = 12, max_bytes: int = 4096) -> str:
-    """The end of a log as plain text: no terminal escapes, no control characters, bounded. "" when there is none."""
+def plain_text(path: Path, *, since: int = 0, max_bytes: int = 4096) -> str:
+    """The end of a log after byte ``since``, without terminal escapes, control characters and empty lines, bounded.
+
+    "" when there is none.
+    """
     try:
         with path.open("rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - max_bytes))
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(0 if since > end else since, end - max_bytes))
             text = log.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return "\n".join([_ESCAPES.sub("", line) for line in text.splitlines() if line.strip()][-lines:])
+    return "\n".join(_ESCAPES.sub("", line) for line in text.splitlines() if line.strip())
 
 
 def _script_folders() -> list[Path]:
@@ -348,8 +351,8 @@ def _status(code: int) -> str:
 
 
 def _obituary(spec: DaemonSpec, what: str) -> str:
-    tail = log_tail(spec.log) if spec.show_log else ""
-    quoted = "".join(f"\n  | {line}" for line in tail.splitlines())
+    tail = plain_text(spec.log) if spec.show_log else ""
+    quoted = "".join(f"\n  | {line}" for line in tail.splitlines()[-12:])
     return f"{spec.label} {what}; its log is {spec.log}{quoted}"
 
 

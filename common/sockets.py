@@ -40,6 +40,18 @@ def accepts(where: Path | str, port: int = 0) -> bool:
     return True
 
 
+def answers_http(path: Path) -> bool:
+    """Whether an HTTP server answers at a Unix socket's path, whatever it says."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(2.0)
+            client.connect(str(path))
+            client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            return client.recv(5) == b"HTTP/"
+    except OSError:
+        return False
+
+
 def listen(path: Path) -> socket.socket:
     """A Unix socket at ``path``, which this user alone can connect to or, in a folder that was given to a group, that
     group; what lay there before is replaced."""

@@ -3,30 +3,50 @@
 Refuses to hammer: waits grow from a second to a minute, and a SuperNode that was killed waits for SuperLink to count it
 as gone, which takes up to 60 s without a heartbeat. A daemon that is not ready in its time is stopped and counts as
 ended; one that cannot start, because its port is another program's, is not started, and so is not ready by what that
-program answers. Facts name roles, pids, exit statuses and paths of logs; a line of a log only where whoever keeps the
-daemon says that its log speaks of no case.
+program answers. Facts name roles, pids, exit statuses and paths of logs, and of a log what whoever keeps the daemon
+takes from it as fit to be said. Refuses to keep daemons that are kept already. :func:`standings` reads from the facts
+how they stand, in any process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from common.process import Daemon, DaemonSpec, ProcessGroup, log_tail
+from common.errors import DaemonFailed
+from common.process import Daemon, DaemonSpec, ProcessGroup, plain_text
 
 LOG_MAX_BYTES = 16 << 20
 POLL_S = 0.5
+FACTS = "daemons.jsonl"
+"""The facts, in the folder of the daemons' logs."""
+_LOCK = "daemons.lock"
+_READ_BYTES = 256 << 10
 
 Report = Callable[..., None]
 """Takes an event's name and its facts."""
+
+
+def last_words(text: str) -> str:
+    """The last line that says what is wrong, else the last line; at most 400 characters."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"to fix:|\berror\b", line, re.IGNORECASE)]
+    return (telling or lines or [""])[-1][:400]
+
+
+def deliberate(text: str) -> str:
+    """The last line that a daemon wrote as its own error, ``error: …``; nothing else of its log."""
+    lines = [line for line in text.splitlines() if line.startswith("error: ")]
+    return lines[-1][:400] if lines else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +55,7 @@ class Kept:
 
     ``after_kill_s`` is the wait after a death by signal; otherwise waits double from ``first_s`` to ``longest_s``, and
     start over once the daemon has run for ``steady_s``. ``obstacle`` is asked before each start: why it could not, with
-    the remedy, or nothing. ``quote`` lets the fact that it ended carry the last words of its log.
+    the remedy, or nothing. ``explain`` makes of what its log says since its start what the fact that it ended carries.
     """
 
     spec: Callable[[], DaemonSpec]
@@ -44,7 +64,7 @@ class Kept:
     after_kill_s: float = 1.0
     steady_s: float = 120.0
     obstacle: Callable[[], str] = lambda: ""
-    quote: bool = False
+    explain: Callable[[str], str] = deliberate
 
 
 @dataclass(slots=True)
@@ -56,7 +76,7 @@ class _Slot:
     due: float = 0.0
     wait_s: float = 0.0
     was_ready: bool = False
-    began: bool = False
+    log_from: int = 0
     oom_kills: int = 0
 
 
@@ -111,11 +131,12 @@ class Supervisor:
     def _start(self, slot: _Slot) -> None:
         spec = slot.kept.spec()
         if why := slot.kept.obstacle():
-            self._again(slot, spec, why, killed=False)
+            self._again(slot, spec, why, killed=False, said="")
             return
         _rotate(spec.log)
         slot.oom_kills = _oom_kills()
-        slot.daemon, slot.started, slot.ready, slot.began = self._group.begin(spec), self._clock(), False, True
+        slot.log_from = spec.log.stat().st_size if spec.log.exists() else 0
+        slot.daemon, slot.started, slot.ready = self._group.begin(spec), self._clock(), False
         self._report("daemon-started", daemon=spec.label, pid=slot.daemon.pid, log=str(spec.log))
 
     def _ask(self, slot: _Slot) -> None:
@@ -133,17 +154,114 @@ class Supervisor:
         assert slot.daemon is not None
         spec = slot.daemon.spec
         self._group.stop(slot.daemon)  # whatever it started
-        self._again(slot, spec, why, killed=killed)
+        said = "" if killed else slot.kept.explain(plain_text(spec.log, since=slot.log_from))
+        self._again(slot, spec, why, killed=killed, said=said)
 
-    def _again(self, slot: _Slot, spec: DaemonSpec, why: str, *, killed: bool) -> None:
+    def _again(self, slot: _Slot, spec: DaemonSpec, why: str, *, killed: bool, said: str) -> None:
         """Say that a daemon does not run, and plan its next start."""
         pause_s = max(slot.wait_s, slot.kept.after_kill_s) if killed else slot.wait_s
         slot.due, slot.wait_s = self._clock() + pause_s, min(2 * slot.wait_s, slot.kept.longest_s)
         slot.daemon, slot.ready = None, False
-        said = {"said": last_words(spec.log)} if slot.kept.quote and not killed and slot.began else {}
-        slot.began = False
-        facts = {"daemon": spec.label, "why": why, **said, "again_in_s": round(pause_s, 1), "log": str(spec.log)}
+        quoted = {"said": said} if said else {}
+        facts = {"daemon": spec.label, "why": why, **quoted, "again_in_s": round(pause_s, 1), "log": str(spec.log)}
         self._report("daemon-ended", **facts)
+
+
+def keep_running(logs: Path, kept: Sequence[Kept], *, on_ready: Callable[[], None] = lambda: None) -> None:
+    """Keep daemons running until SIGINT or SIGTERM, their facts in ``logs``. DaemonFailed if they are kept already."""
+    report = json_report(logs / FACTS)
+    with _claimed(logs), ProcessGroup() as group:
+        try:
+            Supervisor(group, kept, report=report).run(on_ready=on_ready)
+        except KeyboardInterrupt:
+            report("stopping")
+    report("stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a daemon stands: ``starting``, ``ready``, ``ended`` (it is started again) or ``stopped``, since when, why."""
+
+    daemon: str
+    state: str
+    since: str
+    why: str = ""
+    said: str = ""
+    log: str = ""
+
+    @property
+    def line(self) -> str:
+        """The same for a reader; the time is this machine's."""
+        since = datetime.fromisoformat(self.since).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        words = ", ".join(word for word in (self.why, self.said) if word)
+        return f"{self.daemon}: {self.state} since {since}" + (f" ({words}; log {self.log})" if words else "")
+
+
+_STATES = {"daemon-started": "starting", "daemon-ready": "ready", "daemon-ended": "ended"}
+
+
+def standings(folders: Iterable[Path]) -> tuple[Standing, ...]:
+    """Every daemon by the newest fact about it in these folders of logs; none where none can be read.
+
+    Where nobody keeps the daemons any more, each is stopped, whatever the last fact about it.
+    """
+    found: dict[str, Standing] = {}
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            kept = _is_kept(folder)
+            for one in _read_standings(folder / FACTS):
+                now = one if kept else replace(one, state="stopped")
+                if one.daemon not in found or found[one.daemon].since <= one.since:
+                    found[one.daemon] = now
+    return tuple(found.values())
+
+
+def _read_standings(path: Path) -> list[Standing]:
+    found: dict[str, Standing] = {}
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - _READ_BYTES))
+        for line in stream:
+            try:
+                fact = json.loads(line)
+            except ValueError:  # torn
+                continue
+            if state := _STATES.get(fact["event"]):
+                before = found.get(fact["daemon"])
+                why, said = (fact.get(name, "") for name in ("why", "said"))
+                if state == "starting" and before is not None and before.state == "ended":
+                    why, said = before.why, before.said  # it is being started again because of that
+                log = fact.get("log") or (before.log if before else "")
+                found[fact["daemon"]] = Standing(fact["daemon"], state, fact["time"], why, said, log)
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def _claimed(logs: Path) -> Iterator[None]:
+    """One party at a time keeps the daemons whose logs lie here; where no lock can be written, none is held."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            logs.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((logs / _LOCK).open("a"))
+            for attempt in range(5):
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if attempt == 4:
+                        raise DaemonFailed(
+                            f"the daemons with logs in {logs} run already; to fix: end the other `up` first"
+                        ) from None
+                    time.sleep(0.1)  # it may be somebody who only looks
+        yield
+
+
+def _is_kept(logs: Path) -> bool:
+    with (logs / _LOCK).open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def json_report(path: Path) -> Report:
@@ -158,13 +276,6 @@ def json_report(path: Path) -> Report:
                 log.write(line + "\n")
 
     return report
-
-
-def last_words(log: Path) -> str:
-    """The last line of a log that says what is wrong, else its last line; at most 400 characters."""
-    lines = [line.strip() for line in log_tail(log).splitlines() if line.strip()]
-    telling = [line for line in lines if re.search(r"to fix:|\berror\b", line, re.IGNORECASE)]
-    return (telling or lines or [""])[-1][:400]
 
 
 def _oom_kills() -> int:

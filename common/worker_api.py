@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 SERVICE = "consilium.Worker"
 HANDLE = f"/{SERVICE}/Handle"
 """Takes one signed message (``common.envelope``) of ``common.messages`` and returns its signed reply."""
@@ -14,3 +16,16 @@ _MAX_BYTES = 64 << 20
 def channel_options() -> list[tuple[str, int]]:
     """gRPC options that both ends share."""
     return [("grpc.max_receive_message_length", _MAX_BYTES), ("grpc.max_send_message_length", _MAX_BYTES)]
+
+
+def healthy(socket: Path) -> bool:
+    """Whether the worker at this Unix socket answers that its models are loaded."""
+    import grpc
+
+    if not socket.is_socket():
+        return False
+    with grpc.insecure_channel(f"unix:{socket}", options=channel_options()) as channel:
+        try:
+            return bytes(channel.unary_unary(HEALTH)(b"", timeout=2.0)) == b"ok"
+        except grpc.RpcError:
+            return False

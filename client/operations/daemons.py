@@ -26,8 +26,9 @@ from common.errors import DaemonFailed, InvalidInput
 from common.objects import write_atomically
 from common.pki import NodeKeys, shared
 from common.process import DaemonSpec, ProcessGroup, base_env, executable, proxy_env
-from common.sockets import accepts, free_port
-from common.supervision import Kept, Supervisor, json_report
+from common.sockets import free_port
+from common.supervision import Kept, Standing, keep_running, last_words, standings
+from common.worker_api import healthy
 
 PARTS = ("worker", "node")
 """What a site runs: the process with data and models, and those that speak to the server."""
@@ -168,7 +169,7 @@ def worker(
     ready: Callable[[], bool] | None = None,
     ready_timeout_s: float = 300.0,
 ) -> DaemonSpec:
-    """How to start a site's teacher worker; ready when its socket takes a connection, or when ``ready`` says so.
+    """How to start a site's teacher worker; ready when it answers at its socket, or when ``ready`` says so.
 
     ``socket`` is ``worker.sock`` in the site's directory unless given. Runs the site's installed code, never what lies
     in the current directory. Its log stays at the site and is never quoted in an error.
@@ -182,7 +183,7 @@ def worker(
         env=base_env(**proxy_env()),
         cwd=folder,
         log=folder / "logs" / "worker.log",
-        ready=ready or (lambda: accepts(where)),
+        ready=ready or (lambda: healthy(where)),
         ready_timeout_s=ready_timeout_s,
         show_log=False,
     )
@@ -195,13 +196,11 @@ def site_up(site_dir: Path, *, parts: Collection[str] = PARTS, on_ready: Callabl
     containers. The node's part needs the folder ``node/`` of the site's directory and sees nothing else of it.
     """
     folder = site_dir.absolute() / "node"
-    report = json_report((site_dir / "logs" if "worker" in parts else folder / "logs") / "daemons.jsonl")
     with contextlib.ExitStack() as stack:
         socket = folder / "run" / "worker.sock"
         if set(parts) == set(PARTS):
             short = stack.enter_context(tempfile.TemporaryDirectory(prefix="consilium-"))
             socket = Path(short) / "worker.sock"  # a Unix socket's path has at most 107 bytes
-        group = stack.enter_context(ProcessGroup())
         kept = []
         if "worker" in parts:
             _make_socket_folder(socket.parent)
@@ -209,15 +208,40 @@ def site_up(site_dir: Path, *, parts: Collection[str] = PARTS, on_ready: Callabl
             kept.append(Kept(spec=lambda: worker(site_dir, socket=socket)))
         if "node" in parts:
             node = site_node(folder, socket=socket)
-            kept.append(Kept(spec=lambda: launcher(node)))
+            kept.append(Kept(spec=lambda: launcher(node), explain=last_words))
             kept.append(
-                Kept(spec=lambda: supernode(node, ready_timeout_s=math.inf), first_s=5.0, after_kill_s=KILLED_NODE_S)
+                Kept(
+                    spec=lambda: supernode(node, ready_timeout_s=math.inf),
+                    first_s=5.0,
+                    after_kill_s=KILLED_NODE_S,
+                    explain=explain_supernode,
+                )
             )
-        try:
-            Supervisor(group, kept, report=report).run(on_ready=on_ready)
-        except KeyboardInterrupt:
-            report("stopping")
-    report("stopped")
+        keep_running(site_dir / "logs" if "worker" in parts else folder / "logs", kept, on_ready=on_ready)
+
+
+def daemon_standings(site_dir: Path) -> tuple[Standing, ...]:
+    """How every daemon of this site stands, as far as its logs can be read."""
+    return standings((site_dir / "logs", site_dir / "node" / "logs"))
+
+
+_REFUSALS = {
+    "unknown-key": "the server does not know this site's key, or knows it no more; to fix: send request.json to the "
+    "consortium if you were not admitted; after a revocation ask about it: a revoked key is never admitted again",
+    "clock": "the server refuses this site's clock; to fix: set it, best by NTP",
+    "2001": "the server does not know this node; to fix: ask the consortium whether you are admitted",
+    "2004": "the server does not know this node; to fix: ask the consortium whether you are admitted; after a crash of "
+    "this machine it is let in again within a minute",
+}
+"""What the gateway or SuperLink turns a node away with → what it means to a hospital."""
+
+
+def explain_supernode(text: str) -> str:
+    """Why a SuperNode ended, from its log, which speaks of no case."""
+    if answer := _API_ERROR.search(text):
+        word = answer[2].removeprefix("refused:").strip()
+        return _REFUSALS.get(word) or _REFUSALS.get(answer[1]) or f"the server answered: {answer[0].strip()[:200]}"
+    return last_words(text)
 
 
 def _make_socket_folder(folder: Path) -> None:

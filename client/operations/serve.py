@@ -146,7 +146,11 @@ def main() -> None:
     parser.add_argument("--site-dir", type=Path, required=True)
     parser.add_argument("--socket", type=Path)
     arguments = parser.parse_args()
-    run_worker(arguments.site_dir, socket=arguments.socket or arguments.site_dir / "worker.sock")
+    try:
+        run_worker(arguments.site_dir, socket=arguments.socket or arguments.site_dir / "worker.sock")
+    except ConsiliumError as error:  # before a question is answered: of the site's own files, never of a case
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

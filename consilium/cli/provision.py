@@ -148,11 +148,6 @@ def revoke(directory: StudyDir, site: SiteName) -> None:
         typer.echo("SuperLink is not up, so its node stays listed there; it cannot be reached by it", err=True)
 
 
-@server_app.callback()
-def _server() -> None:
-    """The consortium's daemons."""
-
-
 @server_app.command("up")
 def up(
     directory: StudyDir,
@@ -178,3 +173,22 @@ def up(
         gateway=gateway,
         on_ready=lambda: typer.echo("server is up", err=True),
     )
+
+
+@server_app.command("status")
+def status(
+    directory: StudyDir, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
+) -> None:
+    """How each of the server's daemons stands, and why one that ended did. Exit code 7: not all are ready.
+
+    Example: consilium server status trial
+    """
+    from server.operations.supervisor import daemon_standings
+
+    found = daemon_standings(Workspace(directory))
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(one) for one in found], indent=1))
+    else:
+        typer.echo("\n".join(one.line for one in found) or "the daemons were never started here")
+    if not found or any(one.state != "ready" for one in found):
+        raise typer.Exit(DaemonFailed.exit_code)

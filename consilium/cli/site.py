@@ -203,19 +203,23 @@ def status(
     site_dir: SiteDir,
     as_json: AsJson = False,
 ) -> None:
-    """What this site has spent of its patient pool's budget, by its own ledger.
+    """How the site's daemons stand, and what it has spent of its patient pool's budget, by its own ledger.
 
     Example: consilium site status --site-dir /srv/consilium
     """
     from client.data.cases import delta_warning, has_trained, load_cases
+    from client.operations.daemons import daemon_standings
     from client.site.books import empty_slots
     from client.site.enrolment import site_status
 
-    facts = site_status(site_dir)
+    facts, daemons = site_status(site_dir), daemon_standings(site_dir)
     if as_json:  # fit to be handed over, so it does not tell how many patients the site has
-        typer.echo(json.dumps(facts, indent=1))
+        typer.echo(json.dumps({**facts, "daemons": {one.daemon: one.state for one in daemons}}, indent=1))
         return
     typer.echo(status_text(facts))
+    typer.echo(
+        "\n".join(["daemons:", *(f"  {one.line}" for one in daemons)] if daemons else ["daemons: never started"])
+    )
     if has_trained(site_dir):
         warning = delta_warning(load_site(site_dir).caps, patients=load_cases(site_dir).patients)
         if warning is not None:

@@ -135,7 +135,7 @@ def serve(study: Path, path: Path) -> None:
         while True:
             connection, _ = listener.accept()
             with connection:
-                if _admitted(connection, path.parent):
+                if _admitted(connection, path.parent) and not _answered(connection):
                     subprocess.run(command, stdin=connection.fileno(), check=False)
 
 
@@ -146,6 +146,20 @@ def _admitted(connection: socket.socket, folder: Path) -> bool:
     if not admitted:
         log.warning("event=connection-refused uid=%d gid=%d", uid, gid)
     return admitted
+
+
+def _answered(connection: socket.socket) -> bool:
+    """Whether who connected only asked if anybody is here, or has gone again; a run's first word is left unread."""
+    connection.settimeout(HELLO_S)
+    try:
+        first = connection.recv(1, socket.MSG_PEEK)
+        if first == bytes([Kind.PING]):
+            receive(connection)
+            send(connection, Frame(Kind.DONE))
+    except (OSError, EOFError, InvalidInput):
+        return True
+    connection.settimeout(None)
+    return first in (b"", bytes([Kind.PING]))
 
 
 def main() -> None:

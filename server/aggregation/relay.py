@@ -48,6 +48,8 @@ class Kind(IntEnum):
     DONE = 9
     END = 10
     """The core's last word; 0 if the run ended well."""
+    PING = 11
+    """The first word of who only asks whether the core answers; it is answered by DONE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,17 @@ def connect(folder: Path) -> socket.socket:
     finally:
         os.close(here)
     return connection
+
+
+def answers(folder: Path) -> bool:
+    """Whether the core whose socket lies in ``folder`` answers; during a run it does not."""
+    try:
+        with connect(folder) as connection:
+            connection.settimeout(2.0)
+            send(connection, Frame(Kind.PING))
+            return receive(connection).kind is Kind.DONE
+    except (OSError, EOFError, InvalidInput):
+        return False
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

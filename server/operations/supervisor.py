@@ -22,10 +22,11 @@ from common.errors import ConsiliumError, DaemonFailed
 from common.events import read_events
 from common.objects import write_atomically
 from common.pki import ServerIdentity
-from common.process import DaemonSpec, ProcessGroup, base_env
-from common.sockets import accepts, reachable
-from common.supervision import Kept, Supervisor, json_report
+from common.process import DaemonSpec, base_env
+from common.sockets import accepts, answers_http, reachable
+from common.supervision import Kept, Standing, keep_running, last_words, standings
 from server.aggregation.relay import SOCKET as CORE_SOCKET
+from server.aggregation.relay import answers as core_answers
 from server.operations.daemons import (
     HOST,
     FlowerServer,
@@ -89,7 +90,7 @@ def core_daemon(workspace: Workspace) -> DaemonSpec:
         env=base_env(),
         cwd=folder,
         log=workspace.root.absolute() / "logs" / "core.log",
-        ready=(folder / CORE_SOCKET).is_socket,
+        ready=lambda: core_answers(folder),
     )
 
 
@@ -108,7 +109,7 @@ def fleet_daemon(workspace: Workspace) -> DaemonSpec:
         env=base_env(),
         cwd=folder,
         log=server.logs / "fleet.log",
-        ready=(folder / SOCKET).is_socket,
+        ready=lambda: answers_http(folder / SOCKET),
     )
 
 
@@ -167,25 +168,24 @@ def serve(
     kept = []
     if "core" in parts:
         prepare_network(workspace)
-        kept.append(Kept(spec=lambda: core_daemon(workspace), quote=True))
+        kept.append(Kept(spec=lambda: core_daemon(workspace), explain=last_words))
     server, endpoint = flower_server(workspace), workspace.endpoint()
     if "network" in parts:
         inner = lambda: port_taken(HOST, endpoint.internal_port)  # noqa: E731
         kept += [
-            Kept(spec=lambda: superlink(server), obstacle=inner, quote=True),
-            Kept(spec=lambda: fleet_daemon(workspace), quote=True),
-            Kept(spec=lambda: superexec(server, relay=workspace.relay_dir), quote=True),
+            Kept(spec=lambda: superlink(server), obstacle=inner, explain=last_words),
+            Kept(spec=lambda: fleet_daemon(workspace), explain=last_words),
+            Kept(spec=lambda: superexec(server, relay=workspace.relay_dir), explain=last_words),
         ]
     if "network" in parts and gateway:
         outer = lambda: port_taken(bind, endpoint.port)  # noqa: E731
-        kept.append(Kept(spec=lambda: gateway_daemon(workspace, bind=bind), obstacle=outer, quote=True))
-    report = json_report((workspace.root / "logs" if "core" in parts else server.logs) / "daemons.jsonl")
-    with ProcessGroup() as group:
-        try:
-            Supervisor(group, kept, report=report).run(on_ready=on_ready)
-        except KeyboardInterrupt:
-            report("stopping")
-    report("stopped")
+        kept.append(Kept(spec=lambda: gateway_daemon(workspace, bind=bind), obstacle=outer, explain=last_words))
+    keep_running(workspace.root / "logs" if "core" in parts else server.logs, kept, on_ready=on_ready)
+
+
+def daemon_standings(workspace: Workspace) -> tuple[Standing, ...]:
+    """How every daemon of this server stands, as far as its logs can be read."""
+    return standings((workspace.root / "logs", workspace.flower_dir / "logs"))
 
 
 def start_run(workspace: Workspace) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import DaemonFailed, InvalidInput
-from common.process import DaemonSpec, ProcessGroup, Terminated, base_env, executable, log_tail
+from common.process import DaemonSpec, ProcessGroup, Terminated, base_env, executable, plain_text
 from common.sockets import accepts, free_port, free_ports
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -224,8 +224,10 @@ def test_free_ports_are_distinct_and_free() -> None:
 def test_a_log_tail_is_bounded(tmp_path: Path) -> None:
     log = tmp_path / "long.log"
     log.write_text("\n".join(f"line {number}" for number in range(10_000)))
-    assert log_tail(log, lines=3) == "line 9997\nline 9998\nline 9999"
-    assert log_tail(tmp_path / "none.log") == ""
+    assert plain_text(log, max_bytes=29) == "line 9997\nline 9998\nline 9999"
+    assert plain_text(log, since=log.stat().st_size - 10) == "line 9999"
+    assert plain_text(log, since=log.stat().st_size + 1, max_bytes=10) == "line 9999"  # it was rotated meanwhile
+    assert plain_text(tmp_path / "none.log") == ""
 
 
 def test_a_listener_is_seen_by_name_by_any_address_and_by_path(tmp_path: Path) -> None:

@@ -13,8 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import DaemonFailed
 from common.process import DaemonSpec, ProcessGroup, base_env
-from common.supervision import LOG_MAX_BYTES, Kept, Supervisor, json_report
+from common.supervision import (
+    LOG_MAX_BYTES,
+    Kept,
+    Supervisor,
+    deliberate,
+    json_report,
+    keep_running,
+    last_words,
+    standings,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ends processes by signals")
 
@@ -187,7 +197,7 @@ def test_a_daemon_whose_port_is_taken_is_not_started_and_nothing_is_ready(world:
     taken = ["cannot listen on 0.0.0.0:8443: another program has it; to fix: end that program"]
     told: list[str] = []
     supervisor = world.supervisor(
-        Kept(spec=lambda: world.spec(SLEEP, ready=lambda: True), obstacle=lambda: taken[0] if taken else "", quote=True)
+        Kept(spec=lambda: world.spec(SLEEP, ready=lambda: True), obstacle=lambda: taken[0] if taken else "")
     )
     for _ in range(3):
         supervisor.step()
@@ -204,11 +214,51 @@ def test_a_daemon_whose_port_is_taken_is_not_started_and_nothing_is_ready(world:
     assert supervisor.ready
 
 
-def test_what_a_daemon_said_last_is_in_the_line_only_where_its_log_may_be_quoted(world: World) -> None:
-    code = "import sys; print('error: no room; to fix: make room'); print('bye'); sys.exit(3)"
-    for name, quote in (("server", True), ("site", False)):
-        supervisor = world.supervisor(Kept(spec=lambda name=name: world.spec(code, name=name), quote=quote))
+def test_what_a_daemon_said_last_is_in_the_line_and_of_a_site_only_its_own_error(world: World) -> None:
+    own, other = "print('error: no room; to fix: make room'); print('bye')", "print('Error in the case of Mrs X')"
+    cases = (("server", own, last_words), ("site", own, deliberate), ("silent", other, deliberate))
+    for name, code, explain in cases:
+        code = f"import sys; {code}; sys.exit(3)"
+        kept = Kept(spec=lambda name=name, code=code: world.spec(code, name=name), explain=explain)
+        supervisor = world.supervisor(kept)
         world.until(supervisor, lambda name=name: any(f["daemon"] == name for f in world.of("daemon-ended")))
-    quoted, silent = world.of("daemon-ended")
-    assert quoted["said"] == "error: no room; to fix: make room"
+    *quoted, silent = world.of("daemon-ended")
+    assert [facts["said"] for facts in quoted] == ["error: no room; to fix: make room"] * 2
     assert "said" not in silent
+
+
+def test_an_error_of_an_earlier_start_is_not_quoted_for_this_one(world: World) -> None:
+    (world.folder / "one.log").write_text("error: of yesterday\n")
+    supervisor = world.supervisor(Kept(spec=lambda: world.spec("import sys; sys.exit(3)")))
+    world.until(supervisor, lambda: bool(world.of("daemon-ended")))
+    assert "said" not in world.of("daemon-ended")[0]
+
+
+def test_daemons_that_are_kept_already_are_not_kept_twice_and_who_looks_sees_how_each_stands(tmp_path: Path) -> None:
+    code = "print('error: no room; to fix: make room', flush=True); raise SystemExit(3)"
+    program = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from common.process import DaemonSpec, base_env
+from common.supervision import Kept, keep_running
+root = Path({str(tmp_path)!r})
+def kept(name, code):
+    argv = (sys.executable, "-S", "-c", code)
+    spec = DaemonSpec(role=name, name=name, argv=argv, env=base_env(), cwd=root, log=root / f"{{name}}.log")
+    return Kept(spec=lambda: spec, first_s=30.0)
+keep_running(root, [kept("good", {SLEEP!r}), kept("bad", {code!r})])
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 20
+        while {one.daemon: one.state for one in standings([tmp_path])} != {"good": "ready", "bad": "ended"}:
+            assert time.monotonic() < deadline, standings([tmp_path])
+            time.sleep(0.1)
+        bad = standings([tmp_path])[1]
+        assert (bad.why, bad.said) == ("status 3", "error: no room; to fix: make room")
+        assert "no room; to fix: make room" in bad.line
+        with pytest.raises(DaemonFailed, match="run already"):
+            keep_running(tmp_path, [])
+        process.kill()
+    assert {one.state for one in standings([tmp_path])} == {"stopped"}
+    assert standings([tmp_path / "none"]) == ()

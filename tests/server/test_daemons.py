@@ -16,7 +16,8 @@ from zipfile import ZipFile
 
 import pytest
 
-from client.operations.daemons import SiteNode, launcher, node_id, supernode, worker
+from client.operations.daemons import SiteNode, explain_supernode, launcher, node_id, supernode, worker
+from client.operations.serve import serve
 from common.errors import DaemonFailed, InvalidInput
 from common.pki import NodeKeys, ServerIdentity, create_authority, create_node_keys, issue_server_certificate
 from common.process import DaemonSpec, ProcessGroup, base_env, executable
@@ -198,8 +199,12 @@ def test_a_socket_left_by_a_killed_worker_does_not_count_as_ready(tmp_path: Path
         listener.bind(str(path))
         assert not spec.ready()
         listener.listen()
-        assert spec.ready()
+        assert not spec.ready()  # somebody listens, and answers nothing
     assert path.is_socket()
+    assert not spec.ready()
+    answering = serve(object(), socket=path)
+    assert spec.ready()
+    answering.stop(grace=None).wait()
     assert not spec.ready()
 
 
@@ -321,3 +326,23 @@ def test_daemon_modules_do_not_import_flower() -> None:
         "sys.exit('flwr' in sys.modules or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (
+            "ERROR:  Exit Code: 305\nFailed.\n[code: 2004] refused: unknown-key\nmore\n",
+            "a revoked key is never admitted",
+        ),
+        ("ERROR:  Exit Code: 305\n[code: 2001] refused: clock\n", "NTP"),
+        (
+            "ERROR:  Exit Code: 305\n[code: 2004] Node is not registered\n",
+            "ask the consortium whether you are admitted",
+        ),
+        ("ERROR:  Exit Code: 305\n[code: 9] something new\n", "the server answered: [code: 9] something new"),
+        ("INFO: starting\nKeyError: 'x'\n", "KeyError"),
+    ],
+)
+def test_a_node_that_was_turned_away_says_what_to_do(log: str, said: str) -> None:
+    assert said in explain_supernode(log)
