@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,17 @@ def parse_rational(text: str) -> Fraction:
         raise InvalidInput("rational number", value=text, limit="numerator/denominator") from error
     if rational(value) != text:
         raise InvalidInput("rational number", value=text, limit="lowest terms, as numerator/denominator")
+    return value
+
+
+def parse_float(text: str) -> float:
+    """Read a finite float written by ``float.hex``; any other spelling is refused."""
+    try:
+        value = float.fromhex(text)
+    except (ValueError, OverflowError):
+        raise InvalidInput("number in a record", value=text[:80], limit="as float.hex writes it") from None
+    if not isfinite(value) or value.hex() != text:
+        raise InvalidInput("number in a record", value=text[:80], limit="finite, as float.hex writes it")
     return value
 
 

@@ -16,11 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from math import isfinite
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
 
-from common.canonical import check_hash, check_schema, parse_rational, rational
+from common.canonical import check_hash, check_schema, parse_float, parse_rational, rational
 from common.errors import InvalidInput
 
 
@@ -352,16 +351,6 @@ def _member(kind: type[StrEnum], text: str, what: str) -> StrEnum:
         raise InvalidInput(what, value=text[:80], limit=", ".join(kind)) from None
 
 
-def _parse_float(text: str) -> float:
-    try:
-        value = float.fromhex(text)
-    except (ValueError, OverflowError):
-        raise InvalidInput("number in a record", value=text[:80], limit="as float.hex writes it") from None
-    if not isfinite(value) or value.hex() != text:
-        raise InvalidInput("number in a record", value=text[:80], limit="finite, as float.hex writes it")
-    return value
-
-
 def _parse_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
@@ -383,6 +372,6 @@ _KINDS: dict[Any, _Kind] = {
     bool: _Kind(bool),
     dict: _Kind(dict),
     Fraction: _Kind(str, parse_rational, rational),
-    float: _Kind(str, _parse_float, lambda value: float(value).hex()),
+    float: _Kind(str, parse_float, lambda value: float(value).hex()),
     bytes: _Kind(str, _parse_base64, lambda value: base64.b64encode(value).decode()),
 }

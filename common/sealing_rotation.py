@@ -12,36 +12,25 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from common.canonical import canonical_bytes
-from common.document import Document, Sha256
+from common.document import Sha256
 from common.errors import InvalidInput
-from common.ledger.keys import create_sealing_key, hex_bytes, load_sealing_key, public_hex, sync_directory
+from common.ledger.keys import Signed, create_sealing_key, load_sealing_key, public_hex, sync_directory
 
 
 @dataclass(frozen=True, slots=True)
-class SealingNotice(Document):
+class SealingNotice(Signed):
     """Codes are to be sealed to ``sealing_key`` in place of any key in ``replaces`` (public keys in hex)."""
+
+    DOMAIN: ClassVar = b"consilium/sealing-key/v1"
 
     sealing_key: Sha256
     replaces: tuple[Sha256, ...]
     signature: str = ""
-
-    def signed(self, key: Ed25519PrivateKey) -> SealingNotice:
-        """This notice with a signature by the ledger's signing key."""
-        return SealingNotice(self.sealing_key, self.replaces, key.sign(self._message()).hex())
-
-    def is_genuine(self, key: Ed25519PublicKey) -> bool:
-        """Whether ``key`` signed this very notice."""
-        try:
-            key.verify(hex_bytes(self.signature), self._message())
-        except (InvalidSignature, ValueError):
-            return False
-        return True
 
     def render(self) -> str:
         """The notice as JSON text; it holds public keys only."""
@@ -54,11 +43,6 @@ class SealingNotice(Document):
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, InvalidInput) as error:
             raise InvalidInput("notice of a sealing key", value=str(path), limit="as the server wrote it") from error
-
-    def _message(self) -> bytes:
-        unsigned = self.to_json()
-        del unsigned["signature"]
-        return b"consilium/sealing-key/v1\0" + canonical_bytes(unsigned)
 
 
 def load_sealing_keys(path: Path) -> tuple[X25519PrivateKey, ...]:

@@ -8,18 +8,16 @@ the head, and ε that do not follow from the total.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, ClassVar
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from common.canonical import canonical_bytes, check_hash, parse_canonical
-from common.document import Document, Key, Sha256
+from common.document import Key, Sha256
 from common.errors import InvalidInput, LedgerCorrupt
-from common.ledger.keys import hex_bytes
+from common.ledger.keys import Signed
 from common.ledger.rows import START, Link, Position, SignedHead, Time, check_time, linked_hashes
 from common.objects import MAX_OBJECT_BYTES
 from common.privacy.accounting import Guarantee, guarantee
@@ -27,7 +25,6 @@ from common.privacy.mechanism import AccountantName, Budget, Protection
 
 MAX_STATEMENT_BYTES = 64 << 20
 MAX_QUERIES = 1_000_000_000
-_DOMAIN = b"consilium/student/v1\0"
 
 
 def _check_kinds(links: tuple[Link, ...]) -> None:
@@ -39,11 +36,12 @@ def _check_kinds(links: tuple[Link, ...]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class StudentStatement(Document):
+class StudentStatement(Signed):
     """``bundle`` is the SHA-256 of the bundle's archive, ``size`` its bytes. ``mu_squared`` is what ``queries`` answers
     cost the pool they cost most, under the study's protection. ``links`` are the ledger's rows from the first to
     ``head``'s. ``created_utc`` is the server's clock."""
 
+    DOMAIN: ClassVar = b"consilium/student/v1"
     SCHEMA: ClassVar = ("student's statement", 1)
 
     study_id: Annotated[Sha256, Key("study")]
@@ -72,17 +70,9 @@ class StudentStatement(Document):
         """What the student's labels cost, stated at the study's δ."""
         return guarantee(self.mu_squared, budget, protection, accountant)
 
-    def signed(self, key: Ed25519PrivateKey) -> StudentStatement:
-        """This statement with the server's signature."""
-        return dataclasses.replace(self, signature=key.sign(self._message()).hex())
-
     def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
         """Whether ``public_key`` signed this statement; the head in it must be genuine too."""
-        try:
-            public_key.verify(hex_bytes(self.signature), self._message())
-        except (InvalidSignature, ValueError):
-            return False
-        return self.head.is_genuine()
+        return Signed.is_genuine(self, public_key) and self.head.is_genuine()
 
     def positions(self) -> dict[int, str]:
         """Row number → hash of every row, worked out from the links; LedgerCorrupt if they do not lead to the head."""
@@ -103,8 +93,3 @@ class StudentStatement(Document):
     def parse(cls, data: bytes) -> StudentStatement:
         """Read what :meth:`render` wrote; InvalidInput for anything else. The signature is not checked here."""
         return cls.from_json(parse_canonical(data))
-
-    def _message(self) -> bytes:
-        unsigned = self.to_json()
-        del unsigned["signature"]
-        return _DOMAIN + canonical_bytes(unsigned)

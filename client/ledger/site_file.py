@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 
-from common.document import Document
 from common.errors import InvalidInput
 from common.ledger.base_ledger import OpenLedger
 from common.ledger.chain import Chain
 from common.ledger.charges import Spend
-from common.ledger.records import RestoredRecord, kind_of
+from common.ledger.records import RestoredRecord
 from common.ledger.rollback_guard import Standing
 from common.ledger.rows import Position
 from common.ledger.site_state import SiteBooks
@@ -99,11 +98,6 @@ class SiteFile(OpenLedger[SiteBooks]):
             queries=books.per_day.get(day, 0),
             pending=tuple(query for query in books.reservations if query not in books.receipted),
         )
-
-    def _append(self, record: Document, *, payload: tuple[str, bytes] | None = None) -> None:
-        """Write a row and take it in as it was written."""
-        kind = kind_of("site", record)
-        self._books.enter(self._chain.append(kind, record.to_json(), payload=payload))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

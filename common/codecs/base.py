@@ -25,6 +25,7 @@ from common.canonical import (
     checked_fields,
     digest,
     parse_canonical,
+    parse_float,
     sha256_bytes,
 )
 from common.config import CodecConfig, Study
@@ -274,7 +275,7 @@ def read_header(header: Mapping[str, Any], *, grid: bool) -> dict[str, Any]:
     """What :func:`write_codec` put into a header, as a codec's constructor takes it; InvalidInput for anything else."""
     kinds: dict[str, type] = {"name": str, "provenance": dict, "radius": str, "schema": int}
     fields = checked_fields(dict(header), kinds | ({"grid": list} if grid else {}))
-    known = {"provenance": Provenance.from_json(fields["provenance"]), "radius": parse_hex(fields["radius"])}
+    known = {"provenance": Provenance.from_json(fields["provenance"]), "radius": parse_float(fields["radius"])}
     return known | ({"grid": _parse_grid(fields["grid"], codec=fields["name"])} if grid else {})
 
 
@@ -327,14 +328,3 @@ def check_noise_std(noise_std: float) -> float:
     if noise_std < 0:
         raise InvalidInput("noise on the mean code", value=noise_std, limit="a finite number ≥ 0")
     return float(noise_std)
-
-
-def parse_hex(text: str) -> float:
-    """Read a finite float written by ``float.hex``; another spelling is refused."""
-    try:
-        value = float.fromhex(text)
-    except (ValueError, OverflowError) as error:
-        raise InvalidInput("hexadecimal float", value=text) from error
-    if not math.isfinite(value) or value.hex() != text:
-        raise InvalidInput("hexadecimal float", value=text, limit="finite, as float.hex writes it")
-    return value

@@ -11,9 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
+from common.document import Document
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.base_state import SigningKey
 from common.ledger.chain import Chain
+from common.ledger.records import kind_of
 from common.ledger.rollback_guard import KeptStanding, kept_standing, standing_path
 from common.ledger.rows import START, Position, Row, SignedHead
 from common.ledger.sqlite_file import ledger_error
@@ -127,6 +129,11 @@ class OpenLedger(ABC, Generic[B]):
         with self._chain.transaction():  # the writer's place, so that no earlier standing replaces a later one
             self._catch_up()
             self._standing().save(standing_path(self._chain.path))
+
+    def _append(self, record: Document, *, payload: tuple[str, bytes] | None = None) -> None:
+        """Write a row and take it in as it was written."""
+        kind = kind_of(self.STANDING.ROLE, record)
+        self._books.enter(self._chain.append(kind, record.to_json(), payload=payload))
 
     def _catch_up(self) -> None:
         for row in self._chain.new_rows():

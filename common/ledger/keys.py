@@ -7,11 +7,13 @@ names the file and never its contents. Creation never replaces an existing file.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import stat
 from pathlib import Path
+from typing import ClassVar, Self
 
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
@@ -23,6 +25,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
+from common.canonical import canonical_bytes
+from common.document import Document
 from common.errors import InvalidInput
 
 MAX_KEY_BYTES = 16_384
@@ -105,6 +109,32 @@ def read_public_key(source: str) -> Ed25519PublicKey:
     if not isinstance(key, Ed25519PublicKey):
         raise InvalidInput("public key file", value=source, limit="an Ed25519 key")
     return key
+
+
+class Signed(Document):
+    """Base of a record whose last field is an Ed25519 signature of all the others, under the record's own domain."""
+
+    __slots__ = ()
+
+    DOMAIN: ClassVar[bytes]
+    signature: str
+
+    def signed(self, key: Ed25519PrivateKey) -> Self:
+        """This record with a signature by ``key``. Deterministic: the same record is signed alike."""
+        return dataclasses.replace(self, signature=key.sign(self._message()).hex())  # type: ignore[type-var]
+
+    def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
+        """Whether ``public_key`` signed this very record."""
+        try:
+            public_key.verify(hex_bytes(self.signature), self._message())
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+    def _message(self) -> bytes:
+        unsigned = self.to_json()
+        del unsigned["signature"]
+        return self.DOMAIN + b"\0" + canonical_bytes(unsigned)
 
 
 def _raw(text: str) -> bytes:

@@ -11,16 +11,14 @@ that keeps its receipts seeing it. It does not prove that noise was added, nor t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from common.canonical import canonical_bytes, canonical_text, parse_canonical
+from common.canonical import canonical_text, parse_canonical
 from common.document import Count, Document, Key, Sha256
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.charges import (
@@ -34,11 +32,9 @@ from common.ledger.charges import (
     charge_of,
     event_json,
 )
-from common.ledger.keys import hex_bytes
+from common.ledger.keys import Signed
 from common.ledger.rows import START, Link, Position, SignedHead, body_digest, linked_hashes
 from common.privacy.mechanism import Mechanism
-
-_DOMAIN = b"consilium/receipt/v1\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +46,10 @@ class ReceiptedRelease(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt(Document):
+class Receipt(Signed):
     """A signed receipt for one site. Totals are of the site's pool, under the protection it was declared with."""
 
+    DOMAIN: ClassVar = b"consilium/receipt/v1"
     SCHEMA: ClassVar = ("receipt", 1)
 
     study_id: Annotated[Sha256, Key("study")]
@@ -97,22 +94,9 @@ class Receipt(Document):
         """
         return sum(link.kind == "lost" for link in self.links)
 
-    def signed(self, key: Ed25519PrivateKey) -> Receipt:
-        """This receipt with the server's signature. Deterministic: the same rows give the same receipt again."""
-        return dataclasses.replace(self, signature=key.sign(self._message()).hex())
-
     def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
-        """Whether ``public_key`` signed this receipt and the head in it."""
-        try:
-            public_key.verify(hex_bytes(self.signature), self._message())
-        except (InvalidSignature, ValueError):
-            return False
-        return self.head.is_genuine()
-
-    def _message(self) -> bytes:
-        unsigned = self.to_json()
-        del unsigned["signature"]
-        return _DOMAIN + canonical_bytes(unsigned)
+        """Whether ``public_key`` signed this receipt, and the head in it is genuine."""
+        return Signed.is_genuine(self, public_key) and self.head.is_genuine()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from functools import lru_cache
 import numpy as np
 from pydantic import BaseModel, Field
 
-from common.codecs.base import parse_hex, unpack
+from common.canonical import parse_float
+from common.codecs.base import unpack
 from common.config import Study
 from common.privacy.accounting import Guarantee
 from common.privacy.figures import delta_text, epsilon_text
@@ -125,6 +126,6 @@ class Spectra:
         if self._known is None or self._known.codec != name:
             header, arrays = unpack(self._workspace.objects.get(name))
             powers = arrays.get("powers", np.zeros(0))
-            unit = parse_hex(header["radius"]) if header["name"] == "ball-ae" else 1.0  # its powers are in units of C²
+            unit = parse_float(header["radius"]) if header["name"] == "ball-ae" else 1.0  # powers in units of C²
             self._known = Spectrum(name, tuple(float(std) for std in unit * np.sort(np.sqrt(powers))[::-1]))
         return self._known if self._known.stds else None

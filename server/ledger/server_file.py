@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from common.canonical import canonical_text
-from common.document import Document
 from common.errors import InvalidInput
 from common.ledger.base_ledger import OpenLedger
 from common.ledger.chain import Chain
 from common.ledger.charges import NOTHING, ReleaseRecord, Spend
 from common.ledger.keys import signing_public_key
 from common.ledger.receipts import Receipt, check_arithmetic
-from common.ledger.records import LostRecord, PoolRecord, RecoveredRecord, kind_of, release_digest
+from common.ledger.records import LostRecord, PoolRecord, RecoveredRecord, release_digest
 from common.ledger.rollback_guard import ServerStanding, kept_standing, standing_path
 from common.ledger.server_state import Books, Release
 
@@ -145,10 +144,6 @@ class ServerFile(OpenLedger[Books]):
     def _is_here(self, known: Release, release: ReleaseRecord) -> bool:
         same = known.answer_sha256 == release.answer_sha256
         return same and self._chain.row(known.seq).body == canonical_text(release.to_json())
-
-    def _append(self, record: Document) -> None:
-        """Write a row and take it in as it was written."""
-        self._books.enter(self._chain.append(kind_of("server", record), record.to_json()))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

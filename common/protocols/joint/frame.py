@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.linalg import eigh
 
-from common.canonical import check_hash, checked_fields
-from common.codecs.base import CODEC_SCHEMA, check_code, check_noise_std, check_probabilities, pack, parse_hex, unpack
+from common.canonical import check_hash, checked_fields, parse_float
+from common.codecs.base import CODEC_SCHEMA, check_code, check_noise_std, check_probabilities, pack, unpack
 from common.codecs.pca import water_fill
 from common.errors import InvalidInput
 
@@ -171,7 +171,7 @@ class Frame:
             raise InvalidInput("frame of a joint query", value=fields["name"], limit="a file a frame wrote")
         if any(arrays[name].dtype != dtype for name, dtype in _DTYPES.items()):
             raise InvalidInput("frame of a joint query", limit="a float32 basis, everything else float64")
-        frame = cls(codec=fields["codec"], temperature=parse_hex(fields["temperature"]), **arrays)
+        frame = cls(codec=fields["codec"], temperature=parse_float(fields["temperature"]), **arrays)
         if frame.to_bytes() != data:
             raise InvalidInput("frame of a joint query", limit="exactly the bytes a frame writes")
         return frame
