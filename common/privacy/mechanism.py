@@ -168,6 +168,14 @@ class Mechanism(Document):
         honest = check_integer("sites on a roster", sites, least=self.colluders + 1) - self.colluders
         return float(self.noise_std) * sqrt(sites / honest)
 
+    def mean_noise_std(self, *, voters: int) -> float:
+        """The same on every coordinate of the mean code of so many voters, in the code's units."""
+        check_integer("voters", voters, least=1)
+        sites, rest = divmod(voters, self.voters_per_site)
+        if rest:
+            raise InvalidInput("voters", value=voters, limit=f"{self.voters_per_site} a site")
+        return self.noise_in_sum(sites) / (voters << GRID_BITS)
+
     @property
     def site_radius_int(self) -> int:
         """The norm bound m·R of what one site sends."""

@@ -28,7 +28,6 @@ from common.study_mechanism import study_mechanism
 from consilium.research.kept import Kept, array_hash, weights_hash
 from consilium.research.roles import Cases, Roles
 from consilium.research.setting import RECIPE, Setting, study_of
-from server.protocols.decode import mean_noise_std
 from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS, tangent_kernel
 from server.protocols.joint.rounds import FRAMES, keep_frame
 from server.protocols.joint.student import SPREAD, TEMPERATURE, Start, codes_of, joint_frame, public_start, refine
@@ -62,7 +61,7 @@ class Bench:
     @property
     def noise_std(self) -> float:
         """Of the noise on every coordinate of a release's mean code."""
-        return mean_noise_std(study_mechanism(self.study, dimension=1).noise_std, voters=self.voters)
+        return study_mechanism(self.study, dimension=1).mean_noise_std(voters=self.voters)
 
     @cached_property
     def codec(self) -> PcaCodec:

@@ -6,7 +6,6 @@ Refuses to train on less than one label.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -18,7 +17,7 @@ from common.config import Study
 from common.data.volume_cache import VolumeCache, together
 from common.errors import InvalidInput
 from common.objects import ObjectStore
-from common.privacy.mechanism import QuerySpec
+from common.privacy.mechanism import Mechanism, QuerySpec
 from server.aggregation.progress import OnStage
 from server.protocols.base import (
     Answer,
@@ -145,16 +144,16 @@ class Codecs:
 
 def decoded(answer: Answer, codec: Codec, noisy_sum: np.ndarray) -> Float[np.ndarray, "c x y z"]:
     """``noisy_sum`` decoded as this answer's, with its voters and its noise."""
-    return decode_answer(codec, noisy_sum, voters=answer.voters, noise_std_int=answer.query.mechanism.noise_std)
+    return decode_answer(codec, noisy_sum, voters=answer.voters, mechanism=answer.query.mechanism)
 
 
 def _zero_labels(lesson: Lesson) -> dict[str, Float[np.ndarray, "c x y z"]]:
     """The zero code in place of each volume's answer, decoded as that answer was."""
     codecs = Codecs(lesson.public.objects)
-    silent: dict[tuple[str, int, Fraction], np.ndarray] = {}
+    silent: dict[tuple[str, int, Mechanism], np.ndarray] = {}
     labels: dict[str, np.ndarray] = {}
     for answer in lesson.answers:
-        key = (answer.query.codec, answer.voters, answer.query.mechanism.noise_std)
+        key = (answer.query.codec, answer.voters, answer.query.mechanism)
         if key not in silent:
             silent[key] = as_stored(decoded(answer, codecs.of(answer), np.zeros_like(answer.noisy_sum)))
         labels |= dict.fromkeys(answer.query.volumes, silent[key])

@@ -27,7 +27,6 @@ from common.ledger.keys import (
 )
 from common.objects import write_atomically
 from common.privacy.figures import epsilon_text
-from common.privacy.mechanism import GRID_BITS
 from common.study_mechanism import study_mechanism
 from server.aggregation.progress import OnStage
 from server.ledger.server_ledger import Ledger
@@ -118,7 +117,7 @@ def fit_study_codec(
         raise InvalidInput("public label maps", value=0, limit="at least 4")
     maps = [load_label(path, study.data) for path in label_maps]
     voters = sites * study.privacy.voters_per_site
-    noise_std = float(study_mechanism(study, dimension=1).noise_std) / 2**GRID_BITS / voters
+    noise_std = study_mechanism(study, dimension=1).mean_noise_std(voters=voters)
     codec = fit_codec(
         study,
         maps,

@@ -20,7 +20,6 @@ from common.privacy.accounting import delta_exact, epsilon_exact, epsilon_paper,
 from common.privacy.calibration import calibrate, epsilon_of_plan
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Relation, Unit, radius_int
 from common.privacy.quantise import clip, quantise
-from server.protocols.decode import mean_noise_std
 
 BUDGETS = [(0.1, 1e-3), (1.0, 1e-3), (8.0, 1e-3), (8.0, 1e-5), (20.0, 1e-6)]
 
@@ -88,8 +87,8 @@ def test_the_paper_accountants_noise_is_eq_15s_and_the_exact_one_says_what_it_wa
         protection=protection,
     )
     expected = sigma_15(sensitivity=sensitivity / hospitals, queries=queries, epsilon=epsilon, delta=delta)
-    assert mean_noise_std(noise_std, voters=hospitals) == pytest.approx(expected, rel=1e-6)
     mechanism = Mechanism(dimension=4, radius_int=radius_steps, voters_per_site=1, noise_std=noise_std)
+    assert mechanism.mean_noise_std(voters=hospitals) == pytest.approx(expected, rel=1e-6)
     told = {
         name: epsilon_of_plan(mechanism, queries=queries, budget=budget, protection=protection, accountant=name).epsilon
         for name in AccountantName

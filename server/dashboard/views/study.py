@@ -9,7 +9,6 @@ from statistics import median
 from common.canonical import parse_rational
 from common.privacy.calibration import noise_multiplier
 from common.privacy.figures import epsilon_text
-from common.privacy.mechanism import GRID_BITS
 from server.dashboard.ledger_fold import Refusal
 from server.dashboard.read_model import Follower
 from server.dashboard.views.budget import BudgetView, epsilon_of, mechanism_of, study_budget
@@ -204,12 +203,16 @@ class NoiseView:
 def noise_view(follower: Follower, stds: Sequence[float]) -> NoiseView:
     """Which coordinates of an answer stand out of its noise, by public knowledge alone.
 
-    The voters are those of the newest release, or of all registered sites before there is one.
+    The voters are those of the newest release; before there is one, of all registered sites or of a quorum.
     """
     study = follower.study
     batches = list(follower.ledger.batches.values())
-    voters = batches[-1].voters if batches else max(1, len(follower.sites)) * study.privacy.voters_per_site
-    noise = float(mechanism_of(study).noise_std) / 2**GRID_BITS / voters
+    voters = (
+        batches[-1].voters
+        if batches
+        else max(study.privacy.quorum, len(follower.sites)) * study.privacy.voters_per_site
+    )
+    noise = mechanism_of(study).mean_noise_std(voters=voters)
     above = sum(std > noise for std in stds)
     return NoiseView(
         stds=tuple(stds),

@@ -10,7 +10,6 @@ from common.models.unet import save_weights
 from common.study_mechanism import study_mechanism
 from server.aggregation.progress import OnStage
 from server.protocols.base import STUDENT_SEED
-from server.protocols.decode import mean_noise_std
 from server.protocols.joint.kernel import tangent_kernel
 from server.protocols.joint.rounds import keep_frame
 from server.protocols.joint.student import TEMPERATURE, joint_frame, public_start
@@ -40,6 +39,6 @@ def prepare(public: Public, codec: PcaCodec, *, sites: int, on_stage: OnStage | 
         on_volume=lambda done: tell("tangent kernel", done, len(images)),
     )
     voters = sites * study.privacy.voters_per_site
-    noise_std = mean_noise_std(study_mechanism(study, dimension=1).noise_std, voters=voters)
+    noise_std = study_mechanism(study, dimension=1).mean_noise_std(voters=voters)
     frame = joint_frame(start, codec, kernel=kernel, noise_std=noise_std, radius=study.codec.radius)
     keep_frame(public, frame, after=())

@@ -14,7 +14,6 @@ from common.privacy.mechanism import GRID_BITS, QuerySpec
 from common.protocols.joint.frame import Frame, Observation
 from common.study_mechanism import study_mechanism
 from server.protocols.base import Answer, AnswerOf, query_about
-from server.protocols.decode import mean_noise_std
 from server.study.workspace import CodecRecord, Public, read_record, write_record
 
 FRAMES = "frames.json"
@@ -88,14 +87,14 @@ def frame_of(public: Public, answer: Answer) -> Frame:
 
 def observation(answer: Answer, frame: Frame) -> Observation:
     """What an answer says about the offsets along its frame."""
-    noise_std = mean_noise_std(answer.query.mechanism.noise_std, voters=answer.voters)
+    noise_std = answer.query.mechanism.mean_noise_std(voters=answer.voters)
     return frame.read(answer.noisy_sum / (answer.voters * 2.0**GRID_BITS), noise_std=noise_std)
 
 
 def _next(public: Public, answer: Answer) -> Frame:
     """As many voters as the last round had are expected in the next."""
     study, frame = public.study, frame_of(public, answer)
-    noise_std = mean_noise_std(study_mechanism(study, dimension=1).noise_std, voters=answer.voters)
+    noise_std = study_mechanism(study, dimension=1).mean_noise_std(voters=answer.voters)
     return frame.after(observation(answer, frame), noise_std=noise_std, radius=study.codec.radius)
 
 

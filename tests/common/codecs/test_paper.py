@@ -15,7 +15,6 @@ from common.config import AUGMENTATIONS, load_study, parse_study
 from common.errors import InvalidInput
 from common.study_mechanism import study_mechanism
 from consilium.cli.main import app
-from server.protocols.decode import mean_noise_std
 from server.study import templates as studies
 from tests.contracts.codec_contract import GRID, LABELS, CodecContract, patients, soft
 
@@ -85,7 +84,7 @@ def test_a_template_is_the_papers_experiment(name: str) -> None:
 def test_the_templates_have_the_papers_noise() -> None:
     """The paper's headline 1.282564 for Algorithm 2; √d/2 times as much, with d = 4 · 64³, for Algorithm 1."""
     noise = {
-        name: mean_noise_std(study_mechanism(parse_study(studies.template(name)), dimension=1).noise_std, voters=8)
+        name: study_mechanism(parse_study(studies.template(name)), dimension=1).mean_noise_std(voters=8)
         for name in studies.names()
     }
     assert noise["paper-ae"] == pytest.approx(1.282564, abs=1e-5)
