@@ -8,8 +8,6 @@ path, and a key that is spelled in another way than ours.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 from base64 import b64decode, b64encode
 from dataclasses import dataclass
@@ -24,12 +22,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from common.canonical import canonical_bytes, check_hash, check_name, check_pool
 from common.document import FLAT, Document, Sha256
 from common.errors import InvalidInput
+from common.fingerprints import fingerprint_of, is_fingerprint
 from common.objects import write_atomically
 from common.pki import load_node_key, node_key_line, parse_node_key
 from common.privacy.mechanism import Protection
 
 MAX_REQUEST_BYTES = 1 << 16
-_PREFIX = "SHA256:"
 _FINGERPRINT_DOMAIN = b"consilium/join/v1\0"
 
 
@@ -73,13 +71,11 @@ class JoinRequest(Document):
     @property
     def fingerprint(self) -> str:
         """``SHA256:…`` of all that is signed (study, site, pool, key), to be read out."""
-        hashed = hashlib.sha256(_FINGERPRINT_DOMAIN + self.statement()).digest()
-        return _PREFIX + b64encode(hashed).decode().rstrip("=")
+        return fingerprint_of(_FINGERPRINT_DOMAIN + self.statement())
 
     def has_fingerprint(self, read_out: str) -> bool:
         """Whether ``read_out`` is this request's fingerprint, with or without its ``SHA256:``."""
-        given = _PREFIX + read_out.strip().removeprefix(_PREFIX)
-        return hmac.compare_digest(given.encode(), self.fingerprint.encode())
+        return is_fingerprint(read_out, self.fingerprint)
 
     def statement(self) -> bytes:
         """What is signed."""

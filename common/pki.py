@@ -9,11 +9,10 @@ Formats: PEM certificates and PKCS#8 keys; node keys as OpenSSH writes them, whi
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import os
 import stat
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -35,6 +34,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.errors import InvalidInput
+from common.fingerprints import fingerprint_of
 
 _CLOCK_SKEW = timedelta(minutes=5)
 
@@ -199,8 +199,7 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 def node_fingerprint(line: str) -> str:
     """``SHA256:…`` of a public key, as ``ssh-keygen -l`` prints it, for two people to compare by telephone."""
-    blob = b64decode(node_key_line(parse_node_key(line)).split()[1])
-    return "SHA256:" + b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+    return fingerprint_of(b64decode(node_key_line(parse_node_key(line)).split()[1]))
 
 
 def expires(certificate: Path) -> datetime:

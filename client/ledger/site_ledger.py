@@ -20,6 +20,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from client.ledger.site_peers import KeepsPeers
 from client.ledger.site_receipts import KeepsReceipts
 from client.ledger.site_teachers import KeepsTeachers
 from common.canonical import check_hash, rational, sha256_bytes
@@ -63,7 +64,7 @@ class Caps(StructuralType):
     def queries_per_day(self) -> int: ...
 
 
-class SiteLedger(KeepsReceipts, KeepsTeachers):
+class SiteLedger(KeepsPeers, KeepsReceipts, KeepsTeachers):
     """A site's ledger file, one for each patient pool. :meth:`open` or :meth:`read` it; a context manager."""
 
     @classmethod

@@ -299,6 +299,18 @@ class SealingKeyRecord(Document):
 
 
 @dataclass(frozen=True, slots=True)
+class PeerRecord(Document):
+    """A person at this site has compared the public key of another site of a study with that hospital itself.
+
+    A later row for the same site takes the place of this one; an empty ``key`` takes the confirmation back.
+    """
+
+    study_id: StudyId
+    site: SiteName
+    key: HashOrEmpty
+
+
+@dataclass(frozen=True, slots=True)
 class IdentityRecord(Document):
     """What counts as one patient of the site's pool from this row on, as its dataset says it."""
 
@@ -376,6 +388,7 @@ KINDS: dict[str, dict[str, type[Document]]] = {
         "trained": TrainedRecord,
         "teachers": TeachersRecord,
         "sealing-key": SealingKeyRecord,
+        "peer": PeerRecord,
         "identity": IdentityRecord,
         "refusal": RefusalRecord,
         "receipt": ReceiptRecord,

@@ -20,6 +20,7 @@ from common.ledger.records import (
     CodeRecord,
     ConsentRecord,
     DecisionRecord,
+    PeerRecord,
     ReceiptRecord,
     RecoveryRecord,
     RefusalRecord,
@@ -81,6 +82,7 @@ class SiteBooks(RowState):
         self.heads: dict[tuple[str, int], str] = {}
         self.alarms: dict[str, AlarmRecord] = {}
         self.sealing_keys: dict[str, set[str]] = {}
+        self.peers: dict[str, dict[str, str]] = {}
         self.lost: dict[str, Spend] = {}
         self.pending: set[str] = set()
         self.restored_at: list[int] = []
@@ -181,6 +183,9 @@ class SiteBooks(RowState):
                 self._decide(record)
             case SealingKeyRecord():
                 self.sealing_keys.setdefault(record.replaces, set()).add(record.sealing_key)
+            case PeerRecord():
+                self.check_peer(record)
+                self._know_peer(record)
             case AlarmRecord() | SupersededRecord():
                 self._contradicted(row, record)
             case RecoveryRecord():
@@ -233,6 +238,32 @@ class SiteBooks(RowState):
                     limit=f"{before}, as first declared",
                     remedy="a pool keeps its ledger for life; another pool needs another ledger",
                 )
+
+    def check_peer(self, record: PeerRecord) -> None:
+        """InvalidInput for a peer that this site cannot have: in a study it has not consented to, under its own name or
+        with a key of its own, with a key confirmed under another name; and for one to distrust that was never trusted.
+        """
+        known = self.peers.get(record.study_id, {})
+        if record.study_id not in self.studies:
+            raise InvalidInput("study of a peer", value=record.study_id[:16], limit="a study this site consented to")
+        if not record.key and record.site not in known:
+            raise InvalidInput("peer", value=record.site, limit=f"one that was confirmed: {', '.join(known) or 'none'}")
+        if record.site == self.declared.declaration.site or record.key in {own for _, own in self.key.history}:
+            raise InvalidInput("peer", value=record.site, limit="another site than this one, with a key of its own")
+        named = next((site for site, key in known.items() if key == record.key and site != record.site), None)
+        if named is not None and record.key:
+            raise InvalidInput(
+                f"key of peer {record.site}",
+                value=record.key[:16],
+                limit=f"another one than that of {named}, confirmed before",
+                remedy="two sites with one key are one site: talk to both, and to the consortium last",
+            )
+
+    def _know_peer(self, record: PeerRecord) -> None:
+        known = self.peers.setdefault(record.study_id, {})
+        known.pop(record.site, None)
+        if record.key:
+            known[record.site] = record.key
 
     def check_receipt(self, receipt: Receipt) -> None:
         """That a genuine receipt agrees with what this site consented to, accepted and was told before.
@@ -332,7 +363,9 @@ class SiteBooks(RowState):
         )
 
     def _restore(self, row: Row, record: RestoredRecord) -> None:
-        """What an older copy forgot is spent. Studies wait for a person, since a veto may be among what is lost."""
+        """What an older copy forgot is spent. Studies wait for a person, since a veto may be among what is lost, and
+        peers are confirmed anew, since a key may have been taken back."""
+        self.peers.clear()
         self._spent += record.pool
         for study_id, spend in record.studies.items():
             _ = self.studies[study_id]
