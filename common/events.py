@@ -95,7 +95,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         for line in stream:
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict) and record.get("schema") == EVENT_SCHEMA:
                 yield record

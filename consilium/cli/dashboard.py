@@ -29,6 +29,7 @@ State = Annotated[Path, _setting("STATE", "The dashboard's own directory: users,
 
 _PROXY = "Address of the TLS proxy in front, whose X-Forwarded-For and -Proto are believed."
 _HOSTS = "Names browsers call it by, separated by commas, beside those in the certificate."
+_WEBHOOK = "Address (https) that is sent the names of alarms as they begin and end."
 _TOKEN = "File with the bearer token that opens /metrics to a scraper."
 
 
@@ -44,6 +45,7 @@ def dashboard(
     behind_proxy: Annotated[str | None, _setting("BEHIND_PROXY", _PROXY)] = None,
     hosts: Annotated[str, _setting("HOSTS", _HOSTS)] = "",
     metrics_token_file: Annotated[Path | None, _setting("METRICS_TOKEN_FILE", _TOKEN)] = None,
+    alarm_webhook: Annotated[str | None, _setting("ALARM_WEBHOOK", _WEBHOOK)] = None,
     session_hours: Annotated[float, typer.Option(min=0.001, max=168, help="How long a sign-in lasts.")] = 12.0,
 ) -> None:
     """Serve the dashboard of one study. It reads the study's directory and can neither charge nor change it.
@@ -65,6 +67,7 @@ def dashboard(
         metrics_token=None if metrics_token_file is None else read_token(metrics_token_file),
         certifier=certificate_command,
         hosts=hosts,
+        webhook=alarm_webhook,
     )
     if not UserFile(state / "users.json").users():
         typer.echo(

@@ -7,6 +7,7 @@ it holds no signing key and opens the file for reading only.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -17,6 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fastapi import Depends, FastAPI, Request
+from fastapi.exception_handlers import request_validation_exception_handler
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.staticfiles import StaticFiles
@@ -27,7 +30,7 @@ from server.dashboard.auth import Sessions, Throttle, UserFile
 from server.dashboard.live import Live
 from server.dashboard.read_model import Follower
 from server.dashboard.screens import HERE, environment, live_blocks
-from server.dashboard.security import Gate, SecureHeaders, admitted, for_machines
+from server.dashboard.security import Gate, SecureHeaders, SmallBodies, admitted, for_machines
 from server.dashboard.service import Certifier, Service
 from server.dashboard.sign_in import Door
 from server.dashboard.views.study import epsilon_curve
@@ -42,7 +45,7 @@ class Options:
 
     ``certifier`` gives the command that writes a certificate into a folder; ``metrics_token`` opens ``/metrics`` to a
     bearer of it beside signed-in users. ``hosts`` are the names it is called by beside those of the machine itself: a
-    page of another name that leads here is answered nothing.
+    page of another name that leads here is answered nothing. ``webhook`` is told which alarms begin and end.
     """
 
     study: Path
@@ -52,6 +55,7 @@ class Options:
     metrics_token: str | None = None
     certifier: Certifier | None = None
     hosts: Hosts = lambda: ()
+    webhook: str | None = None
     poll_s: float = 1.0
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -71,6 +75,7 @@ def create_app(options: Options) -> FastAPI:
         state=options.state,
         decisions=DecisionStore(options.state / "decisions.jsonl"),
         certifier=options.certifier,
+        webhook=options.webhook,
         now=options.now,
     )
     users = users_file(options.state)
@@ -91,6 +96,7 @@ def create_app(options: Options) -> FastAPI:
     app.state.gate = Gate(cookie=f"consilium-{follower.study.id[:8]}", lookup=sessions.get)
     app.state.door = Door(users, sessions, Throttle(clock=options.clock), secure=options.secure)
     app.state.metrics_token = options.metrics_token
+    app.add_middleware(SmallBodies)
     app.add_middleware(KnownHosts, hosts=options.hosts)
     app.add_middleware(SecureHeaders, secure=options.secure)
     for subject in (sign_in, health, api, pages):
@@ -98,6 +104,9 @@ def create_app(options: Options) -> FastAPI:
     app.mount("/static", _Static(directory=HERE / "static"), name="static")
     app.add_exception_handler(StarletteHTTPException, _refused)
     app.add_exception_handler(ConsiliumError, _refused_by_design)
+    app.add_exception_handler(RequestValidationError, _misunderstood)
+    app.add_exception_handler(sqlite3.Error, _unreadable)
+    app.add_exception_handler(Exception, _failed)
     return app
 
 
@@ -105,14 +114,13 @@ def create_app(options: Options) -> FastAPI:
 async def _lifespan(app: FastAPI, *, poll_s: float) -> AsyncIterator[None]:
     service: Service = app.state.service
     follower, live = service.follower, app.state.live
-    follower.start(every_s=poll_s, after=lambda: epsilon_curve(follower))  # so that no page waits for it
+    service.start(poll_s=poll_s, after=lambda: epsilon_curve(follower))  # so that no page waits for it
     task = asyncio.create_task(live.run())
     yield
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-    await asyncio.to_thread(follower.stop)
-    service.close()
+    await asyncio.to_thread(service.close)
 
 
 class _Static(StaticFiles):
@@ -139,6 +147,29 @@ def _refused_by_design(request: Request, error: Exception) -> Response:
     if for_machines(request):
         return JSONResponse({"detail": str(error)}, status_code=status)
     return _said(request, status, "That did not work", str(error))
+
+
+async def _misunderstood(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    if for_machines(request):
+        return await request_validation_exception_handler(request, error)
+    first = error.errors()[0]
+    where = " ".join(str(part) for part in first["loc"][1:])
+    return _said(request, 400, "That address does not make sense", f"{where}: {first['msg']}")
+
+
+def _unreadable(request: Request, error: Exception) -> Response:
+    words = f"The ledger cannot be read: {error}"
+    if for_machines(request):
+        return JSONResponse({"detail": words}, status_code=503)
+    return _said(request, 503, "The ledger cannot be read", f"{words}. Overview says what to do.")
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    words = f"This could not be shown ({type(error).__name__}); the dashboard's log has the details."
+    if for_machines(request):
+        return JSONResponse({"detail": words}, status_code=500)
+    return _said(request, 500, "Something is wrong here", words)
 
 
 def _said(request: Request, status: int, title: str, words: str) -> HTMLResponse:

@@ -188,58 +188,65 @@ class Sessions:
 
 
 @dataclass(slots=True)
-class _Failures:
+class _Tries:
     count: int
     last: float
 
 
 class Throttle:
-    """Growing pauses after wrong passwords: 1, 2, 4, … up to 900 s, by name at an address, by address, and by name.
+    """Growing pauses after wrong passwords: 1, 2, 4, … up to 900 s.
 
-    The allowance differs (5, 20, 50), so that a stranger elsewhere needs many tries to slow a user down at all. An hour
-    without a wrong one forgets.
+    A try is counted before its password is looked at, so tries that come together are no cheaper than tries in turn; a
+    right one is forgiven. Counted are a name at an address (:data:`FREE` of them are free), and a name at all the
+    addresses where it never signed in (:data:`FREE_ELSEWHERE`): whoever guesses is stopped, from one place or many, and
+    neither the others at his address nor the user at hers are. An hour without a try forgets.
     """
 
-    FREE = (5, 20, 50)
+    FREE = 5
+    FREE_ELSEWHERE = 50
     LONGEST_S = 900.0
     FORGET_S = 3600.0
     MOST = 20_000
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._failures: dict[tuple[str, ...], _Failures] = {}
+        self._tries: dict[tuple[str, str], _Tries] = {}
+        self._at_home: dict[tuple[str, str], None] = {}
         self._lock = threading.Lock()
 
-    def wait_s(self, *, name: str, address: str) -> float:
-        """Seconds until another try is looked at; 0 for now."""
+    def attempt(self, *, name: str, address: str) -> float:
+        """Count a try and return 0 if it may be looked at; else the seconds until one may, and nothing is counted."""
         now = self._clock()
         with self._lock:
-            return max(self._pause(key, free, now) for key, free in self._keys(name, address))
-
-    def failed(self, *, name: str, address: str) -> None:
-        """Count a wrong sign-in."""
-        now = self._clock()
-        with self._lock:
-            if len(self._failures) > self.MOST:
-                oldest = sorted(self._failures, key=lambda key: self._failures[key].last)[: self.MOST // 2]
-                for key in oldest:
-                    del self._failures[key]
-            for key, _ in self._keys(name, address):
-                known = self._failures.get(key)
+            keys = self._keys(name, address)
+            wait = max(self._pause(key, free, now) for key, free in keys)
+            if wait > 0:
+                return wait
+            for key, _ in keys:
+                known = self._tries.pop(key, None)
                 fresh = known is None or now - known.last > self.FORGET_S
-                self._failures[key] = _Failures(1 if fresh or known is None else known.count + 1, now)
+                self._tries[key] = _Tries(1 if fresh or known is None else known.count + 1, now)
+            while len(self._tries) > self.MOST:
+                self._tries.pop(next(iter(self._tries)))
+        return 0.0
 
     def succeeded(self, *, name: str, address: str) -> None:
-        """Forget this name at this address."""
+        """Forgive this name at this address what was counted, and remember that it signed in there."""
         with self._lock:
-            self._failures.pop((name, address), None)
+            self._tries.pop((name, address), None)
+            elsewhere = self._tries.get((name, ""))
+            if elsewhere is not None and (name, address) not in self._at_home:
+                elsewhere.count -= 1
+            self._at_home[name, address] = None
+            while len(self._at_home) > self.MOST:
+                self._at_home.pop(next(iter(self._at_home)))
 
-    def _keys(self, name: str, address: str) -> tuple[tuple[tuple[str, ...], int], ...]:
-        keys: tuple[tuple[str, ...], ...] = ((name, address), ("address", address, ""), ("name", name, ""))
-        return tuple(zip(keys, self.FREE, strict=True))
+    def _keys(self, name: str, address: str) -> list[tuple[tuple[str, str], int]]:
+        keys = [((name, address), self.FREE)]
+        return keys if (name, address) in self._at_home else [*keys, ((name, ""), self.FREE_ELSEWHERE)]
 
-    def _pause(self, key: tuple[str, ...], free: int, now: float) -> float:
-        known = self._failures.get(key)
+    def _pause(self, key: tuple[str, str], free: int, now: float) -> float:
+        known = self._tries.get(key)
         if known is None or known.count < free or now - known.last > self.FORGET_S:
             return 0.0
         pause = min(self.LONGEST_S, 2.0 ** min(known.count - free, 20))

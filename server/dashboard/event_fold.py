@@ -1,11 +1,13 @@
 """The event log folded into facts: the newest run and its stages, every site, every batch, the student.
 
-It is followed from where the last pass ended; a line torn by a crash and a line of another schema count for nothing.
+It is followed from where the last pass ended; a line torn by a crash and a line of another schema count for nothing. A
+line that is no event, and one of any length, is counted and left out: it ends nothing.
 """
 
 from __future__ import annotations
 
-import json
+import os
+import stat
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -13,10 +15,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from common.events import EVENT_SCHEMA
+from common.errors import InvalidInput
+from common.events import EVENT_SCHEMA, EVENTS
+from server.dashboard.quarantine import check_event, parse_json
 from server.dashboard.wording import EventView, event_view
 
 RECENT = 60
+READ_BYTES = 4 << 20
+MAX_LINE_BYTES = 1 << 20
 ROUTINE = frozenset({"stage-progress", "student-step", "receipts-held", "label-decoded"})
 """Kinds of event that a list of what happened leaves out, beside accepted offers."""
 
@@ -53,6 +59,7 @@ class SiteState:
     receipts_row: int = 0
     receipts_time: str | None = None
     receipts_problem: str | None = None
+    contradicted_row: int | None = None
 
 
 @dataclass(slots=True)
@@ -96,11 +103,15 @@ class EventFold:
 
     def __init__(self, path: Path, *, study_id: str) -> None:
         self._path, self._study = path, study_id
+        self.problem: str | None = None
         self._clear()
 
     def _clear(self) -> None:
-        self._offset, self._inode = 0, 0
+        self._offset, self._inode, self._torn = 0, 0, b""
         self.count = 0
+        self.lines = 0
+        self.malformed = 0
+        self.first_malformed = ""
         self.last_time: str | None = None
         self.run: RunState | None = None
         self.stages: dict[str, StageState] = {}
@@ -121,29 +132,56 @@ class EventFold:
     def step(self, lock: threading.RLock) -> bool:
         """Fold whole lines that were appended since the last call; whether there were any."""
         try:
-            stat = self._path.stat()
+            found = self._path.stat()
         except FileNotFoundError:
             return False
-        if stat.st_ino != self._inode or stat.st_size < self._offset:
+        except OSError as error:
+            return self._tell(f"it cannot be read: {error.strerror}")
+        if not stat.S_ISREG(found.st_mode):
+            return self._tell("it is no regular file")
+        self._tell(None)
+        return self._follow(found, lock)
+
+    def _tell(self, problem: str | None) -> bool:
+        changed, self.problem = self.problem != problem, problem
+        return changed
+
+    def _follow(self, found: os.stat_result, lock: threading.RLock) -> bool:
+        if found.st_ino != self._inode or found.st_size < self._offset:
             with lock:
                 self._clear()
-                self._inode = stat.st_ino
-        if stat.st_size <= self._offset:
+                self._inode = found.st_ino
+        if found.st_size <= self._offset:
             return False
         with self._path.open("rb") as stream:
             stream.seek(self._offset)
-            content = stream.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        with lock:
-            self._offset += len(whole)
-            for line in whole.splitlines():
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    continue  # torn by a crash
-                if isinstance(event, dict) and event.get("schema") == EVENT_SCHEMA:
-                    self._enter(event)
-        return bool(whole)
+            while content := stream.read(READ_BYTES):
+                *whole, rest = (self._torn + content).split(b"\n")
+                with lock:
+                    self._offset += len(content)
+                    self._torn = rest[: MAX_LINE_BYTES + 1]  # a longer line will be refused, so no more of it is kept
+                    for line in whole:
+                        self._line(line)
+        return True
+
+    def _line(self, line: bytes) -> None:
+        self.lines += 1
+        if not line.strip():
+            return
+        try:
+            if len(line) > MAX_LINE_BYTES:
+                raise InvalidInput("length of a line", limit=f"at most {MAX_LINE_BYTES} bytes")
+            event = parse_json(line)
+            if not isinstance(event, dict):
+                raise InvalidInput("line", limit="an object")
+            if event.get("schema") == EVENT_SCHEMA:
+                check_event(event)
+                self._enter(event)
+        except InvalidInput as error:
+            if line.startswith(b"{") and not line.rstrip().endswith(b"}") and len(line) < MAX_LINE_BYTES:
+                return  # torn by a crash: what ends a line of ours is missing
+            self.malformed += 1
+            self.first_malformed = self.first_malformed or f"line {self.lines:,}: {error}"
 
     def latest(self, count: int) -> tuple[EventView, ...]:
         """The newest events that say something, in words, newest first."""
@@ -161,7 +199,9 @@ class EventFold:
         self.last_time = time
         if kind not in ROUTINE and not event.get("accepted"):
             self._recent.appendleft(event)
-        if "site" in event:
+        if kind not in EVENTS:
+            return
+        if "site" in EVENTS[kind]:
             self._site_event(kind, time, event)
         elif not (self._run_event(kind, time, event) or self._student_event(kind, time, event)):
             self._batch_event(kind, event)
@@ -246,6 +286,7 @@ class EventFold:
                 self._batch(event).accepted[event["site"]] = event["reason"]
                 if event["accepted"]:
                     site.accepted += 1
+                    site.contradicted_row = None
                 else:
                     site.declined += 1
                 if event["reason"] not in ("offline", "deadline", "budget"):
@@ -262,6 +303,8 @@ class EventFold:
             case "code-refused":
                 site.refused += 1
                 site.last_problem = event["reason"]
+            case "ledger-contradicted":
+                site.contradicted_row = event["ledger_row"]
             case "receipts-held":
                 site.last_seen = site.receipts_time = time
                 site.receipts_row, site.receipts_problem = event["ledger_row"], None

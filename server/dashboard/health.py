@@ -7,7 +7,9 @@ import hmac
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import JSONResponse, Response
 
+from common.errors import InvalidInput
 from server.dashboard.metrics import exposition
+from server.dashboard.read_model import SILENT_S
 from server.dashboard.security import Gate
 from server.dashboard.service import Here
 
@@ -15,16 +17,26 @@ routes = APIRouter(include_in_schema=False)
 
 
 @routes.get("/healthz")
-def health(service: Here) -> JSONResponse:
-    """Whether the process follows the study; says nothing about the study itself."""
-    follower = service.follower
-    following = follower.silent_s < 60
-    ok = following and follower.ledger.problem is None
+async def health(request: Request, service: Here) -> JSONResponse:
+    """Whether the process follows the study and people can sign in; says nothing about the study itself.
+
+    Waits for no thread: it answers while every one of them is at work.
+    """
+    follower, door = service.follower, request.app.state.door
+    following = follower.problem is None and follower.silent_s < SILENT_S
+    try:
+        door.users.users()
+        users = True
+    except (InvalidInput, OSError):
+        users = False
+    readable = follower.ledger.problem is None
+    ok = following and readable and users
     facts = {
         "ok": ok,
         "following": following,
         "up_to_date": follower.looked is not None and follower.ledger.complete,
-        "ledger_readable": follower.ledger.problem is None,
+        "ledger_readable": readable,
+        "users_readable": users,
     }
     return JSONResponse(facts, status_code=200 if ok else 503)
 

@@ -83,7 +83,7 @@ def labels_page(service: Service) -> LabelsPage:
     """The Labels page; starts the preparation of pictures that are missing or out of date."""
     follower, files = service.follower, service.label_files
     study, workspace = follower.study, follower.workspace
-    decided = standing(service.decisions.decisions(), study.id)
+    decided = standing(service.decided(), study.id)
     points, student = len(follower.ledger.points), files.student()
     volumes = published(workspace, study)
     answered = protocol_of(study).volumes_answered(points, asked=len(volumes))

@@ -2,7 +2,8 @@
 
 It is opened for reading, for the length of one pass, and every row is checked against the chain and the rules before it
 counts. Nothing is written beside it where no run has it open. A row that does not hold stops the fold and is told as
-the ledger's problem; what was folded before stands.
+the ledger's problem; what was folded before stands. A ledger that no longer holds a row which was read before is folded
+anew, and :attr:`LedgerFold.cut` says so for as long as the process lives.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class LedgerFold:
 
     def __init__(self, path: Path, *, study_id: str) -> None:
         self._path, self._study = path, study_id
+        self.cut: str | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -104,8 +106,9 @@ class LedgerFold:
         connection = None
         try:
             connection = open_ledger(self._path)
-            if self._rewritten(connection):
+            if self.last is not None and self._rewritten(connection, self.last):
                 with lock:
+                    self.cut = self.cut or f"row {self.last.seq:,}, read at {self.last.time_utc}, is no longer in it"
                     self._clear()
             self.rows_in_file = int(connection.execute("SELECT coalesce(max(seq), 0) FROM rows").fetchone()[0])
             while rows := self._next_rows(connection):
@@ -117,18 +120,22 @@ class LedgerFold:
                 changed, self.problem, self._stamp = self.problem is not None, None, stamp
             yield changed
         except (ConsiliumError, sqlite3.Error) as error:
-            with lock:
-                changed, self.problem = self.problem != str(error), str(error)
-            yield changed
+            yield self._told(str(error), lock)
+        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+            yield self._told(f"row {self.rows + 1} holds what no ledger writes ({type(error).__name__})", lock)
         finally:
             if connection is not None:
                 connection.close()
 
-    def _rewritten(self, connection: sqlite3.Connection) -> bool:
-        if self.last is None:
-            return False
-        found = connection.execute("SELECT hash FROM rows WHERE seq = ?", (self.last.seq,)).fetchone()
-        return found is None or found[0] != self.last.hash
+    def _told(self, problem: str, lock: threading.RLock) -> bool:
+        with lock:
+            changed, self.problem = self.problem != problem, problem
+        return changed
+
+    @staticmethod
+    def _rewritten(connection: sqlite3.Connection, last: Row) -> bool:
+        found = connection.execute("SELECT hash FROM rows WHERE seq = ?", (last.seq,)).fetchone()
+        return found is None or found[0] != last.hash
 
     def _next_rows(self, connection: sqlite3.Connection) -> list[Row]:
         sql = "SELECT seq, time_utc, kind, body, prev_hash, hash FROM rows WHERE seq > ? ORDER BY seq LIMIT ?"

@@ -2,14 +2,17 @@
 
 A page's live part is a few named blocks of HTML. A task renders the blocks of pages that somebody has open whenever the
 read model changed, and every few seconds for what time alone changes; each open page is then sent the blocks that
-differ from the ones it has. That costs one rendering however many pages are open.
+differ from the ones it has. That costs one rendering however many pages are open. A page that cannot be rendered is
+told so and tried again; the others go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -18,6 +21,10 @@ from fastapi import Depends, Request
 PERIOD_S = 1.0
 TICK_S = 5.0
 HEARTBEAT_S = 15.0
+ALIVE = b"event: alive\ndata: {}\n\n"
+"""Tells a page that nothing changed: without it for long the page knows that nobody is there."""
+
+logger = logging.getLogger(__name__)
 
 Render = Callable[[str], dict[str, str]]
 
@@ -29,6 +36,7 @@ class _Page:
     full: bytes = b""
     changed: bytes = b""
     readers: int = 0
+    failed: bool = False
 
 
 class Live:
@@ -55,11 +63,21 @@ class Live:
     async def _refresh(self) -> None:
         for name, page in list(self._pages.items()):
             if page.readers:
-                self._update(page, await asyncio.to_thread(self.render, name))
+                await self._render(name, page)
         if not any(page.readers for page in self._pages.values()):
             self._wanted.clear()
         self._news.set()
         self._news = asyncio.Event()
+
+    async def _render(self, name: str, page: _Page) -> None:
+        try:
+            blocks = await asyncio.to_thread(self.render, name)
+        except Exception:
+            logger.exception("page=%s render=failed", name)
+            page.failed = True
+        else:
+            page.failed = False
+            self._update(page, blocks)
 
     @staticmethod
     def _update(page: _Page, blocks: Mapping[str, str]) -> None:
@@ -75,20 +93,22 @@ class Live:
         page = self._pages.setdefault(name, _Page())
         page.readers += 1
         try:
-            self._update(page, await asyncio.to_thread(self.render, name))
+            await self._render(name, page)
             self._wanted.set()
-            yield b"retry: 3000\n\n" + page.full
+            yield b"retry: 3000\n\n" + (page.full or ALIVE)
             sent = page.seq
             while True:
                 news = self._news
-                try:
+                with suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), timeout=HEARTBEAT_S)
-                except TimeoutError:
-                    yield b": still here\n\n"
                 if not allowed():
                     yield b"event: signed-out\ndata: {}\n\n"
                     return
-                if page.seq != sent:
+                if page.failed:
+                    yield b"event: stale\ndata: {}\n\n"
+                elif page.seq == sent:
+                    yield ALIVE
+                else:
                     yield page.changed if page.seq == sent + 1 else page.full
                     sent = page.seq
         finally:
@@ -101,7 +121,7 @@ def message(seq: int, blocks: Mapping[str, str]) -> bytes:
     return f"event: blocks\nid: {seq}\ndata: {data}\n\n".encode()
 
 
-def _live(request: Request) -> Live:
+async def _live(request: Request) -> Live:
     live: Live = request.app.state.live
     return live
 

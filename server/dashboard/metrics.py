@@ -15,7 +15,7 @@ from server.dashboard.views.alarms import LEVELS
 from server.dashboard.views.overview import Overview
 from server.dashboard.views.sites import SiteView
 
-STATES = ("up", "idle", "late", "declined", "offline", "unseen")
+STATES = ("up", "idle", "spent", "late", "declined", "offline", "unseen")
 
 
 class _Standing(Collector):
@@ -42,7 +42,7 @@ def _of_sites(sites: Sequence[SiteView]) -> Iterator[Metric]:
     spent = gauge("privacy_epsilon_spent", "Epsilon a site's pool has spent over all studies, by its gate")
     budget = gauge("privacy_epsilon_budget", "Epsilon a site's pool may spend")
     share = gauge("privacy_budget_spent_ratio", "Share spent of what a site's gate admits")
-    left = gauge("privacy_answers_left", "Further answers a pool's budget covers")
+    left = gauge("privacy_answers_left", "Further answers a pool's budget covers, 0 while the ledger is in doubt")
     seen = gauge("client_last_seen_timestamp_seconds", "When a site was last heard from")
     state = GaugeMetricFamily("pate_client_state", "1 for the state a site is in", labels=["site", "state"])
     codes = counter("codes_received", "Codes received and accepted from a site")
@@ -84,6 +84,10 @@ def _of_the_study(view: Overview) -> Iterator[Metric]:
     for level in LEVELS:
         alarms.add_metric([level], sum(alarm.level == level for alarm in view.alarms))
     yield alarms
+    named = GaugeMetricFamily("pate_alarm", "1 while the alarm stands", labels=["name", "level", "site"])
+    for name, level, site in sorted({(alarm.name, alarm.level, alarm.site) for alarm in view.alarms}):
+        named.add_metric([name, level, site], 1.0)
+    yield named
     yield GaugeMetricFamily("pate_ledger_rows", "Rows of the ledger that were read and hold", value=view.ledger.rows)
     yield GaugeMetricFamily(
         "pate_ledger_readable", "1 while the ledger can be followed", value=float(view.ledger.problem is None)

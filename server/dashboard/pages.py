@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -10,11 +11,11 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import ValidationError
 
-from common.errors import InvalidInput
+from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from server.dashboard.labels import labels_page, take_decision
 from server.dashboard.pictures import LAYERS, PLANES, VolumeFacts, picture_key
 from server.dashboard.planning import Wishes, planned, wishes_of
-from server.dashboard.rows import KINDS, newest_head, row_detail, row_page
+from server.dashboard.rows import KINDS, RowPage, in_words, newest_head, row_detail, row_page
 from server.dashboard.screens import OnScreen
 from server.dashboard.security import Decider, Form
 from server.dashboard.service import Here
@@ -50,24 +51,30 @@ def rows(
     after: Annotated[str, Query(pattern="^[0-9]{0,18}$")] = "",
 ) -> HTMLResponse:
     service = screen.service
-    found = row_page(
-        service.ledger_file,
-        kind=kind or None,
-        text=text,
-        before=int(before) if before else None,
-        after=int(after) if after else None,
-        limit=ROWS,
-    )
+    found, head, problem = RowPage((), None, None, 0), None, ""
+    try:
+        found = row_page(
+            service.ledger_file,
+            kind=kind or None,
+            text=text,
+            before=int(before) if before else None,
+            after=int(after) if after else None,
+            limit=ROWS,
+        )
+        head = newest_head(service.ledger_file, ledger_id=service.ledger_id)
+    except (LedgerCorrupt, StorageFailed, sqlite3.Error) as error:
+        problem = str(error)
     facts = {
         "rows": found,
+        "problem": problem,
         "kinds": KINDS,
         "kind": kind,
         "text": text,
         "verify": service.verify.state,
-        "report": json.loads(service.verify.out.read_bytes()) if service.verify.state.state == "done" else None,
+        "report": service.verified if service.verify.state.state == "done" else None,
         "certificate": None if service.certificate is None else service.certificate.state,
         "certified": (service.certificate_dir / "certificate.pdf").exists(),
-        "head": newest_head(service.ledger_file, ledger_id=service.ledger_id),
+        "head": head,
     }
     return screen.show("ledger", facts)
 
@@ -78,7 +85,7 @@ def row(screen: OnScreen, seq: int) -> HTMLResponse:
     found = row_detail(service.ledger_file, seq, ledger_id=service.ledger_id) if 0 < seq < 2**63 else None
     if found is None:
         raise HTTPException(404, f"The ledger has no row {seq}.")
-    body = json.dumps(found.body, indent=1, ensure_ascii=False)
+    body = json.dumps(in_words(found.body), indent=1, ensure_ascii=False)
     return screen.show("ledger", {"row": found, "body": body}, template="row.html")
 
 
@@ -124,7 +131,7 @@ def label(
         "layers": [name for name in LAYERS if one.facts and (one.facts.has_student or name not in NEED_STUDENT)],
         "previous": everything.labels[index - 1].volume if index else None,
         "next": everything.labels[index + 1].volume if index + 1 < len(everything.labels) else None,
-        "history": [past for past in service.decisions.decisions() if past.volume == volume],
+        "history": [past for past in service.decided() if past.volume == volume],
     }
     return screen.show("labels", facts, template="label.html")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,11 @@ from common.errors import InvalidInput
 from server.dashboard.event_fold import EventFold
 from server.dashboard.ledger_fold import LedgerFold, file_stamp
 from server.study.workspace import Site, Workspace
+
+logger = logging.getLogger(__name__)
+
+SILENT_S = 60.0
+"""Without a look for so long the study counts as not being followed."""
 
 
 class Follower:
@@ -27,6 +33,7 @@ class Follower:
         self.events = EventFold(workspace.events_file, study_id=self.study.id)
         self.version = 0
         self.looked: float | None = None
+        self.problem: str | None = None
         self._sites: tuple[Site, ...] = ()
         self._small: tuple[tuple[int, ...], ...] = ()
         self._stopping = threading.Event()
@@ -36,6 +43,19 @@ class Follower:
     def sites(self) -> tuple[Site, ...]:
         """Registered sites; none before the first is registered."""
         return self._sites
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the figures of the ledger may be too low, in words; None while they are the whole file's."""
+        if self.ledger.problem is not None:
+            return "the ledger does not hold or cannot be read"
+        if self.ledger.cut is not None:
+            return "the ledger was cut or replaced"
+        if self.problem is not None or self.silent_s > SILENT_S:
+            return "the study is not being followed"
+        if self.looked is None or not self.ledger.complete:
+            return "the ledger is still being read"
+        return None
 
     @property
     def silent_s(self) -> float:
@@ -56,6 +76,7 @@ class Follower:
                 self.looked = self._clock()
             if self._stopping.wait(0.0005):  # let requests in between the steps of a long fold
                 return changed
+        self.looked = self._clock()
         if changed:
             self.version += 1
         return changed
@@ -66,9 +87,16 @@ class Follower:
         def follow() -> None:
             pause = 0.0
             while not self._stopping.wait(pause):
-                if self.poll():
-                    after()
-                self.looked, pause = self._clock(), every_s
+                pause = every_s
+                try:
+                    if self.poll():
+                        after()
+                    problem = None
+                except Exception as error:  # a look that fails is told, and the next one follows
+                    logger.exception("look=failed")
+                    problem = type(error).__name__
+                if problem != self.problem:
+                    self.problem, self.version = problem, self.version + 1
 
         self._thread = threading.Thread(target=follow, name="follow", daemon=True)
         self._thread.start()
@@ -84,7 +112,7 @@ class Follower:
             return False
         try:
             sites = self.workspace.sites() if (self.workspace.root / "sites.json").exists() else ()
-        except InvalidInput:
+        except (InvalidInput, OSError):
             return False  # caught while it was being replaced; the next look finds it whole
         with self.lock:
             self._small, self._sites = stamp, sites

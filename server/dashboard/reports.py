@@ -2,12 +2,12 @@
 
 Each is what ``consilium site status --json`` prints at a hospital: its own account of what it spent, and how its
 teachers were trained, with the ε that gives one patient against everyone. Figures of its own are shown only if the
-hospital adds them, as ``shared``: they are outside the guarantee. An ill-formed report is named, never guessed at.
+hospital adds them, as ``shared``: they are outside the guarantee. A report that is ill-formed, too large, or speaks for
+another site than its file is named after is set aside and named, never guessed at.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +17,13 @@ from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.training import Neighbours
+from server.dashboard.quarantine import MAX_NUMBER, read_json
 
+MAX_REPORTS = 1_000
+MAX_BYTES = 1 << 16
 MAX_SHARED = 24
+MAX_LISTED = 20
+MAX_TEXT = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,44 +56,70 @@ class SiteReport:
 
 
 def read_reports(folder: Path) -> dict[str, SiteReport]:
-    """Every report by the site it names."""
-    found = {}
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        report = _read(path)
-        found[report.site] = report
-    return found
+    """Every report by the site that its file is named after."""
+    paths = sorted(folder.glob("*.json"))[:MAX_REPORTS] if folder.is_dir() else []
+    return {path.stem: _read(path) for path in paths}
 
 
 def _read(path: Path) -> SiteReport:
-    given = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    given, site = "", path.stem
     try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        gate = str(data["cap"]["accountant"])
-        trainings = data.get("trainings") or {"count": 0, "strategies": [], "guarantees": []}
-        shared = data.get("shared") or {}
-        stated = data.get("patient_identity") or []
+        given = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+        return _report(read_json(path, most_bytes=MAX_BYTES), site=site, given=given)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, InvalidInput) as error:
+        why = f"{error}" if isinstance(error, InvalidInput) else type(error).__name__
         return SiteReport(
-            site=str(data["site"]),
+            site=site,
             given=given,
-            spent_epsilon=_epsilon(data["spent"][gate]["epsilon"]),
-            cap_epsilon=_epsilon(data["cap"]["epsilon"]),
-            accountant=gate,
-            queries_accepted=int(data["queries_accepted"]),
-            codes_stored=int(data["codes_stored"]),
-            receipted=int(data["receipted"]),
-            patients_withdrawn=int(data["patients_withdrawn"]),
-            alarms=tuple(str(alarm) for alarm in data["alarms"]),
-            strategy=", ".join(str(name) for name in trainings["strategies"]),
-            patient=tuple(_patient(one) for one in trainings["guarantees"]) if trainings["count"] else (),
-            patient_is=PatientIdentity(stated[-1]["identity"]).sentence if stated else "",
-            shared=tuple(SharedFigure(str(name), str(value)) for name, value in list(shared.items())[:MAX_SHARED]),
+            problem=f"{path.name} is set aside: it is not what `consilium site status --json` prints there ({why})"[
+                :MAX_TEXT
+            ],
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidInput) as error:
-        return SiteReport(
-            site=path.stem,
-            given=given,
-            problem=f"{path.name} is not what `consilium site status --json` prints ({type(error).__name__})",
-        )
+
+
+def _report(data: dict[str, Any], *, site: str, given: str) -> SiteReport:
+    if data["site"] != site:
+        raise InvalidInput("site that the report speaks for", limit=f"{site}, after which its file is named")
+    gate = str(data["cap"]["accountant"])
+    trainings = data.get("trainings") or {"count": 0, "strategies": [], "guarantees": []}
+    shared = data.get("shared") or {}
+    stated = data.get("patient_identity") or []
+    return SiteReport(
+        site=site,
+        given=given,
+        spent_epsilon=_epsilon(data["spent"][gate]["epsilon"]),
+        cap_epsilon=_epsilon(data["cap"]["epsilon"]),
+        accountant=_text(gate),
+        queries_accepted=_count(data["queries_accepted"]),
+        codes_stored=_count(data["codes_stored"]),
+        receipted=_count(data["receipted"]),
+        patients_withdrawn=_count(data["patients_withdrawn"]),
+        alarms=_texts(data["alarms"]),
+        strategy=", ".join(_texts(trainings["strategies"])),
+        patient=tuple(_patient(one) for one in trainings["guarantees"][:MAX_LISTED]) if trainings["count"] else (),
+        patient_is=PatientIdentity(stated[-1]["identity"]).sentence if stated else "",
+        shared=tuple(SharedFigure(_text(name), _text(value)) for name, value in list(shared.items())[:MAX_SHARED]),
+    )
+
+
+def _text(stated: Any) -> str:
+    if not isinstance(stated, str | int | float):
+        raise InvalidInput("field of a report", limit="a text or a number")
+    return str(stated)[:MAX_TEXT]
+
+
+def _texts(stated: Any) -> tuple[str, ...]:
+    """The first few of a list of texts, and how many more there are."""
+    if not isinstance(stated, list):
+        raise InvalidInput("field of a report", limit="a list of texts")
+    more = (f"and {len(stated) - MAX_LISTED:,} more",) if len(stated) > MAX_LISTED else ()
+    return (*(_text(one) for one in stated[:MAX_LISTED]), *more)
+
+
+def _count(stated: Any) -> int:
+    if isinstance(stated, bool) or not isinstance(stated, int) or not 0 <= stated <= MAX_NUMBER:
+        raise InvalidInput("count in a report", limit="an integer from 0")
+    return stated
 
 
 def _epsilon(stated: Any) -> float:

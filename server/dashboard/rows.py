@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput
-from common.privacy.figures import epsilon_text
+from common.privacy.figures import delta_text, epsilon_text
 from server.dashboard.ledger_fold import open_ledger
+from server.dashboard.quarantine import parse_json
 
 KINDS = ("genesis", "study", "pool", "release", "recovered", "reuse", "refusal", "key", "note")
 MOST_ON_A_PAGE = 500
 MAX_TEXT = 128
+MAX_SHOWN = 2_000
+HEX_FLOAT = re.compile(r"-?0x[01](\.[0-9a-f]{1,13})?p[+-][0-9]{1,4}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +104,12 @@ def row_detail(ledger: Path, seq: int, *, ledger_id: str) -> RowDetail | None:
             "SELECT seq, hash, public_key, signature FROM heads WHERE seq >= ? ORDER BY seq LIMIT 1", (seq,)
         ).fetchone()
     number, time, kind, body, prev_hash, row_hash = found
-    parsed = json.loads(body)
+    parsed = _parsed(body)
     return RowDetail(
         seq=number,
         time=time,
         kind=kind,
-        subject=subject(kind, parsed),
+        subject=_said(kind, parsed),
         prev_hash=prev_hash,
         hash=row_hash,
         body=parsed,
@@ -119,6 +122,26 @@ def newest_head(ledger: Path, *, ledger_id: str) -> HeadView | None:
     with closing(open_ledger(ledger)) as db:
         found = db.execute("SELECT seq, hash, public_key, signature FROM heads ORDER BY seq DESC LIMIT 1").fetchone()
     return None if found is None else HeadView("server", ledger_id, *found)
+
+
+def in_words(value: Any, name: str = "") -> Any:
+    """A body for a reader: float64 in hex, as ledgers keep them, beside the decimal number that they are."""
+    match value:
+        case dict():
+            return {key: in_words(one, str(key)) for key, one in value.items()}
+        case list():
+            return [in_words(one, name) for one in value]
+        case str() if HEX_FLOAT.fullmatch(value):
+            number = float.fromhex(value)
+            text = (
+                delta_text(number)
+                if "delta" in name
+                else epsilon_text(number)
+                if "epsilon" in name
+                else f"{number:.10g}"
+            )
+            return f"{text} ({value})"
+    return value
 
 
 def all_rows(ledger: Path, *, kind: str | None, text: str) -> Iterator[tuple[int, str, str, str, str, str]]:
@@ -161,7 +184,23 @@ def subject(kind: str, body: dict[str, Any]) -> str:
 
 def _view(row: tuple[int, str, str, str, str]) -> RowView:
     seq, time, kind, body, row_hash = row
-    return RowView(seq, time, kind, subject(kind, json.loads(body)), row_hash)
+    return RowView(seq, time, kind, _said(kind, _parsed(body)), row_hash)
+
+
+def _parsed(body: str) -> dict[str, Any]:
+    """A body as it is shown; one that is no object, which no ledger writes, as the text that it is."""
+    try:
+        found = parse_json(body.encode("utf-8", "replace"))
+    except InvalidInput:
+        found = None
+    return found if isinstance(found, dict) else {"not a row's body": body[:MAX_SHOWN]}
+
+
+def _said(kind: str, body: dict[str, Any]) -> str:
+    try:
+        return subject(kind, body)[:MAX_SHOWN]
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, InvalidInput):
+        return "not what a ledger writes in such a row"
 
 
 def _where(kind: str | None, text: str) -> tuple[str, tuple[str, ...]]:

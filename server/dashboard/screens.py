@@ -91,7 +91,7 @@ class Screen:
         return HTMLResponse(self.templates.get_template(template or f"{name}.html").render(everything))
 
 
-def _screen(request: Request, service: Here, session: SignedIn) -> Screen:
+async def _screen(request: Request, service: Here, session: SignedIn) -> Screen:
     return Screen(service, session, request.app.state.templates)
 
 

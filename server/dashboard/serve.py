@@ -42,6 +42,7 @@ def options_for(
     metrics_token: str | None,
     certifier: Certifier | None,
     hosts: str,
+    webhook: str | None,
 ) -> Options:
     """How a dashboard that listens there is run; ``hosts`` are names browsers call it by, separated by commas.
 
@@ -71,6 +72,7 @@ def options_for(
         session_hours=session_hours,
         metrics_token=metrics_token,
         certifier=certifier,
+        webhook=webhook,
         hosts=lambda: given | named(),
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from collections.abc import Callable, Hashable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -10,21 +12,31 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
+from common.errors import InvalidInput
 from server.dashboard.jobs import Job, work
 from server.dashboard.label_files import LabelFiles
+from server.dashboard.notify import FAILED, Telling, Webhook
 from server.dashboard.pictures import Picture
 from server.dashboard.planning import Spectra
 from server.dashboard.read_model import Follower
 from server.dashboard.reports import SiteReport, read_reports
+from server.dashboard.views.alarms import Alarm
 from server.dashboard.views.overview import Overview, overview
 from server.dashboard.views.study import NoiseView, StudyPage, noise_view, study_page
-from server.postprocess.decisions import DecisionStore
+from server.postprocess.decisions import Decision, DecisionStore
 
 T = TypeVar("T")
 Certifier = Callable[[Path, Path], Sequence[str]]
 """The command that writes the certificate of a study's directory into a folder."""
 
 FRESH_S = 5.0
+MEND = "Restore decisions.jsonl from a backup. Until then labels show as undecided here, and none can be decided."
+NOT_VERIFIED = Alarm(
+    "ledger-not-verified",
+    "critical",
+    "The ledger did not verify when somebody asked for it here",
+    "See Ledger for the first rows that do not hold. Stop the run; restore the ledger from a copy that verifies.",
+)
 KEPT_VOLUMES = 6
 
 
@@ -38,6 +50,7 @@ class Service:
         state: Path,
         decisions: DecisionStore,
         certifier: Certifier | None,
+        webhook: str | None,
         now: Callable[[], datetime],
     ) -> None:
         self.follower, self.state, self.decisions, self.now = follower, state, decisions, now
@@ -60,6 +73,8 @@ class Service:
         self._views: dict[Hashable, tuple[tuple[int, int], Any]] = {}
         self._arrays: dict[str, tuple[str, Picture]] = {}
         self._making = threading.Lock()
+        self.webhook = None if webhook is None else Webhook(webhook, study=follower.study.name, clock=time.monotonic)
+        self._telling: Telling | None = None
 
     @property
     def ledger_file(self) -> Path:
@@ -84,7 +99,40 @@ class Service:
         return value
 
     def overview(self) -> Overview:
-        return self.view("overview", lambda: overview(self.follower, now=self.now()))
+        return self.view(
+            "overview",
+            lambda: overview(self.follower, now=self.now(), reports=self.reports(), more=self._own_alarms()),
+        )
+
+    def _own_alarms(self) -> list[Alarm]:
+        """Alarms that no file of the study tells of."""
+        found = [FAILED] if self.webhook is not None and self.webhook.failing else []
+        if self.verify.state.state == "failed" or (self.verify.state.state == "done" and not self.verified["ok"]):
+            found.append(NOT_VERIFIED)
+        try:
+            self.decisions.decisions()
+        except (InvalidInput, OSError) as error:
+            found.append(Alarm("decisions-broken", "critical", f"Decisions about labels cannot be read: {error}", MEND))
+        return found
+
+    def decided(self) -> tuple[Decision, ...]:
+        """Every decision about a label; none where the file does not hold, which is an alarm."""
+        try:
+            return self.decisions.decisions()
+        except (InvalidInput, OSError):
+            return ()
+
+    @property
+    def verified(self) -> dict[str, Any]:
+        """What the newest verification that ran to its end found."""
+        found: dict[str, Any] = json.loads(self.verify.out.read_bytes())
+        return found
+
+    def start(self, *, poll_s: float, after: Callable[[], object]) -> None:
+        """Follow the study, and tell the webhook, until :meth:`close`."""
+        self.follower.start(every_s=poll_s, after=after)
+        if self.webhook is not None:
+            self._telling = Telling(self.webhook, lambda: self.overview().alarms, every_s=max(poll_s, 1.0))
 
     def study(self) -> StudyPage:
         return self.view("study", lambda: study_page(self.follower))
@@ -108,13 +156,16 @@ class Service:
         return read_reports(self.follower.workspace.root / "site-reports")
 
     def close(self) -> None:
-        """End jobs that run."""
+        """End what runs."""
+        if self._telling is not None:
+            self._telling.stop()
+        self.follower.stop()
         for job in (self.verify, self.pictures, self.certificate):
             if job is not None:
                 job.stop()
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 

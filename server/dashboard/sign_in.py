@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -14,9 +15,13 @@ from server.dashboard.security import Gate, check_origin, local_path, read_form
 from server.dashboard.service import Service
 
 SIGN_INS_AT_ONCE = 2
+WAITING_AT_ONCE = 8
+"""Sign-ins of one address that are looked at or wait for it: more come back, so that nobody else waits behind them."""
+
+BUSY_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Door:
     """Who may come in, who is in, and how often somebody tried. ``secure``: the cookie travels over TLS only."""
 
@@ -24,15 +29,16 @@ class Door:
     sessions: Sessions
     throttle: Throttle
     secure: bool
+    waiting: Counter[str] = field(default_factory=Counter)
     scrypts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SIGN_INS_AT_ONCE))
 
 
-def _door(request: Request) -> Door:
+async def _door(request: Request) -> Door:
     door: Door = request.app.state.door
     return door
 
 
-def _gate(request: Request) -> Gate:
+async def _gate(request: Request) -> Gate:
     gate: Gate = request.app.state.gate
     return gate
 
@@ -58,16 +64,20 @@ async def login(request: Request, door: AtDoor, gate: AtGate) -> Response:
     name, password = fields.get("name", "")[:64], fields.get("password", "")
     target = local_path(fields.get("next"))
     address = request.client.host if request.client else ""
-    wait = door.throttle.wait_s(name=name, address=address)
+    wait = BUSY_S if door.waiting[address] >= WAITING_AT_ONCE else door.throttle.attempt(name=name, address=address)
     if wait > 0:
-        problem = f"Too many wrong sign-ins. Try again in {max(1, round(wait))} s."
+        problem = f"Too many sign-ins. Try again in {max(1, round(wait))} s."
         answer = _form(request, door, status=429, problem=problem, name=name, target=target)
         answer.headers["retry-after"] = str(max(1, round(wait)))
         return answer
-    async with door.scrypts:
-        user = await asyncio.to_thread(door.users.check, name, password)
+    door.waiting[address] += 1
+    try:
+        async with door.scrypts:
+            user = await asyncio.to_thread(door.users.check, name, password)
+    finally:
+        door.waiting[address] -= 1
+    door.waiting += Counter()  # without addresses that wait for nothing
     if user is None:
-        door.throttle.failed(name=name, address=address)
         return _form(request, door, status=401, problem="Name or password is wrong.", name=name, target=target)
     door.throttle.succeeded(name=name, address=address)
     token, _ = door.sessions.begin(user)
@@ -77,7 +87,7 @@ async def login(request: Request, door: AtDoor, gate: AtGate) -> Response:
         token,
         max_age=round(door.sessions.lifetime_s),
         httponly=True,
-        samesite="strict",
+        samesite="lax",  # a link in a mail leads in; every change also needs the session's token
         secure=door.secure,
         path="/",
     )
@@ -88,7 +98,7 @@ async def login(request: Request, door: AtDoor, gate: AtGate) -> Response:
 def logout(request: Request, door: AtDoor, gate: AtGate) -> Response:
     door.sessions.end(request.cookies.get(gate.cookie))
     response = RedirectResponse("/login", 303)
-    response.delete_cookie(gate.cookie, path="/", httponly=True, samesite="strict", secure=door.secure)
+    response.delete_cookie(gate.cookie, path="/", httponly=True, samesite="lax", secure=door.secure)
     return response
 
 

@@ -9,11 +9,19 @@ from typing import Any
 from common.privacy.figures import epsilon_text
 
 DECLINED = {
-    "budget": "its budget does not cover the batch",
-    "daily-cap": "its own daily cap is reached",
-    "paused": "the site has paused the study",
     "alarm": "its own ledger raised an alarm",
+    "budget": "its budget does not cover the batch",
+    "busy": "its worker was busy with another request",
+    "daily-cap": "its own daily cap is reached",
+    "ledger-contradicted": "it holds a signed head that this ledger does not contain",
+    "malformed": "it could not read the offer; its software and the server's may differ",
     "not-allowed": "its policy does not allow these queries",
+    "paused": "the site has paused the study, or its own ledger raised an alarm",
+    "unavailable": "its worker is not running or has no teacher",
+    "unknown-study": "it has not consented to this study, or to another edition of it",
+    "wrong-codec": "the codec is not the one it consented to",
+    "wrong-edition": "the questions are of another edition of the study",
+    "wrong-mechanism": "the mechanism is not the one it consented to",
 }
 MISSED = {"offline": "was not connected at the last offer", "deadline": "did not answer the last offer in time"}
 
@@ -38,6 +46,11 @@ def event_view(event: Mapping[str, Any]) -> EventView:
     return EventView(event["time"], kind, kind.replace("-", " ") if say is None else say(event), level)
 
 
+def declined_words(reason: str) -> str:
+    """Why a site said no, in words; a reason that is not known by its name."""
+    return DECLINED.get(reason, reason)
+
+
 def many(count: int, one: str, several: str = "") -> str:
     """A count with its noun: 1 code, 2 codes."""
     return f"{count:,} {one if count == 1 else several or one + 's'}"
@@ -57,7 +70,7 @@ def duration(seconds: float) -> str:
 
 def _offer(e: Mapping[str, Any]) -> str:
     reason = e["reason"]
-    said = "accepted" if e["accepted"] else f"declined: {DECLINED.get(reason, reason)}"
+    said = "accepted" if e["accepted"] else f"declined: {declined_words(reason)}"
     return f"{e['site']} {MISSED.get(reason, said)}"
 
 
@@ -82,6 +95,9 @@ _EVENTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "budget-refused": lambda e: (
         f"{many(len(e['queries']), 'query', 'queries')} refused: the budget does not cover more"
     ),
+    "ledger-contradicted": lambda e: (
+        f"{e['site']} holds a signed head of row {e['ledger_row']} that this ledger does not contain"
+    ),
     "receipts-held": lambda e: f"{e['site']} holds its receipts up to row {e['ledger_row']}",
     "receipts-missing": lambda e: f"{e['site']} could not be brought its receipts: {e['reason']}",
     "label-decoded": lambda e: f"label of volume {e['volume'][:8]} decoded",
@@ -94,6 +110,7 @@ _EVENTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 }
 _LEVELS = {
     "quorum-missed": "critical",
+    "ledger-contradicted": "critical",
     "run-failed": "critical",
     "reply-missing": "warning",
     "code-refused": "warning",

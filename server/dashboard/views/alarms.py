@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 from server.dashboard.read_model import Follower
+from server.dashboard.reports import SiteReport
 from server.dashboard.views.budget import BudgetView
 from server.dashboard.views.run import RunView
 from server.dashboard.views.sites import QUIET_S, SiteView
-from server.dashboard.wording import duration, many
+from server.dashboard.wording import declined_words, duration, many
 
 NEARLY_SPENT = 0.9
+AWAY_S = 3600.0
+"""A site unheard of for so long, while others were heard, is away for long."""
 
 Level = Literal["critical", "warning", "info"]
 LEVELS: tuple[Level, ...] = ("critical", "warning", "info")
@@ -21,92 +24,257 @@ LEVELS: tuple[Level, ...] = ("critical", "warning", "info")
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something an operator should know, and what to do about it."""
+    """Something an operator should know, and what to do about it. ``name`` is one of a fixed list, for machines;
+    ``site`` is whom it is about, if anybody."""
 
+    name: str
     level: Level
     title: str
     remedy: str
+    site: str = ""
 
 
 def alarms(
-    follower: Follower, *, run: RunView, sites: Sequence[SiteView], budget: BudgetView, now: datetime
+    follower: Follower,
+    *,
+    run: RunView,
+    sites: Sequence[SiteView],
+    budget: BudgetView,
+    reports: Mapping[str, SiteReport],
+    now: datetime,
 ) -> tuple[Alarm, ...]:
     """Every alarm that stands, worst first."""
     unfinished = budget.releases < follower.study.privacy.planned_queries
     found = [
+        *_of_the_files(follower, now=now),
         *_of_the_run(follower, run, now=now),
         *_of_what_is_spent(follower, sites, unfinished=unfinished),
+        *_of_the_quorum(follower, sites, unfinished=unfinished),
         *(alarm for site in sites for alarm in _of_a_site(site)),
+        *(alarm for site in sites for alarm in _of_a_refusal(site, unfinished=unfinished)),
+        *_of_who_is_away(follower, run, sites, unfinished=unfinished, now=now),
+        *_of_the_reports(reports, {site.name for site in sites}),
         *_of_what_is_nearly_spent(sites, unfinished=unfinished),
     ]
+    return worst_first(found)
+
+
+def worst_first(found: Sequence[Alarm]) -> tuple[Alarm, ...]:
     return tuple(sorted(found, key=lambda alarm: LEVELS.index(alarm.level)))
 
 
-def _of_the_run(follower: Follower, run: RunView, *, now: datetime) -> Iterator[Alarm]:
-    events, problem = follower.events, follower.ledger.problem
-    if problem:
+def _of_the_files(follower: Follower, *, now: datetime) -> Iterator[Alarm]:
+    events, ledger = follower.events, follower.ledger
+    if ledger.problem:
         yield Alarm(
+            "ledger-broken",
             "critical",
-            f"The ledger cannot be followed: {problem}",
+            f"The ledger cannot be followed: {ledger.problem}",
             "Stop the run, then `consilium verify` on the ledger file names the first bad row.",
         )
+    if ledger.cut:
+        yield Alarm(
+            "ledger-cut",
+            "critical",
+            f"The ledger was cut or replaced while it was followed: {ledger.cut}",
+            "Stop the run. After an old copy was restored `consilium ledger recover` enters what the sites hold "
+            "receipts for; then restart the dashboard.",
+        )
+    if follower.problem or follower.silent_s > 60:
+        yield Alarm(
+            "not-followed",
+            "critical",
+            f"The study is not being followed{f': {follower.problem}' if follower.problem else ''}",
+            "What is shown may be old. See the dashboard's log; restart it.",
+        )
+    if events.problem or events.malformed:
+        what = events.problem or f"{many(events.malformed, 'line')} set aside, first {events.first_malformed}"
+        yield Alarm(
+            "event-log-damaged",
+            "warning",
+            f"The event log is damaged: {what}",
+            "What those lines said is missing here; the ledger, not this log, says what was spent.",
+        )
+    if events.last_time and datetime.fromisoformat(events.last_time) - now > timedelta(seconds=QUIET_S):
+        yield Alarm(
+            "clock-wrong",
+            "warning",
+            "The newest event lies in the future",
+            "Set the clocks of the server and of this machine: ages and alarms of silence are wrong until then.",
+        )
+
+
+def _of_the_run(follower: Follower, run: RunView, *, now: datetime) -> Iterator[Alarm]:
+    events = follower.events
     if run.state == "failed":
-        yield Alarm("critical", run.words, "Cure the reason, then `consilium study resume`; nothing was lost.")
+        yield Alarm(
+            "run-failed", "critical", run.words, "Cure the reason, then `consilium study resume`; nothing was lost."
+        )
     if run.state == "running" and events.last_time:
         silence = (now - datetime.fromisoformat(events.last_time)).total_seconds()
         if silence > follower.study.collection.deadline_s + 2 * QUIET_S:
             yield Alarm(
+                "run-silent",
                 "warning",
                 f"The run has said nothing for {duration(silence)}",
                 "See `consilium study status` and the logs; a dead run goes on by `consilium study resume`.",
             )
     if events.quorum_missed and run.state != "finished":
         yield Alarm(
+            "quorum-missed",
             "critical",
             f"Quorum missed: {events.quorum_missed.accepted} of {events.quorum_missed.needed} sites needed",
             "Nothing was charged or released. Bring the sites below back, then `consilium study resume`.",
         )
     if events.implausible:
         *what, remedy = events.implausible
-        yield Alarm("warning", "; ".join(what), remedy)
+        yield Alarm("answers-implausible", "warning", "; ".join(what) or remedy, remedy)
 
 
 def _of_what_is_spent(follower: Follower, sites: Sequence[SiteView], *, unfinished: bool) -> Iterator[Alarm]:
-    spent = [site.name for site in sites if site.budget and site.budget.answers_left == 0]
+    spent = [site.name for site in sites if site.exhausted]
     if follower.events.budget_refused or (spent and unfinished):
         yield Alarm(
+            "budget-exhausted",
             "warning",
             f"Budget exhausted: {', '.join(spent) or 'a pool'}",
             "No further answer is released with these sites; a pool's budget is for its life. See Study, refusals.",
         )
 
 
+def _of_the_quorum(follower: Follower, sites: Sequence[SiteView], *, unfinished: bool) -> Iterator[Alarm]:
+    """Too few sites that can still answer, or so many that none may be missing."""
+    quorum = follower.study.privacy.quorum
+    gone = [site.name for site in sites if not site.can_answer]
+    left = len(sites) - len(gone)
+    if not sites or not unfinished or left > quorum or (left == quorum and not gone):
+        return
+    few = left < quorum
+    missing = f"; not counted: {', '.join(gone)}" if gone else ""
+    yield Alarm(
+        "quorum-at-risk",
+        "critical" if few else "warning",
+        f"Quorum {'out of reach' if few else 'at risk'}: {left} of {len(sites)} sites can answer, {quorum} are "
+        f"needed{missing}",
+        "Bring the sites named back, or admit more."
+        if few
+        else "One more site away and nothing is released: bring those named back before it happens.",
+    )
+
+
 def _of_a_site(site: SiteView) -> Iterator[Alarm]:
+    if site.contradicted_row is not None:
+        yield Alarm(
+            "ledger-contradicted",
+            "critical",
+            f"{site.name} holds a signed head of row {site.contradicted_row:,} that this ledger does not contain",
+            "The ledger was rolled back or forked. Stop; after an old copy was restored `consilium ledger recover` "
+            "enters what the sites hold receipts for. Nothing is released with the site until then.",
+            site.name,
+        )
     if site.budget and site.budget.share > 1:
         yield Alarm(
+            "budget-passed",
             "critical",
             f"{site.name} has spent more than its budget",
             "Recovered charges or a tightened budget; see the pool's rows in Ledger.",
+            site.name,
         )
     if site.state == "offline":
-        yield Alarm("warning", f"{site.name} {site.words}", "Ask the site for `consilium site status` and its logs.")
+        yield Alarm(
+            "site-offline",
+            "warning",
+            f"{site.name} {site.words}",
+            "Ask the site for `consilium site status` and its logs.",
+            site.name,
+        )
     if site.codes_refused:
         yield Alarm(
+            "codes-refused",
             "warning",
             f"{site.name}: {many(site.codes_refused, 'code')} refused, counted as the zero code",
             "The site's software or key does not fit this study; compare its kit.",
+            site.name,
         )
     if site.receipts_problem:
         yield Alarm(
+            "receipts-missing",
             "warning",
             f"{site.name} holds no receipts past row {site.receipts_row}",
             "It gets them at the next run. If it refuses them, `consilium site status` there says why.",
+            site.name,
         )
+
+
+def _of_a_refusal(site: SiteView, *, unfinished: bool) -> Iterator[Alarm]:
+    """A site that says no while answers are wanted of it; one whose budget is spent is told of elsewhere."""
+    reason = site.declined_for
+    if reason is None or reason == "ledger-contradicted" or not unfinished or site.exhausted:
+        return
+    own = reason in ("alarm", "paused")
+    yield Alarm(
+        "site-alarm" if own else "site-declined",
+        "critical" if reason == "alarm" else "warning",
+        f"{site.name} declines: {declined_words(reason)}",
+        "Ask the site for `consilium site status`: it names an alarm, which the site itself must clear."
+        if own
+        else "Ask the site for `consilium site status`. What it would consent to: `consilium study show --for-site`.",
+        site.name,
+    )
+
+
+def _of_who_is_away(
+    follower: Follower, run: RunView, sites: Sequence[SiteView], *, unfinished: bool, now: datetime
+) -> Iterator[Alarm]:
+    """Sites unheard of for :data:`AWAY_S`: up to now while answers are collected, else up to when others were heard."""
+    if not unfinished:
+        return
+    collecting = any(stage.name == "collect" and stage.state == "active" for stage in run.stages)
+    heard = [datetime.fromisoformat(site.last_seen) for site in sites if site.last_seen]
+    until = now if collecting else max(heard, default=None)
+    for site in sites:
+        since = site.last_seen or run.started
+        if until is None or since is None or site.exhausted:
+            continue
+        away = (until - datetime.fromisoformat(since)).total_seconds()
+        if away > AWAY_S:
+            yield Alarm(
+                "site-away",
+                "warning",
+                f"{site.name} was not heard from for {duration(away)}"
+                + ("" if collecting else " while other sites were"),
+                "Ask the site whether its node and worker run: `consilium site status`, and its logs.",
+                site.name,
+            )
+
+
+def _of_the_reports(reports: Mapping[str, SiteReport], known: set[str]) -> Iterator[Alarm]:
+    for site, report in sorted(reports.items()):
+        if report.problem or site not in known:
+            yield Alarm(
+                "report-set-aside",
+                "warning",
+                report.problem or f"{site}.json reports for a site that is not registered",
+                "Ask the site for a new one; lay it into `site-reports/NAME.json` of the study's directory.",
+                site if site in known else "",
+            )
+        elif report.alarms:
+            yield Alarm(
+                "site-reports-alarm",
+                "critical",
+                f"{site}'s own ledger says: {report.alarms[0]}"
+                + (f", and {len(report.alarms) - 1} more" if len(report.alarms) > 1 else ""),
+                "See Sites; the site's `consilium site status` tells what it stopped for.",
+                site,
+            )
 
 
 def _of_what_is_nearly_spent(sites: Sequence[SiteView], *, unfinished: bool) -> Iterator[Alarm]:
     nearly = [s.name for s in sites if s.budget and NEARLY_SPENT <= s.budget.share <= 1 and s.budget.answers_left]
     if nearly and unfinished:
         yield Alarm(
-            "info", f"Nine tenths of the budget are spent: {', '.join(nearly)}", "See Planner for what is left."
+            "budget-nearly-spent",
+            "info",
+            f"Nine tenths of the budget are spent: {', '.join(nearly)}",
+            "See Planner for what is left.",
         )

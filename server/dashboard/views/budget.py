@@ -45,6 +45,7 @@ class BudgetView:
     """What was spent and is left, of a study or of a site's patient pool over all studies.
 
     ``share`` is of Σμ², the quantity that adds up and that the gate compares; ``answers_left`` at the planned noise.
+    ``doubt`` says why more may have been spent than this: then ε is a lower bound and no answer counts as left.
     """
 
     name: str
@@ -60,6 +61,7 @@ class BudgetView:
     releases: int
     answers_left: int
     readings: tuple[Reading, ...]
+    doubt: str | None
     words: str
 
 
@@ -67,14 +69,14 @@ def study_budget(follower: Follower) -> BudgetView:
     """What the study has spent on the pool it cost most."""
     study, books = follower.study, follower.ledger.books
     if study.id not in books.studies:
-        return _budget("study", None, study.privacy, Spend(), limit=Fraction(0), left=0)
+        return _budget("study", None, study.privacy, Spend(), limit=Fraction(0), left=0, doubt=follower.doubt)
     terms = books.studies[study.id]
     spends = [books.spent_in(study.id, pool) for pool in books.study_pools(study.id)]
     worst = max(spends, key=lambda spend: spend.mu_squared, default=Spend())
     limit = books.study_limit(study.id)
     cost = charge_of(mechanism_of(study), terms.protection, terms.protection)
     left = max(0, floor((limit - worst.mu_squared) / cost))
-    return _budget("study", None, terms, worst, limit=limit, left=left)
+    return _budget("study", None, terms, worst, limit=limit, left=left, doubt=follower.doubt)
 
 
 def pool_budget(follower: Follower, name: str, pool: str) -> BudgetView | None:
@@ -90,7 +92,7 @@ def pool_budget(follower: Follower, name: str, pool: str) -> BudgetView | None:
         inside = books.spent_in(study.id, pool).mu_squared
         own = charge_of(mechanism_of(study), study.privacy.protection, study.privacy.protection)
         left = min(left, floor((books.study_limit(study.id) - inside) / own))
-    return _budget(name, pool, declared, spend, limit=limit, left=max(0, left))
+    return _budget(name, pool, declared, spend, limit=limit, left=max(0, left), doubt=follower.doubt)
 
 
 @lru_cache(maxsize=65536)
@@ -118,7 +120,9 @@ def mechanism_of(study: Study) -> Mechanism:
     return study_mechanism(study, dimension=1)
 
 
-def _budget(name: str, pool: str | None, terms: Terms, spend: Spend, *, limit: Fraction, left: int) -> BudgetView:
+def _budget(
+    name: str, pool: str | None, terms: Terms, spend: Spend, *, limit: Fraction, left: int, doubt: str | None
+) -> BudgetView:
     budget, protection = terms.budget, terms.protection
     readings = tuple(
         Reading(gate, epsilon, gate == terms.accountant)
@@ -138,13 +142,17 @@ def _budget(name: str, pool: str | None, terms: Terms, spend: Spend, *, limit: F
         relation=str(protection.relation),
         share=share,
         releases=spend.releases,
-        answers_left=left,
+        answers_left=left if doubt is None else 0,
         readings=readings,
-        words=_budget_words(gate, budget.epsilon, left, share),
+        doubt=doubt,
+        words=_budget_words(gate, budget.epsilon, left, share, doubt),
     )
 
 
-def _budget_words(epsilon: float, budget: float, left: int, share: float) -> str:
+def _budget_words(epsilon: float, budget: float, left: int, share: float, doubt: str | None) -> str:
+    if doubt is not None:
+        known = f"at least ε {epsilon_text(epsilon)} of {epsilon_text(budget)} spent"
+        return f"{known}; what is left is not known, for {doubt}"
     spent = f"ε {epsilon_text(epsilon)} of {epsilon_text(budget)} spent"
     if share > 1:
         return f"{spent}: past its budget, nothing more is released"

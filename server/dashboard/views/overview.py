@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 
 from server.dashboard.read_model import Follower
-from server.dashboard.views.alarms import Alarm, alarms
+from server.dashboard.reports import SiteReport
+from server.dashboard.views.alarms import Alarm, alarms, worst_first
 from server.dashboard.views.budget import BudgetView, study_budget
 from server.dashboard.views.run import RunView, run_view
 from server.dashboard.views.sites import SiteView, site_views
 from server.dashboard.wording import EventView
 
 RECENT_SHOWN = 12
+NO_REPORTS: Mapping[str, SiteReport] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,14 @@ class Overview:
     ledger: LedgerState
 
 
-def overview(follower: Follower, *, now: datetime) -> Overview:
-    """Everything on the first screen."""
+def overview(
+    follower: Follower,
+    *,
+    now: datetime,
+    reports: Mapping[str, SiteReport] = NO_REPORTS,
+    more: Sequence[Alarm] = (),
+) -> Overview:
+    """Everything on the first screen; ``more`` alarms are about the dashboard itself."""
     study, ledger = follower.study, follower.ledger
     run = run_view(follower, now=now)
     sites = site_views(follower, run=run, now=now)
@@ -58,7 +68,7 @@ def overview(follower: Follower, *, now: datetime) -> Overview:
         answers=len(ledger.points),
         refused=sum(refusal.queries for refusal in ledger.refusals),
         quorum=study.privacy.quorum,
-        alarms=alarms(follower, run=run, sites=sites, budget=budget, now=now),
+        alarms=worst_first((*alarms(follower, run=run, sites=sites, budget=budget, reports=reports, now=now), *more)),
         run=run,
         budget=budget,
         sites=sites,

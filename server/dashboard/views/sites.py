@@ -11,7 +11,7 @@ from server.dashboard.event_fold import SiteState
 from server.dashboard.read_model import Follower
 from server.dashboard.views.budget import BudgetView, gate_epsilons, pool_budget
 from server.dashboard.views.run import RunView
-from server.dashboard.wording import DECLINED, MISSED
+from server.dashboard.wording import MISSED, declined_words
 
 QUIET_S = 120.0
 """Seconds beyond its deadline after which a site counts as late."""
@@ -19,7 +19,10 @@ QUIET_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class SiteView:
-    """A site's standing: ``state`` is one of up, idle, late, declined, offline, unseen."""
+    """A site's standing: ``state`` is one of up, idle, spent, late, declined, offline, unseen.
+
+    ``declined_for`` is the reason of a declined offer, a row it holds that the ledger does not ``contradicted_row``.
+    """
 
     name: str
     pool: str
@@ -35,8 +38,20 @@ class SiteView:
     receipts_row: int
     receipts_behind: int
     receipts_problem: str | None
+    declined_for: str | None
+    contradicted_row: int | None
     budget: BudgetView | None
     study_epsilon: float | None
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether its pool is known to take no further answer."""
+        return self.budget is not None and self.budget.doubt is None and self.budget.answers_left == 0
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether nothing known keeps it from answering; a site that was not heard from yet may."""
+        return self.state not in ("offline", "declined") and self.budget is not None and not self.exhausted
 
 
 def site_views(follower: Follower, *, run: RunView, now: datetime) -> tuple[SiteView, ...]:
@@ -47,7 +62,10 @@ def site_views(follower: Follower, *, run: RunView, now: datetime) -> tuple[Site
 def _site(follower: Follower, name: str, pool: str, *, run: RunView, now: datetime) -> SiteView:
     seen = follower.events.sites.get(name, SiteState())
     books, study = follower.ledger.books, follower.study
+    budget = pool_budget(follower, name, pool)
     state, words = _standing(seen, run=run, now=now, patience_s=study.collection.deadline_s + QUIET_S)
+    if state in ("up", "idle") and budget is not None and budget.doubt is None and budget.answers_left == 0:
+        state, words = "spent", "its budget takes no further answer"
     newest = max((batch.last_row for batch in follower.ledger.batches.values() if name in batch.roster), default=0)
     behind = sum(
         batch.last_row > seen.receipts_row for batch in follower.ledger.batches.values() if name in batch.roster
@@ -68,7 +86,9 @@ def _site(follower: Follower, name: str, pool: str, *, run: RunView, now: dateti
         receipts_row=seen.receipts_row,
         receipts_behind=behind if newest > seen.receipts_row else 0,
         receipts_problem=seen.receipts_problem,
-        budget=pool_budget(follower, name, pool),
+        declined_for=seen.offer if seen.offer not in (None, "accepted", *MISSED) else None,
+        contradicted_row=seen.contradicted_row,
+        budget=budget,
         study_epsilon=dict(gate_epsilons(inside, study.privacy.budget, study.privacy.protection))[
             str(study.privacy.accountant)
         ],
@@ -84,7 +104,7 @@ def _standing(seen: SiteState, *, run: RunView, now: datetime, patience_s: float
         times = "once" if seen.missing_in_a_row == 1 else f"{seen.missing_in_a_row} times in a row"
         return ("late" if seen.missing_in_a_row < 3 else "offline"), f"did not answer {times}; it is asked again"
     if seen.offer != "accepted" and seen.offer is not None:
-        return "declined", f"declined: {DECLINED.get(seen.offer, seen.offer)}"
+        return "declined", f"declined: {declined_words(seen.offer)}"
     if run.state != "running":
         return "idle", "answered in the last run"
     if seen.last_seen and (now - datetime.fromisoformat(seen.last_seen)).total_seconds() > patience_s:

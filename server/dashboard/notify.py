@@ -1,0 +1,105 @@
+"""Alarms by webhook: a POST of a few words whenever an alarm begins or ends, tried again until it is taken.
+
+What is sent names the study and alarms of the fixed list, nothing else: no figure, no site, no secret. Refuses an
+address that is not https, or http to this machine; follows no redirection.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from http.client import HTTPException, HTTPMessage
+from typing import IO
+from urllib.parse import urlsplit
+
+from common.errors import InvalidInput
+from server.dashboard.views.alarms import Alarm
+
+TIMEOUT_S = 10.0
+RETRY_S = 60.0
+FAILED = Alarm(
+    "webhook-fails",
+    "warning",
+    "Alarms do not reach the webhook",
+    "Nobody was told of the alarms here. See the dashboard's log, and `--alarm-webhook`.",
+)
+
+logger = logging.getLogger(__name__)
+
+
+def check_webhook(url: str) -> None:
+    """InvalidInput unless alarms may be sent there."""
+    parts = urlsplit(url)
+    loopback = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if parts.hostname is None or not (parts.scheme == "https" or (parts.scheme == "http" and loopback)):
+        raise InvalidInput(
+            "--alarm-webhook",
+            value=f"{parts.scheme}://{parts.hostname or ''}",
+            limit="an https address, or http to this machine",
+        )
+
+
+class Webhook:
+    """Tells an address which alarms began and ended since the last telling."""
+
+    def __init__(self, url: str, *, study: str, clock: Callable[[], float]) -> None:
+        check_webhook(url)
+        self._url, self._study, self._clock = url, study, clock
+        self._told: frozenset[tuple[str, str]] = frozenset()
+        self._again = 0.0
+        self.failing = False
+
+    def tell(self, alarms: Sequence[Alarm]) -> None:
+        """Send what changed, if anything did; a failure is kept in mind and tried again after :data:`RETRY_S`."""
+        standing = frozenset((alarm.name, str(alarm.level)) for alarm in alarms if alarm != FAILED)
+        if standing == self._told or self._clock() < self._again:
+            return
+        message = {
+            "study": self._study,
+            "began": [{"name": name, "level": level} for name, level in sorted(standing - self._told)],
+            "ended": [{"name": name, "level": level} for name, level in sorted(self._told - standing)],
+            "standing": len(standing),
+        }
+        try:
+            _post(self._url, json.dumps(message).encode())
+        except (OSError, ValueError, HTTPException) as error:
+            logger.warning("webhook=failed reason=%s", type(error).__name__)
+            self.failing, self._again = True, self._clock() + RETRY_S
+        else:
+            self._told, self.failing = standing, False
+
+
+class Telling:
+    """A thread that looks at the alarms every few seconds and tells the webhook."""
+
+    def __init__(self, webhook: Webhook, alarms: Callable[[], Sequence[Alarm]], *, every_s: float) -> None:
+        self._webhook, self._alarms, self._every_s = webhook, alarms, every_s
+        self._stopping = threading.Event()
+        threading.Thread(target=self._run, name="webhook", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._every_s):
+            try:
+                self._webhook.tell(self._alarms())
+            except Exception:  # whatever a page would fail on must not end the telling
+                logger.exception("alarms=unknown")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> None:
+        return None
+
+
+def _post(url: str, body: bytes) -> None:
+    request = urllib.request.Request(url, data=body, method="POST", headers={"content-type": "application/json"})
+    with urllib.request.build_opener(_NoRedirect).open(request, timeout=TIMEOUT_S) as answer:
+        answer.read(1024)

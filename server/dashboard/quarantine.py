@@ -1,0 +1,113 @@
+"""What somebody else wrote and may be anything: read within bounds, checked, and set aside where it does not hold.
+
+A hospital's report and a line of the event log reach the pages through here only. Nothing raises but InvalidInput,
+whatever the bytes are: one bad line or file is told, and everything else goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from common.errors import InvalidInput
+from common.events import EVENTS
+
+MAX_TEXT = 4_000
+MAX_ITEMS = 2_000
+MAX_NUMBER = 2**53
+"""Above it neither a browser nor a float64 counts exactly."""
+
+
+def read_json(path: Path, *, most_bytes: int) -> Any:
+    """The JSON in a regular file of at most ``most_bytes``. Never waits: a pipe or a device is refused."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as stream:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise InvalidInput("what is read here", limit="a regular file")
+            content = stream.read(most_bytes + 1)
+    except OSError as error:
+        raise InvalidInput("what is read here", limit="a file that can be read") from error
+    if len(content) > most_bytes:
+        raise InvalidInput("size of the file", limit=f"at most {most_bytes} bytes")
+    return parse_json(content)
+
+
+def parse_json(content: bytes) -> Any:
+    """JSON of finite numbers, nested no deeper than Python reads."""
+    try:
+        return json.loads(content, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("what is read here", limit="JSON of finite numbers") from error
+
+
+def check_event(event: Mapping[str, Any]) -> None:
+    """InvalidInput unless every field of a line of the log is there and what docs/events.md says it is.
+
+    A kind that is not known yet has the common fields; what else it holds is not looked at.
+    """
+    kind, time = event.get("event"), event.get("time")
+    if not isinstance(kind, str) or not isinstance(time, str) or len(kind) + len(time) > MAX_TEXT:
+        raise InvalidInput("event", limit="a kind and a time")
+    try:
+        moment = datetime.fromisoformat(time)
+    except ValueError as error:
+        raise InvalidInput("time of an event", limit="ISO 8601") from error
+    if moment.tzinfo is None:
+        raise InvalidInput("time of an event", limit="ISO 8601 with its offset from UTC")
+    for name in EVENTS.get(kind, ()):
+        holds = _FIELDS.get((kind, name)) or _FIELDS.get(("", name), _text)
+        if not holds(event.get(name)):
+            raise InvalidInput(f"field {name} of a {kind} event", limit="what docs/events.md says")
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_TEXT
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= MAX_ITEMS and all(_text(item) for item in value)
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
+
+
+def _amount(value: Any) -> bool:
+    return _number(value) and isfinite(value) and value >= 0
+
+
+_FIELDS: Mapping[tuple[str, str], Callable[[Any], bool]] = {
+    ("offer-answered", "accepted"): _flag,
+    ("batch-dispatched", "queries"): _count,
+    **{("", name): _flag for name in ("resumed",)},
+    **{("", name): _texts for name in ("queries", "roster", "volumes", "warnings")},
+    **{("", name): _number for name in ("loss",)},
+    **{
+        ("", name): _count
+        for name in (
+            *("accepted", "attempt", "codes", "done", "expected", "ledger_row", "needed", "pid", "sites", "step"),
+            *("total", "voters"),
+        )
+    },
+    **{("", name): _amount for name in ("chance", "delta", "epsilon_exact", "epsilon_rdp", "seconds", "surprise")},
+}
+"""Fields by kind and name, and by name alone for every other kind; all others are texts."""
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)

@@ -1,0 +1,331 @@
+"""Whatever lies where the dashboard reads, its pages stand, say what is wrong, and promise nothing they do not know."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from common.errors import InvalidInput
+from common.events import EventLog
+from server.dashboard.app import Options, create_app
+from server.dashboard.notify import FAILED, Webhook
+from server.dashboard.read_model import Follower
+from server.dashboard.reports import read_reports
+from server.dashboard.views.alarms import Alarm
+from server.dashboard.views.overview import overview
+from server.study.workspace import Workspace
+from tests.dashboard_study import QUERIES, SITES
+from tests.server.dashboard.conftest import PASSWORD, Clock, TestClient
+from tests.server.dashboard.hostile.files import LEDGERS, LINES, REPORT, REPORTS, append_line
+
+PAGES = ("/", "/study", "/sites", "/ledger", "/labels", "/student", "/planner")
+DATA = ("/api/overview", "/api/study", "/api/sites", "/metrics", *(f"/api/blocks{page}" for page in PAGES[1:]))
+
+
+@pytest.fixture
+def workspace(collected, tmp_path: Path) -> Workspace:
+    """A copy of the study's directory that a test may damage."""
+    shutil.copytree(collected.workspace.root, tmp_path / "study")
+    return Workspace(tmp_path / "study")
+
+
+def seen(workspace: Workspace, *, at: datetime | None = None):
+    follower = Follower(workspace)
+    follower.poll()
+    reports = read_reports(workspace.root / "site-reports")
+    return overview(follower, now=at or datetime.now(UTC), reports=reports)
+
+
+def names(view) -> set[str]:
+    return {alarm.name for alarm in view.alarms}
+
+
+@pytest.mark.parametrize("what", REPORTS)
+def test_a_bad_report_is_set_aside_and_named_and_the_others_are_read(tmp_path, what):
+    (tmp_path / "east.json").write_text(json.dumps({**REPORT, "site": "east"}))
+    REPORTS[what](tmp_path / "north.json")
+    found = read_reports(tmp_path)
+    assert found["east"].problem == ""
+    assert found["east"].spent_epsilon == 4.0
+    if what != "200,000 alarms":  # too large a file
+        assert "north.json is set aside" in found["north"].problem
+    assert found["north"].problem
+    assert found["north"].spent_epsilon is None
+    assert sum(len(alarm) for alarm in found["north"].alarms) < 10_000
+    assert set(found) == {"east", "north"}
+
+
+def test_a_report_names_a_few_alarms_and_how_many_more(tmp_path):
+    (tmp_path / "north.json").write_text(json.dumps({**REPORT, "alarms": [f"alarm {n}" for n in range(500)]}))
+    assert len(read_reports(tmp_path)["north"].alarms) == 21
+    assert read_reports(tmp_path)["north"].alarms[-1] == "and 480 more"
+
+
+@pytest.mark.parametrize("what", LINES)
+def test_a_line_that_is_no_event_is_set_aside_and_what_follows_counts(workspace, what):
+    before = seen(workspace)
+    assert "event-log-damaged" not in names(before)
+    append_line(workspace, LINES[what])
+    EventLog(workspace.events_file, study=workspace.study().id).emit("run-failed", run="1", reason="quorum")
+    view = seen(workspace)
+    assert "event-log-damaged" in names(view)
+    assert view.run.state == "failed"
+    assert [site.codes for site in view.sites] == [site.codes for site in before.sites]
+
+
+def test_an_event_log_that_is_no_file_is_told(workspace):
+    workspace.events_file.unlink()
+    workspace.events_file.mkdir()
+    assert "event-log-damaged" in names(seen(workspace))
+
+
+@pytest.mark.parametrize("what", LEDGERS)
+def test_no_answer_is_promised_from_a_ledger_that_does_not_hold(workspace, what):
+    for suffix in ("-wal", "-shm"):
+        Path(f"{workspace.ledger_file}{suffix}").unlink(missing_ok=True)
+    LEDGERS[what](workspace.ledger_file)
+    view = seen(workspace)
+    assert "ledger-broken" in names(view)
+    for budget in (view.budget, *(site.budget for site in view.sites if site.budget)):
+        assert budget.answers_left == 0
+        assert budget.words.startswith("at least ε")
+        assert "what is left is not known" in budget.words
+        assert budget.doubt
+
+
+def test_a_ledger_that_is_cut_while_it_is_followed_stays_an_alarm(workspace):
+    follower = Follower(workspace)
+    follower.poll()
+    LEDGERS["a row gone"](workspace.ledger_file)
+    from tests.server.dashboard.hostile.files import _change
+
+    _change("DELETE FROM rows WHERE seq > 8")(workspace.ledger_file)
+    for _ in range(2):
+        follower.poll()
+        view = overview(follower, now=datetime.now(UTC))
+        assert "ledger-cut" in names(view)
+        assert view.budget.answers_left == 0
+        assert view.budget.doubt == "the ledger was cut or replaced"
+
+
+def test_every_page_stands_over_everything_hostile_at_once(workspace, state):
+    (workspace.root / "site-reports").mkdir()
+    for number, lay in enumerate(REPORTS.values()):
+        lay(workspace.root / "site-reports" / f"site-{number}.json")
+    for line in LINES.values():
+        append_line(workspace, line)
+    LEDGERS["a body of brackets"](workspace.ledger_file)
+    (state / "decisions.jsonl").write_text('{"seq": 1}\n')
+    with TestClient(create_app(Options(study=workspace.root, state=state)), base_url="http://localhost") as client:
+        client.post("/login", data={"name": "ada", "password": PASSWORD})
+        while client.get("/api/overview").json()["ledger"]["problem"] is None:
+            pass
+        for path in (*PAGES, "/ledger/9", *DATA, "/api/ledger/rows/9", "/api/ledger"):
+            answer = client.get(path)
+            assert answer.status_code == 200, (path, answer.text)
+            assert len(answer.content) < 300_000, path
+        text = client.get("/").text
+        assert "is set aside" in text
+        assert "The event log is damaged" in text
+        assert "at least" in text
+        assert "what is left is not known" in text
+        assert client.get("/healthz").status_code == 503
+        left = [
+            line for line in client.get("/metrics").text.splitlines() if line.startswith("pate_privacy_answers_left")
+        ]
+        assert [line.split()[-1] for line in left] == ["0.0"] * len(SITES)
+
+
+def test_a_look_that_fails_is_told_and_the_next_one_follows(collected, monkeypatch):
+    follower = Follower(collected.workspace)
+    broken = threading.Event()
+    broken.set()
+
+    def read_small() -> bool:
+        if broken.is_set():
+            raise RuntimeError
+        return False
+
+    monkeypatch.setattr(follower, "_read_small", read_small)
+    follower.start(every_s=0.01)
+    try:
+        for state in (True, False):
+            while (follower.problem is not None) is not state:
+                pass
+            broken.clear()
+        while follower.ledger.rows == 0:
+            pass
+    finally:
+        follower.stop()
+
+
+# --- alarms
+
+
+def emit(workspace: Workspace, *events: tuple[str, dict]) -> None:
+    log = EventLog(workspace.events_file, study=workspace.study().id)
+    for name, facts in events:
+        log.emit(name, **facts)
+
+
+def test_a_site_that_holds_what_the_ledger_lacks_is_a_critical_alarm_until_it_accepts_again(workspace):
+    emit(
+        workspace,
+        ("ledger-contradicted", {"site": "north", "ledger_row": 11}),
+        ("offer-answered", {"batch": "b", "site": "north", "accepted": False, "reason": "ledger-contradicted"}),
+    )
+    view = seen(workspace)
+    (alarm,) = (alarm for alarm in view.alarms if alarm.name == "ledger-contradicted")
+    assert (alarm.level, alarm.site) == ("critical", "north")
+    assert "row 11" in alarm.title
+    assert "recover" in alarm.remedy
+    accepted = {"batch": "c", "site": "north", "accepted": True, "reason": "accepted"}
+    emit(workspace, ("offer-answered", accepted))
+    assert "ledger-contradicted" not in names(seen(workspace))
+
+
+@pytest.fixture
+def open_study(study_half_way: Workspace, tmp_path: Path) -> Workspace:
+    """A study of which answers are still wanted."""
+    shutil.copytree(study_half_way.root, tmp_path / "open")
+    return Workspace(tmp_path / "open")
+
+
+@pytest.fixture(scope="session")
+def study_half_way(tmp_path_factory) -> Workspace:
+    from tests.dashboard_study import make_study_directory
+
+    return make_study_directory(tmp_path_factory.mktemp("open")).workspace
+
+
+@pytest.mark.parametrize(
+    ("reason", "name", "level"),
+    [
+        ("alarm", "site-alarm", "critical"),
+        ("paused", "site-alarm", "warning"),
+        ("unknown-study", "site-declined", "warning"),
+        ("wrong-codec", "site-declined", "warning"),
+        ("a word of tomorrow", "site-declined", "warning"),
+        ("offline", "site-offline", "warning"),
+    ],
+)
+def test_a_declined_offer_is_an_alarm_with_its_reason(open_study, reason, name, level):
+    emit(open_study, ("offer-answered", {"batch": "b", "site": "north", "accepted": False, "reason": reason}))
+    (alarm,) = (alarm for alarm in seen(open_study).alarms if alarm.site == "north")
+    assert (alarm.name, alarm.level) == (name, level)
+    assert alarm.remedy
+
+
+def test_a_quorum_that_hangs_on_one_more_site_is_told_before_it_is_missed(open_study):
+    def away(site: str) -> tuple[str, dict]:
+        return ("offer-answered", {"batch": "b", "site": site, "accepted": False, "reason": "offline"})
+
+    assert "quorum-at-risk" not in names(seen(open_study))
+    for site, level in (("north", "warning"), ("east", "critical")):  # 3 of 4 are needed
+        emit(open_study, away(site))
+        (alarm,) = (alarm for alarm in seen(open_study).alarms if alarm.name == "quorum-at-risk")
+        assert alarm.level == level
+        assert site in alarm.title
+
+
+def test_a_site_away_for_long_is_told_while_others_are_heard(open_study):
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    times = iter([start, start, start + timedelta(hours=3)])
+    log = EventLog(open_study.events_file, study=open_study.study().id, clock=lambda: next(times))
+    log.emit("run-started", run="1", pid=1, resumed=False)
+    for site in ("north", "south"):
+        log.emit("reply-received", batch="b", attempt=1, site=site, codes=1, seconds=1.0)
+    away = {alarm.site for alarm in seen(open_study, at=start + timedelta(hours=4)).alarms if alarm.name == "site-away"}
+    assert away == {"north", "east", "west"}
+
+
+def test_alarms_are_in_the_metrics_by_name(workspace, state):
+    emit(workspace, ("ledger-contradicted", {"site": "north", "ledger_row": 11}))
+    options = Options(study=workspace.root, state=state, metrics_token="m" * 20)
+    with TestClient(create_app(options), base_url="http://localhost") as client:
+        while "pate_alarm{" not in (
+            text := client.get("/metrics", headers={"authorization": "Bearer " + "m" * 20}).text
+        ):
+            pass
+    assert 'pate_alarm{level="critical",name="ledger-contradicted",site="north"} 1.0' in text
+
+
+# --- the webhook
+
+
+class _Hook(BaseHTTPRequestHandler):
+    got: list[bytes]
+    status = 204
+
+    def do_POST(self) -> None:
+        self.got.append(self.rfile.read(int(self.headers["content-length"])))
+        self.send_response(self.status)
+        self.send_header("location", "http://127.0.0.1:1/elsewhere")
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def hook():
+    handler = type("Hook", (_Hook,), {"got": []})
+    server = HTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield handler, f"http://127.0.0.1:{server.server_port}/secret-path"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_the_webhook_is_told_names_of_alarms_as_they_begin_and_end_and_nothing_else(hook):
+    handler, url = hook
+    clock = Clock()
+    webhook = Webhook(url, study="trial", clock=clock)
+    alarm = Alarm("site-offline", "warning", "north was not connected", "Ask.", "north")
+    webhook.tell([])
+    webhook.tell([alarm])
+    webhook.tell([alarm, FAILED])
+    webhook.tell([])
+    told = [json.loads(body) for body in handler.got]
+    named = [{"name": "site-offline", "level": "warning"}]
+    assert told == [
+        {"study": "trial", "began": named, "ended": [], "standing": 1},
+        {"study": "trial", "began": [], "ended": named, "standing": 0},
+    ]
+    assert "north" not in str(handler.got)
+
+
+@pytest.mark.parametrize("status", [500, 302])
+def test_what_the_webhook_does_not_take_is_told_again_and_it_leads_nowhere_else(hook, status):
+    handler, url = hook
+    clock = Clock()
+    webhook = Webhook(url, study="trial", clock=clock)
+    handler.status = status
+    alarm = Alarm("site-offline", "warning", "north was not connected", "Ask.", "north")
+    webhook.tell([alarm])
+    assert webhook.failing
+    webhook.tell([alarm])
+    assert len(handler.got) == 1
+    handler.status, clock.now = 204, clock.now + 61
+    webhook.tell([alarm])
+    assert len(handler.got) == 2
+    assert not webhook.failing
+
+
+@pytest.mark.parametrize("url", ["http://example.org/x", "ftp://localhost/x", "file:///etc/passwd", "x", "https://"])
+def test_alarms_cross_no_network_in_the_clear(url):
+    with pytest.raises(InvalidInput, match="alarm-webhook") as refused:
+        Webhook(url, study="trial", clock=Clock())
+    assert "secret" not in str(refused.value)
+
+
+def test_all_answers_are_in_the_hostile_study(workspace):
+    assert seen(workspace).answers == QUERIES
