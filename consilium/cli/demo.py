@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import TaskID
 
+from common.config import OPEN
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli import options
@@ -42,6 +43,9 @@ def demo(
     unit: options.UnitOption = Unit.HOSPITAL,
     relation: options.RelationOption = Relation.REPLACE_ONE,
     voters: options.Voters = 1,
+    aggregation: options.Aggregation = OPEN,
+    colluders: options.Colluders = 1,
+    spare_draws: options.SpareDraws = 0,
     codec: options.Codec = "pca",
     joint: Annotated[
         bool,
@@ -71,6 +75,9 @@ def demo(
         unit=str(unit),
         relation=str(relation),
         voters=voters,
+        aggregation=aggregation,
+        colluders=colluders,
+        spare_draws=spare_draws,
         codec=codec,
         joint=joint,
         strategy=strategy,

@@ -26,6 +26,18 @@ Accountant = Annotated[AccountantName, typer.Option("--accountant", help="Accoun
 UnitOption = Annotated[Unit, typer.Option("--unit", help="Unit of privacy.")]
 RelationOption = Annotated[Relation, typer.Option("--relation", help="Neighbouring relation.")]
 Voters = Annotated[int, typer.Option("--voters", help="Voters m a site, on disjoint patients.")]
+Aggregation = Annotated[
+    str,
+    typer.Option(
+        "--aggregation", help="Who adds the noise: open, the server, or sealed-sum, the sites, to codes it cannot read."
+    ),
+]
+Colluders = Annotated[
+    int, typer.Option("--colluders", help="Sealed sum: sites that the guarantee lets conspire with the server.")
+]
+SpareDraws = Annotated[
+    int, typer.Option("--spare-draws", help="Sealed sum: charges beyond the plan, for sums that a dying site spoils.")
+]
 Codec = Annotated[str, typer.Option("--codec", help="Codec: pca, ball-ae or paper-pca.")]
 
 PLAIN: dict[str, Any] = {"show_default": False}

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from common.codecs.paper import codec_terms
-from common.config import DataConfig, PrivacyConfig, Study, load_study
+from common.config import OPEN, DataConfig, PrivacyConfig, Study, load_study
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli import options
@@ -47,6 +47,9 @@ def init(
     unit: options.UnitOption = Unit.HOSPITAL,
     relation: options.RelationOption = Relation.REPLACE_ONE,
     voters: options.Voters = 1,
+    aggregation: options.Aggregation = OPEN,
+    colluders: options.Colluders = 1,
+    spare_draws: options.SpareDraws = 0,
     codec: options.Codec = "pca",
     joint: Annotated[
         bool,
@@ -77,6 +80,9 @@ def init(
             relation=relation,
             unit=unit,
             voters_per_site=voters,
+            aggregation=aggregation,
+            colluders=colluders,
+            spare_draws=spare_draws,
         ),
         codec=codec_terms(codec, labels=len(labels.split(",")), grid=_triple(grid, int, what="--grid"), joint=joint),
     )

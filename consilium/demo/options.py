@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from client.training.private.settings import PrivateSettings, defaults
+from common.config import OPEN
 from common.errors import InvalidInput
 from common.privacy.training import Neighbours
 from server.study.workspace import Workspace
@@ -26,6 +27,9 @@ class DemoOptions:
     unit: str = "hospital"
     relation: str = "replace-one"
     voters: int = 1
+    aggregation: str = OPEN
+    colluders: int = 1
+    spare_draws: int = 0
     codec: str = "pca"
     joint: bool = False
     seed: int = 0

@@ -106,7 +106,8 @@ def _claim(out: Path, options: DemoOptions) -> None:
     path = out / "demo.json"
     wanted = asdict(options)
     if path.exists():
-        if json.loads(path.read_text(encoding="utf-8")) != wanted:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        if asdict(DemoOptions()) | held != wanted:  # an older demo says nothing of options it did not have
             raise InvalidInput(
                 "output directory holds a demo with other options", value=str(out), remedy="choose another --out"
             )
@@ -163,6 +164,9 @@ def _study(places: Places, options: DemoOptions, source: Path, watch: Watch) -> 
                 relation=options.relation,  # type: ignore[arg-type]
                 unit=options.unit,  # type: ignore[arg-type]
                 voters_per_site=options.voters,
+                aggregation=options.aggregation,
+                colluders=options.colluders,
+                spare_draws=options.spare_draws,
             ),
             codec=codec_terms(options.codec, labels=len(data.labels), grid=data.grid, joint=options.joint),
             teacher=teacher,

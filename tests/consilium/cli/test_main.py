@@ -11,6 +11,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from common.errors import InvalidInput
 from consilium.cli.main import _GROUPS, app
 
 
@@ -58,6 +59,25 @@ def test_what_a_hospital_reads_names_unit_relation_budget_norm_and_who_sees_what
     text = consilium("study", "show", str(directory), "--for-site").stdout
     for fact in ("ε = 8", "δ = 0.001", "unit hospital", "relation replace-one", "C = 1", "TRUSTED", "WHO SEES WHAT"):
         assert fact in text
+
+
+def test_a_study_is_made_with_the_sealed_sums_terms_or_refused(tmp_path):
+    def made(folder, *terms):
+        return CliRunner().invoke(
+            app,
+            [
+                *("study", "init", str(tmp_path / folder), "--name", "trial", "--labels", "background,lesion"),
+                *("--grid", "16,16,16", "--queries", "4", "--delta", "1e-3", *terms),
+            ],
+        )
+
+    assert made("open", "--quorum", "3").exit_code == 0
+    assert "aggregation" not in (tmp_path / "open" / "study.toml").read_text()
+    sealed = made("sealed", "--quorum", "4", "--aggregation", "sealed-sum", "--colluders", "2", "--spare-draws", "1")
+    assert sealed.exit_code == 0, sealed.output
+    text = (tmp_path / "sealed" / "study.toml").read_text()
+    assert 'aggregation = "sealed-sum"\ncolluders = 2\nspare_draws = 1\n' in text
+    assert isinstance(made("few", "--quorum", "2", "--aggregation", "sealed-sum").exception, InvalidInput)
 
 
 def test_a_hospital_reads_the_plain_sentence_and_what_groups_lose_before_it_consents(study):
