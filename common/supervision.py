@@ -170,7 +170,7 @@ class Supervisor:
 def keep_running(logs: Path, kept: Sequence[Kept], *, on_ready: Callable[[], None] = lambda: None) -> None:
     """Keep daemons running until SIGINT or SIGTERM, their facts in ``logs``. DaemonFailed if they are kept already."""
     report = json_report(logs / FACTS)
-    with _claimed(logs), ProcessGroup() as group:
+    with keeping(logs), ProcessGroup() as group:
         try:
             Supervisor(group, kept, report=report).run(on_ready=on_ready)
         except KeyboardInterrupt:
@@ -236,7 +236,7 @@ def _read_standings(path: Path) -> list[Standing]:
 
 
 @contextlib.contextmanager
-def _claimed(logs: Path) -> Iterator[None]:
+def keeping(logs: Path) -> Iterator[None]:
     """One party at a time keeps the daemons whose logs lie here; where no lock can be written, none is held."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):

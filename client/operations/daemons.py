@@ -27,7 +27,7 @@ from common.objects import write_atomically
 from common.pki import NodeKeys, shared
 from common.process import DaemonSpec, ProcessGroup, base_env, executable, proxy_env
 from common.sockets import free_port
-from common.supervision import Kept, Standing, keep_running, last_words, standings
+from common.supervision import FACTS, Kept, Standing, keep_running, last_words, standings
 from common.worker_api import healthy
 
 PARTS = ("worker", "node")
@@ -223,6 +223,16 @@ def site_up(site_dir: Path, *, parts: Collection[str] = PARTS, on_ready: Callabl
 def daemon_standings(site_dir: Path) -> tuple[Standing, ...]:
     """How every daemon of this site stands, as far as its logs can be read."""
     return standings((site_dir / "logs", site_dir / "node" / "logs"))
+
+
+def was_let_in(site_dir: Path) -> bool:
+    """Whether the server has ever let this site's node in, by the facts that are kept."""
+    for folder in (site_dir / "logs", site_dir / "node" / "logs"):
+        with contextlib.suppress(OSError):
+            for line in (folder / FACTS).read_text(encoding="utf-8").splitlines():
+                if '"event": "daemon-ready", "daemon": "supernode' in line:
+                    return True
+    return False
 
 
 _REFUSALS = {

@@ -1,23 +1,27 @@
-"""Whether a site can take part: its files, its keys, the way to the server, clock, disk and graphics memory.
+"""Whether a site can take part: its files, keys, teachers and daemons, the way to the server, clock, disk, GPU memory.
 
 Each check says what it found and, if something is wrong, the one thing to do. One signed request to the server settles
-network, proxy, certificate, clock and admission. Looks, and changes nothing; the data have checks of their own.
+network, proxy, certificate and its age, clock, admission and revocation. Looks, and changes nothing; the cases have
+checks of their own.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
+from client.operations.daemons import daemon_standings, was_let_in
 from client.operations.findings import Finding, State
 from client.policy import SiteConfig, load_site
+from client.site.enrolment import check_data_folder
 from common.admission import read_request
 from common.errors import ConsiliumError
 from common.node_auth import MAX_AGE_S, MAX_LEAD_S, signed_headers
@@ -27,11 +31,17 @@ from common.process import proxy_env
 MIN_FREE_BYTES = 2 << 30
 MIN_GPU_BYTES = 2 << 30
 TIMEOUT_S = 15.0
+RENEW_DAYS = 21
+"""A certificate that is valid for fewer days is worth a word to the consortium."""
+_RENEW = "the consortium renews it: `consilium provision renew`"
 _NO_OBJECT = "/public/" + "0" * 64
 
 
-def check_site(directory: Path, *, now: datetime | None = None) -> tuple[Finding, ...]:
-    """All checks in the order in which an administrator would make them; those that cannot be made are left out."""
+def check_site(directory: Path, *, now: datetime | None = None, starting: bool = False) -> tuple[Finding, ...]:
+    """All checks in the order in which an administrator would make them; those that cannot be made are left out.
+
+    ``starting``: the daemons are about to be started; they are not looked at, and nothing is loaded that takes long.
+    """
     now = now or datetime.now(UTC)
     try:
         config = load_site(directory)
@@ -41,14 +51,33 @@ def check_site(directory: Path, *, now: datetime | None = None) -> tuple[Finding
         Finding("site.toml", State.OK, f"site {config.site}, patient pool {config.pool}"),
         _keys(directory / "node" / "keys"),
         _authority(config, now),
+        _data(config),
         _disk(directory),
-        _gpu(),
+        _teachers(config, load=not starting),
     ]
-    if (directory / "teachers" / "slots.json").exists():
-        findings.append(_teachers(config))
+    if not starting:
+        findings += [_gpu(), *_daemons(directory)]
     if all(finding.ok for finding in findings[:3]):
         findings[3:3] = _server(config, now)
     return tuple(findings)
+
+
+def _data(config: SiteConfig) -> Finding:
+    path = config.path(config.data)
+    try:
+        check_data_folder(path)
+    except ConsiliumError as error:
+        return Finding("data", State.FAIL, str(error), "put it back, or correct `data` in site.toml")
+    return Finding("data", State.OK, str(path))
+
+
+def _daemons(directory: Path) -> list[Finding]:
+    found = []
+    for one in daemon_standings(directory):
+        state = {"ready": State.OK, "ended": State.FAIL}.get(one.state, State.NOTE)
+        remedy = {"ended": f"see {one.log}", "stopped": "`consilium site up`"}.get(one.state, "")
+        found.append(Finding("daemon", state, one.line, remedy))
+    return found or [Finding("daemons", State.NOTE, "none was started yet", "`consilium site up`")]
 
 
 def _keys(folder: Path) -> Finding:
@@ -68,11 +97,15 @@ def _authority(config: SiteConfig, now: datetime) -> Finding:
         until = expires(path)
     except ConsiliumError as error:
         return Finding("authority", State.FAIL, str(error), "copy ca.crt from the kit again")
+    return _valid("authority", path.name, until, now, remedy="ask the consortium for a new kit")
+
+
+def _valid(check: str, what: str, until: datetime, now: datetime, *, remedy: str) -> Finding:
     if until < now:
-        return Finding(
-            "authority", State.FAIL, f"{path} ran out on {until:%Y-%m-%d}", "ask the consortium for a new kit"
-        )
-    return Finding("authority", State.OK, f"valid until {until:%Y-%m-%d}")
+        return Finding(check, State.FAIL, f"{what} ran out on {until:%Y-%m-%d}", remedy)
+    if until - now < timedelta(days=RENEW_DAYS):
+        return Finding(check, State.NOTE, f"{what} is valid until {until:%Y-%m-%d} only", remedy)
+    return Finding(check, State.OK, f"{what} is valid until {until:%Y-%m-%d}")
 
 
 def _server(config: SiteConfig, now: datetime) -> list[Finding]:
@@ -85,6 +118,17 @@ def _server(config: SiteConfig, now: datetime) -> list[Finding]:
         headers=signed_headers(key, method="GET", path=_NO_OBJECT, now=now),
     )
     context = ssl.create_default_context(cafile=str(config.path(config.server.root_certificates)))
+    seen: list[datetime] = []
+
+    class Noting(ssl.SSLSocket):
+        """Notes until when the certificate that was shown is valid."""
+
+        def do_handshake(self, block: bool = False) -> None:
+            super().do_handshake(block)
+            shown = self.getpeercert() or {}
+            seen.append(datetime.fromtimestamp(ssl.cert_time_to_seconds(str(shown["notAfter"])), UTC))
+
+    context.sslsocket_class = Noting
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as answer:
             status, word, date = answer.status, "", answer.headers.get("date", "")
@@ -96,14 +140,14 @@ def _server(config: SiteConfig, now: datetime) -> list[Finding]:
         return [_unreachable(error, way, proxied=bool(proxy))]
     findings = [
         Finding("network", State.OK, way),
-        Finding("certificate", State.OK, "the kit's authority vouches for the server"),
+        _valid("certificate", "the server's, for which the kit's authority vouches,", seen[-1], now, remedy=_RENEW),
         _clock(date, now),
     ]
     match status, word:
         case 404, _:
             findings.append(Finding("admission", State.OK, "the server knows this site's key"))
         case 401, "unknown-key":
-            findings.append(Finding("admission", State.FAIL, "the server does not know this site's key", _ask(config)))
+            findings.append(_unknown(config))
         case 401, "clock":
             pass  # said already
         case _:
@@ -112,13 +156,21 @@ def _server(config: SiteConfig, now: datetime) -> list[Finding]:
     return findings
 
 
-def _ask(config: SiteConfig) -> str:
-    """What to do about not being admitted, with the words to read out."""
+def _unknown(config: SiteConfig) -> Finding:
+    """Not admitted yet, with the words to read out, or admitted no more."""
+    if was_let_in(config.root):
+        return Finding(
+            "admission",
+            State.FAIL,
+            "the server knows this site's key no more: it was revoked",
+            "ask the consortium why; a key that was revoked is never admitted again",
+        )
     try:
         words = read_request(config.root / "request.json").fingerprint
+        remedy = f"send request.json to the consortium and read out {words}; were you admitted, ask about it"
     except ConsiliumError:
-        return "make a new directory from the kit and send its request.json; were you admitted, ask about it"
-    return f"send request.json to the consortium and read out {words}; were you admitted, ask about it"
+        remedy = "`consilium site init` again, as before, and send its request.json; were you admitted, ask about it"
+    return Finding("admission", State.FAIL, "the server does not know this site's key", remedy)
 
 
 def _unreachable(error: Exception, way: str, *, proxied: bool) -> Finding:
@@ -127,7 +179,7 @@ def _unreachable(error: Exception, way: str, *, proxied: bool) -> Finding:
         case ssl.SSLCertVerificationError():
             what = reason.verify_message
             if "expired" in what:
-                return Finding("certificate", State.FAIL, what, "the consortium renews it: `consilium provision renew`")
+                return Finding("certificate", State.FAIL, what, _RENEW)
             if "match" in what or "valid for" in what:
                 return Finding("certificate", State.FAIL, what, "use the server's address as the kit has it")
             remedy = "if a proxy of yours inspects TLS, append its authority to node/ca.crt; else ask for a new kit"
@@ -157,6 +209,10 @@ def _clock(date: str, now: datetime) -> Finding:
 
 
 def _disk(directory: Path) -> Finding:
+    if not os.access(directory, os.W_OK):
+        return Finding(
+            "disk", State.FAIL, f"user {os.getuid()} cannot write here", "run it as the user who has the site"
+        )
     free = shutil.disk_usage(directory).free
     found = f"{free / 2**30:.1f} GiB free"
     if free < MIN_FREE_BYTES:
@@ -164,15 +220,20 @@ def _disk(directory: Path) -> Finding:
     return Finding("disk", State.OK, found)
 
 
-def _teachers(config: SiteConfig) -> Finding:
-    """Whether what a worker would load is there. It starts without, and each voter that is missing votes zero."""
+def _teachers(config: SiteConfig, *, load: bool) -> Finding:
+    """Whether what a worker would load is there. A voter whose teacher is missing votes zero; without any, no start."""
+    folder = config.path("teachers")
+    if not (folder / "slots.json").exists() and not list(folder.glob("voter-*")):
+        return Finding("teachers", State.FAIL, "none is trained yet", "`consilium site train`")
+    if not load:
+        return Finding("teachers", State.OK, "trained")
     from client.teachers.teacher import Teachers
     from common.config import load_study
 
     try:
         study = load_study(config.path(config.study))
         voters = study.privacy.voters_per_site
-        found = Teachers.load(config.path("teachers"), data=study.data, voters=voters, recipe=study.teacher)
+        found = Teachers.load(folder, data=study.data, voters=voters, recipe=study.teacher)
     except ConsiliumError as error:
         return Finding("teachers", State.FAIL, str(error), "put the kit's study.toml back, then `consilium site train`")
     loaded = f"{sum(map(bool, found.served))} of {voters} voters have a teacher; the others vote zero"

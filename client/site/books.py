@@ -92,6 +92,14 @@ def note_joined(books: Path, directory: Path) -> None:
         write_atomically(books / JOINED, (json.dumps([*known, name], indent=1) + "\n").encode(), mode=0o600)
 
 
+def forget_joined(books: Path, directory: Path) -> None:
+    """Take a directory that holds no site from that list."""
+    name = os.path.relpath(directory.resolve(), books.resolve())
+    if name in (known := _joined(books)):
+        rest = [other for other in known if other != name]
+        write_atomically(books / JOINED, (json.dumps(rest, indent=1) + "\n").encode(), mode=0o600)
+
+
 def _joined(books: Path) -> tuple[str, ...]:
     path = books / JOINED
     if not path.exists():

@@ -1,8 +1,9 @@
 """Setting a site up from the consortium's startup kit: its directory, node key, policy and copy of the study.
 
-The first study of a patient pool begins its books; every other one joins them. Refuses a directory that already holds a
-site, a kit that misses a part, and to begin books for a pool or over data that this machine keeps books for. The node's
-private key is made here and never leaves; the consortium is sent the public one.
+The first study of a patient pool begins its books; every other one joins them. Setting up again what is there changes
+nothing and ends what was interrupted; what fails leaves nothing behind. Refuses a directory that holds another site,
+data that are not there, a kit that misses a part, and to begin books for a pool or over data that this machine keeps
+books for. The node's private key is made here and never leaves; the consortium is sent the public one.
 """
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from client.data.cases import counts_for_server, has_trained
 from client.operations.daemons import write_link
 from client.policy import SITE_SCHEMA, load_site
-from client.site.books import note_joined, open_books, read_books, site_directories, stated_books
+from client.site.books import forget_joined, note_joined, open_books, read_books, site_directories, stated_books
 from client.site.registry import KeptPool, Registry
-from common.admission import JoinRequest, write_request
+from common.admission import JoinRequest, read_request, write_request
 from common.canonical import check_name, checked_fields
 from common.config import PrivacyConfig, Study, load_study
 from common.errors import InvalidInput
 from common.objects import write_atomically
 from common.pki import create_node_keys
 
+REQUEST = "request.json"
 START = "start.pt"
 """Weights made of public data, in the kit and in a site's directory."""
 
@@ -84,11 +88,14 @@ def create_site(
     Its caps start as the study's own budget. ``registry`` lists the pools begun before, by default the user's own.
     """
     registry = registry or Registry.of_user()
-    _check_new(directory)
+    check_data_folder(data)
     registry.check(pool=pool, data=data, directory=directory)
-    caps = load_study(kit.study_file).privacy
-    text = _site_toml(kit, pool=pool, data=os.path.relpath(data, directory), caps=caps)
-    request = _lay_out(directory, kit, text)
+    if (directory / "site.toml").exists():
+        request = _same_again(directory, kit, pool=pool, data=data)
+    else:
+        caps = load_study(kit.study_file).privacy
+        text = _site_toml(kit, pool=pool, data=os.path.abspath(data), caps=caps)
+        request = _lay_out(directory, kit, text)
     registry.remember(KeptPool(pool=pool, data=str(data.resolve()), directory=str(directory.resolve())))
     return request
 
@@ -107,19 +114,27 @@ def join_site(
     books = first.books_dir.resolve()
     study = load_study(kit.study_file)
     directory = directory or books / "studies" / _folder_name(study.name)
-    _check_new(directory)
+    data = data or first.path(first.data)
+    check_data_folder(data)
+    if (directory / "site.toml").exists():
+        if load_site(directory).books_dir.resolve() != books:
+            _check_new(directory)
+        return directory, _same_again(directory, kit, pool=first.pool, data=data)
+    forget_joined(books, directory)  # it was begun and not ended
     _check_not_joined(books, study)
     if not first.ledger_file.exists():
         raise InvalidInput(
             "books of the pool", value=str(first.ledger_file), remedy="put the ledger back where its site.toml says"
         )
     open_books(load_site(books)).close()  # an older copy of the ledger is refused here
-    data = data or first.path(first.data)
-    place = directory.resolve()
-    text = _site_toml(kit, books=os.path.relpath(books, place), data=os.path.relpath(data.resolve(), place))
+    text = _site_toml(kit, books=os.path.relpath(books, directory.resolve()), data=os.path.abspath(data))
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     note_joined(books, directory)  # before the directory can be used: what is withdrawn must be so in it too
-    request = _lay_out(directory, kit, text)
+    try:
+        request = _lay_out(directory, kit, text)
+    except BaseException:
+        forget_joined(books, directory)
+        raise
     keeper = load_site(books)
     kept = KeptPool(pool=keeper.pool, data=str(keeper.path(keeper.data).resolve()), directory=str(books))
     (registry or Registry.of_user()).remember(kept)
@@ -139,29 +154,69 @@ def _check_not_joined(books: Path, study: Study) -> None:
             raise InvalidInput("study has a directory at this site already", value=str(directory), remedy="use that")
 
 
+def check_data_folder(data: Path) -> None:
+    """InvalidInput unless there is a folder at ``data`` that this user can read."""
+    if not data.is_dir():
+        raise InvalidInput("folder of the dataset", value=str(data), limit="a folder that is there")
+    if not os.access(data, os.R_OK | os.X_OK):
+        raise InvalidInput("folder of the dataset", value=str(data), limit=f"one that user {os.getuid()} can read")
+
+
 def _check_new(directory: Path) -> None:
     if (directory / "site.toml").exists():
-        raise InvalidInput("directory already holds a site", value=str(directory), remedy="choose another one")
+        raise InvalidInput(
+            "directory already holds a site",
+            value=str(directory),
+            remedy="choose another one; for another study of the same patients `consilium site join`",
+        )
+
+
+def _same_again(directory: Path, kit: SiteKit, *, pool: str, data: Path) -> JoinRequest:
+    """The request of a site that was set up before from this very kit, for this pool and these data."""
+    config = load_site(directory)
+    same = (
+        (config.site, config.pool, config.path(config.data).resolve()) == (kit.site, pool, data.resolve())
+        and config.server.signing_key == kit.signing_key
+        and config.path("study.toml").read_bytes() == kit.study_file.read_bytes()
+    )
+    if not same:
+        _check_new(directory)
+    return read_request(directory / REQUEST) if (directory / REQUEST).exists() else new_request(directory)
+
+
+@contextmanager
+def _all_or_nothing(directory: Path) -> Iterator[None]:
+    """Take away again what was made in ``directory`` if the block fails; what lay there before stays."""
+    there, before = directory.exists(), set(directory.iterdir()) if directory.exists() else set()
+    try:
+        yield
+    except BaseException:
+        for path in set(directory.iterdir()) - before if directory.exists() else ():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not there and directory.exists():
+            directory.rmdir()
+        raise
 
 
 def _lay_out(directory: Path, kit: SiteKit, text: str) -> JoinRequest:
     """Node key, kit, policy and request in ``directory``; new books are made, others stated."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # other users of the machine have no business in here
-    create_node_keys(directory / "node" / "keys", comment=kit.site)
-    shutil.copyfile(kit.root_certificate, directory / "node" / "ca.crt")
-    shutil.copyfile(kit.study_file, directory / "study.toml")
-    if kit.start_file.is_file():
-        shutil.copyfile(kit.start_file, directory / START)
-    write_atomically(directory / "site.toml", text.encode())
-    write_link(directory)
-    return new_request(directory)
+    with _all_or_nothing(directory):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # other users of the machine have no business in here
+        create_node_keys(directory / "node" / "keys", comment=kit.site)
+        shutil.copyfile(kit.root_certificate, directory / "node" / "ca.crt")
+        shutil.copyfile(kit.study_file, directory / "study.toml")
+        if kit.start_file.is_file():
+            shutil.copyfile(kit.start_file, directory / START)
+        write_atomically(directory / "site.toml", text.encode())
+        write_link(directory)
+        return new_request(directory)
 
 
 def new_request(directory: Path) -> JoinRequest:
     """Write the site's request to the consortium, anew where it has written one before: with what its books say now."""
     config = load_site(directory)
     return write_request(
-        directory / "request.json",
+        directory / REQUEST,
         study=load_study(config.path(config.study)).id,
         site=config.site,
         pool=config.pool,
@@ -210,6 +265,41 @@ def _site_toml(
     if books is not None:
         lines.append("# The caps are the pool's, for all its studies: they stand where its books lie.")
     for section, table in values.items():
-        lines += ["", f"[{section}]"] if section else []
+        lines += ["", *(f"# {line}" for line in _SAID[section].splitlines()), f"[{section}]"] if section else []
         lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + _MORE
+
+
+_SAID = {
+    "server": "The consortium's keys and address, as the startup kit had them. Change them on its word alone.",
+    "caps": "The most this pool may ever spend, over all studies, by the site's own ledger; the server's may be less.\n"
+    "queries_per_day bounds what one day can ask.",
+}
+_MORE = """
+# What follows is as if it were not there. Take the # away to use it.
+
+# How the data are read. Layouts: msd, nnunet, bids, table; found by itself. patients: a table of whose scan is whose.
+# [dataset]
+# layout = "auto"
+# patients = "patients.csv"
+
+# This site's names = the study's names, where they differ.
+# [labels]
+# "left hippocampus" = "anterior"
+# [channels]
+# "T1" = "MRI"
+
+# BIDS: which of several files of one contrast is meant.
+# [bids.T1w]
+# acq = "mprage"
+
+# SHA-256 this site restricts itself to, beyond its consent to the study. An empty list allows what the study implies.
+# [allow]
+# studies = []
+# codecs = []
+# volumes = []
+
+# What the server's operator may know beyond the answers: how many cases were used and left out.
+# [share]
+# case_counts = false
+"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +31,7 @@ site_app.command("train")(train)
 @site_app.command("init")
 def init(
     kit: Annotated[Path, typer.Option(help="The startup kit the consortium sent.")],
-    data: Annotated[Path, typer.Option(help="The site's own dataset, in MSD layout.")],
+    data: Annotated[Path, typer.Option(help="The folder of the site's own dataset, in any layout.")],
     site_dir: SiteDir,
     pool: Annotated[
         str | None, typer.Option(help="Stable name of the patient pool; the site's name by default.")
@@ -184,17 +185,26 @@ def up(
 ) -> None:
     """Run the site's daemons in the foreground: the teacher worker and the SuperNode. What dies is started again.
 
+    The doctor's first look comes with it: what it finds wrong is said at once, with what to do.
     Example: consilium site up --site-dir /srv/consilium
     """
     from client.operations.daemons import PARTS, site_up
+    from client.operations.findings import to_text
+    from client.operations.readiness import check_site
 
     if only is not None and only not in PARTS:
         raise InvalidInput("--only", value=only, limit=" or ".join(PARTS))
     config = load_site(site_dir) if only != "node" else None
 
+    def look() -> None:
+        if wrong := [finding for finding in check_site(site_dir, starting=True) if not finding.ok]:
+            typer.echo(to_text(wrong), err=True)
+
     def ready() -> None:
         typer.echo(f"connected: {config.site} to {config.server.superlink}" if config and not only else "up", err=True)
 
+    if config is not None:
+        threading.Thread(target=look, daemon=True).start()  # an absent server takes its time, and keeps nobody waiting
     site_up(site_dir, parts=PARTS if only is None else (only,), on_ready=ready)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import ssl
 import threading
 from collections.abc import Iterator
@@ -15,15 +16,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from client.operations.findings import Finding
+from client.operations.findings import Finding, State
 from client.operations.readiness import _gpu, check_site
 from client.policy import load_site
 from client.site.enrolment import SiteKit, create_site
 from common.pki import create_authority, issue_server_certificate
+from common.supervision import FACTS, json_report, keeping
 from consilium.cli.site import site_app
 from server.operations import provision
 from server.study import create_study as setup
 from server.study.workspace import Endpoint, Workspace
+from tests.client.teachers.written import write_teacher
 from tests.federation import make_study
 
 
@@ -75,6 +78,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     provision.make_kit(workspace, "north", tmp_path / "kit")
     (tmp_path / "data").mkdir()
     create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=SiteKit.load(tmp_path / "kit"))
+    study = workspace.study()
+    write_teacher(tmp_path / "site" / "teachers" / "voter-000", seed=1, data=study.data, recipe=study.teacher)
     world = World(tmp_path / "site", workspace, context)
     yield world
     server.shutdown()
@@ -85,9 +90,51 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def test_a_site_that_is_ready_hears_so_about_everything(world: World) -> None:
     findings = check_site(world.site)
     assert [finding.check for finding in findings] == [
-        *("site.toml", "keys", "authority", "network", "certificate", "clock", "admission", "disk", "graphics memory")
+        *("site.toml", "keys", "authority", "network", "certificate", "clock", "admission", "data", "disk", "teachers"),
+        *("graphics memory", "daemons"),
     ]
-    assert all(finding.ok and not finding.remedy for finding in findings), findings
+    assert all(finding.ok and not finding.remedy for finding in findings[:-1]), findings
+
+
+def test_what_is_about_to_be_started_is_not_looked_at(world: World) -> None:
+    checked = [finding.check for finding in check_site(world.site, starting=True)]
+    assert checked == [finding.check for finding in check_site(world.site)][:-2]
+
+
+def test_data_that_are_gone_and_teachers_that_were_never_trained_are_named(world: World) -> None:
+    shutil.rmtree(world.site / "teachers")
+    shutil.rmtree(world.site.parent / "data")
+    failed = {f.check: f for f in check_site(world.site, starting=True) if f.state is State.FAIL}
+    assert failed.keys() == {"data", "teachers"}
+    assert str(world.site.parent / "data") in failed["data"].text
+    assert "site train" in failed["teachers"].remedy
+
+
+def test_a_certificate_that_ends_soon_is_worth_a_word(world: World) -> None:
+    folder = world.workspace.gateway_dir
+    provision.renew(world.workspace, valid_days=5)
+    world.present(folder / "server.crt", folder / "server.key")
+    finding = world.finding("certificate")
+    assert finding.state is State.NOTE
+    assert "provision renew" in finding.remedy
+
+
+def test_a_site_that_was_let_in_before_hears_that_it_was_revoked(world: World) -> None:
+    world.status, world.word = 401, "unknown-key"
+    assert "does not know" in world.finding("admission").text
+    json_report(world.site / "logs" / FACTS)("daemon-ready", daemon="supernode north", pid=1, seconds=1.0)
+    assert "revoked" in world.finding("admission").text
+
+
+def test_each_daemon_is_looked_at_and_what_it_ended_with_is_said(world: World) -> None:
+    report = json_report(world.site / "logs" / FACTS)
+    report("daemon-ended", daemon="worker north", why="status 2", said="error: no teachers", log="/x/worker.log")
+    (world.site / "logs" / "daemons.lock").touch()
+    assert "no teachers" in world.finding("daemon").text
+    assert "site up" in world.finding("daemon").remedy  # nobody keeps it
+    with keeping(world.site / "logs"):
+        assert world.finding("daemon").state is State.FAIL
+        assert "/x/worker.log" in world.finding("daemon").remedy
 
 
 @pytest.mark.parametrize(
@@ -109,7 +156,7 @@ def test_a_clock_that_is_off_is_measured(world: World, minutes: int, said: str) 
     assert not finding.ok
     assert said in finding.text
     assert "NTP" in finding.remedy
-    assert [f.check for f in check_site(world.site) if not f.ok] == ["clock"]  # one fault, one line
+    assert [f.check for f in check_site(world.site, starting=True) if not f.ok] == ["clock"]  # one fault, one line
 
 
 def test_an_expired_a_foreign_and_a_misnamed_certificate_are_told_apart(world: World, tmp_path: Path) -> None:
@@ -157,8 +204,8 @@ def test_a_site_s_folder_is_its_user_s_alone(world: World) -> None:
 def test_keys_that_others_may_read_are_no_keys(world: World) -> None:
     (world.site / "node" / "keys" / "node").chmod(0o644)
     assert not world.finding("keys").ok
-    assert [finding.check for finding in check_site(world.site)] == [
-        *("site.toml", "keys", "authority", "disk", "graphics memory")
+    assert [finding.check for finding in check_site(world.site, starting=True)] == [
+        *("site.toml", "keys", "authority", "data", "disk", "teachers")
     ]
 
 
@@ -171,7 +218,7 @@ def test_graphics_memory_somebody_else_uses_is_seen() -> None:
 def test_the_command_ends_with_eight_when_something_is_wrong(world: World) -> None:
     said = CliRunner().invoke(site_app, ["doctor", "--site-dir", str(world.site)])
     assert said.exit_code == 0, said.output
-    assert said.output.count("ok  ") == 9
+    assert said.output.count("ok  ") == 11
     world.status, world.word = 401, "unknown-key"
     said = CliRunner().invoke(site_app, ["doctor", "--site-dir", str(world.site), "--json"])
     assert said.exit_code == 8

@@ -14,11 +14,13 @@ DATA = DataConfig(labels=("background", "core"), spacing_mm=(1, 1, 1), grid=(8, 
 RECIPE = TrainingConfig(channels=(2, 4))
 
 
-def write_teacher(directory: Path, *, seed: int, posterior: bool = False) -> str:
+def write_teacher(
+    directory: Path, *, seed: int, posterior: bool = False, data: DataConfig = DATA, recipe: TrainingConfig = RECIPE
+) -> str:
     """A voter's files as a training leaves them; the weights' SHA-256."""
     directory.mkdir(parents=True, exist_ok=True)
     weights = save_weights(
-        directory / "weights.pt", build_unet(RECIPE.channels, in_channels=1, out_channels=2, seed=seed)
+        directory / "weights.pt", build_unet(recipe.channels, in_channels=1, out_channels=2, seed=seed)
     )
     spread = None
     if posterior:
@@ -29,8 +31,8 @@ def write_teacher(directory: Path, *, seed: int, posterior: bool = False) -> str
         "identity": f"{seed:064d}",
         "posterior": spread,
         "report": {"weights": weights},
-        "data": dataclasses.asdict(DATA),
-        "recipe": dataclasses.asdict(RECIPE),
+        "data": dataclasses.asdict(data),
+        "recipe": dataclasses.asdict(recipe),
     }
     (directory / "train.json").write_text(json.dumps(record))
     return weights

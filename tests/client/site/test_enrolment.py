@@ -1,0 +1,127 @@
+"""Setting a site up: only over data that are there, all of it or nothing, and again without harm."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from client.policy import load_site
+from client.site import enrolment
+from client.site.enrolment import SiteKit, create_site, join_site
+from common.errors import InvalidInput
+from server.operations import provision
+from server.study import create_study as setup
+from server.study.workspace import Endpoint, Workspace
+from tests.federation import make_study
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> SiteKit:
+    return make_kit(tmp_path, "first")
+
+
+def make_kit(folder: Path, name: str) -> SiteKit:
+    workspace = Workspace(folder / "studies" / name)
+    workspace.root.parent.mkdir(exist_ok=True)
+    setup.create_study(workspace, replace(make_study(), name=name))
+    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
+    provision.make_kit(workspace, "north", folder / f"kit-{name}")
+    (folder / "data").mkdir(exist_ok=True)
+    return SiteKit.load(folder / f"kit-{name}")
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("wrong", ["nowhere", "a-file"])
+def test_data_that_are_not_there_are_refused_and_nothing_is_made(tmp_path: Path, kit: SiteKit, wrong: str) -> None:
+    (tmp_path / "a-file").touch()
+    with pytest.raises(InvalidInput, match="folder of the dataset: got"):
+        create_site(tmp_path / "site", pool="north", data=tmp_path / wrong, kit=kit)
+    assert not (tmp_path / "site").exists()
+
+
+def test_the_data_stand_in_site_toml_as_one_would_name_them(tmp_path: Path, kit: SiteKit) -> None:
+    create_site(tmp_path / "a" / "b" / "site", pool="north", data=tmp_path / "data", kit=kit)
+    assert load_site(tmp_path / "a" / "b" / "site").data == str(tmp_path / "data")
+
+
+def test_setting_up_again_changes_nothing_and_gives_the_same_request(tmp_path: Path, kit: SiteKit) -> None:
+    first = create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=kit)
+    before = everything(tmp_path / "site")
+    again = create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=kit)
+    assert again == first
+    assert again.fingerprint == first.fingerprint
+    assert everything(tmp_path / "site") == before
+
+
+def test_setting_up_again_ends_what_was_interrupted(tmp_path: Path, kit: SiteKit) -> None:
+    first = create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=kit)
+    (tmp_path / "site" / "request.json").unlink()
+    assert create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=kit).node_key == first.node_key
+
+
+def test_another_pool_or_kit_in_the_same_directory_is_refused(tmp_path: Path, kit: SiteKit) -> None:
+    create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=kit)
+    before = everything(tmp_path / "site")
+    for pool, other in (("south", kit), ("north", make_kit(tmp_path, "second"))):
+        with pytest.raises(InvalidInput, match="already holds a site"):
+            create_site(tmp_path / "site", pool=pool, data=tmp_path / "data", kit=other)
+    assert everything(tmp_path / "site") == before
+
+
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_directory: Path) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(enrolment, "new_request", fail)
+
+
+def test_a_setup_that_fails_leaves_nothing_half_made_and_what_was_there_before(
+    tmp_path: Path, kit: SiteKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site").mkdir()  # as a mounted folder is
+    (tmp_path / "site" / "notes.txt").write_text("ours")
+    with monkeypatch.context() as patch:
+        broken(patch)
+        for name in ("site", "new"):
+            with pytest.raises(OSError, match="disk full"):
+                create_site(tmp_path / name, pool="north", data=tmp_path / "data", kit=kit)
+    assert everything(tmp_path / "site") == {"notes.txt": b"ours"}
+    assert not (tmp_path / "new").exists()
+    create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=kit)
+
+
+def test_a_study_whose_joining_failed_is_on_no_list_and_can_be_joined_again_and_again(
+    tmp_path: Path, kit: SiteKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=kit)
+    second = make_kit(tmp_path, "second")
+    with monkeypatch.context() as patch:
+        broken(patch)
+        with pytest.raises(OSError, match="disk full"):
+            join_site(None, kit=second, existing=tmp_path / "site")
+    directory, request = join_site(None, kit=second, existing=tmp_path / "site")
+    assert join_site(None, kit=second, existing=tmp_path / "site") == (directory, request)
+
+
+def test_every_section_that_site_toml_may_have_stands_in_it_with_a_word_and_can_be_used(
+    tmp_path: Path, kit: SiteKit
+) -> None:
+    create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=kit)
+    path = tmp_path / "site" / "site.toml"
+    text = path.read_text()
+    for section in ("server", "caps", "dataset", "labels", "channels", "bids.T1w", "allow", "share"):
+        (at,) = [n for n, line in enumerate(text.splitlines()) if line.removeprefix("# ") == f"[{section}]"]
+        if section != "channels":
+            assert text.splitlines()[at - 1].startswith("# "), section
+    setting = re.compile(r'# (\[|"|layout|patients = |acq|studies|codecs|volumes|case_counts)')
+    uncommented = [line.removeprefix("# ") if setting.match(line) else line for line in text.splitlines()]
+    path.write_text("\n".join(uncommented))
+    config = load_site(tmp_path / "site")
+    assert config.dataset.labels == {"left hippocampus": "anterior"}
+    assert not config.share.case_counts
