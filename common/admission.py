@@ -32,6 +32,20 @@ _FINGERPRINT_DOMAIN = b"consilium/join/v1\0"
 
 
 @dataclass(frozen=True, slots=True)
+class KitFacts(Document):
+    """What a startup kit's kit.json says: the site's name, the server's public keys and addresses."""
+
+    objects_url: str
+    sealing_key: str
+    signing_key: str
+    site: str
+    superlink: str
+
+    def check(self) -> None:
+        check_name(self.site, what="site in the startup kit")
+
+
+@dataclass(frozen=True, slots=True)
 class StatedBooks(Document):
     """What a site says of its pool's books: their ledger's id and key, and Σμ² spent so far under its protection.
 

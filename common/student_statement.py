@@ -18,7 +18,7 @@ from common.canonical import canonical_bytes, check_hash, parse_canonical
 from common.document import Key, Sha256
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import Signed
-from common.ledger.rows import START, Link, Position, SignedHead, Time, check_time, linked_hashes
+from common.ledger.rows import START, Link, SignedHead, Time, check_time, linked_hashes
 from common.objects import MAX_OBJECT_BYTES
 from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.mechanism import AccountantName, Budget, Protection
@@ -80,10 +80,6 @@ class StudentStatement(Signed):
         if hashes.get(self.head.seq) != self.head.hash:
             raise LedgerCorrupt("the statement's rows do not lead to its signed head", row=self.head.seq)
         return hashes
-
-    def continues(self, held: Position) -> bool:
-        """Whether the row a site holds a receipt for is one of the rows before the head, with the very same hash."""
-        return held == START or self.positions().get(held.seq) == held.hash
 
     def render(self) -> bytes:
         """The statement as canonical bytes, for serving and filing."""

@@ -10,32 +10,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 from client.data.layouts import open_for_training
 from client.policy import SiteConfig, load_site
-from common.canonical import checked_fields
 from common.config import DataConfig, StatedBudget
 from common.data.dataset import Dataset, Doubled, PatientIdentity, Problem
+from common.document import LATER, Document
 from common.errors import InvalidInput, Refused
 from common.objects import write_atomically
 from common.privacy.consent import warn_about
 from common.privacy.mechanism import Unit
 
-CASES_SCHEMA = 1
-
 
 @dataclass(frozen=True, slots=True)
-class CaseRecord:
+class CaseRecord(Document):
     """What came of the cases listed for training. ``problems`` are those left out, with reasons; ``doubled`` the scans
     that two patients have."""
+
+    SCHEMA: ClassVar = ("record of the cases", 1)
 
     listed: int
     patients: int
     patient_identity: PatientIdentity
     problems: tuple[Problem, ...]
-    doubled: tuple[Doubled, ...] = ()
+    doubled: Annotated[tuple[Doubled, ...], LATER] = ()
 
     @property
     def left_out(self) -> int:
@@ -59,7 +60,7 @@ def record_cases(teachers: Path, dataset: Dataset, problems: Iterable[Problem]) 
         problems=tuple(left_out[case] for case in sorted(left_out)),
         doubled=dataset.doubled,
     )
-    text = json.dumps({"schema": CASES_SCHEMA, **asdict(record)}, indent=1, ensure_ascii=False)
+    text = json.dumps(record.to_json(), indent=1, ensure_ascii=False)
     write_atomically(teachers / "cases.json", (text + "\n").encode(), mode=0o600)
     return record
 
@@ -72,19 +73,8 @@ def has_trained(site_dir: Path) -> bool:
 def load_cases(site_dir: Path) -> CaseRecord:
     """The record of the last training; InvalidInput where there is none."""
     try:
-        document = json.loads((site_dir / "teachers" / "cases.json").read_text(encoding="utf-8"))
-        if isinstance(document, dict):
-            document.setdefault("doubled", [])  # earlier versions refused such a dataset
-        kinds: dict[str, type] = {"schema": int, "listed": int, "patients": int, "patient_identity": str}
-        fields = checked_fields(document, {**kinds, "problems": list, "doubled": list})
-        return CaseRecord(
-            listed=fields["listed"],
-            patients=fields["patients"],
-            patient_identity=PatientIdentity(fields["patient_identity"]),
-            problems=tuple(Problem(**problem) for problem in fields["problems"]),
-            doubled=tuple(Doubled(**pair) for pair in fields["doubled"]),
-        )
-    except (OSError, ValueError, TypeError, InvalidInput) as error:
+        return CaseRecord.from_json(json.loads((site_dir / "teachers" / "cases.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, InvalidInput) as error:
         raise InvalidInput("record of the cases cannot be read", remedy="run `consilium site train`") from error
 
 

@@ -21,8 +21,7 @@ from client.operations.daemons import write_link
 from client.policy import SITE_SCHEMA, load_site
 from client.site.books import forget_joined, note_joined, open_books, read_books, site_directories, stated_books
 from client.site.registry import KeptPool, Registry
-from common.admission import JoinRequest, read_request, write_request
-from common.canonical import check_name, checked_fields
+from common.admission import JoinRequest, KitFacts, read_request, write_request
 from common.config import PrivacyConfig, Study, load_study
 from common.errors import InvalidInput
 from common.objects import write_atomically
@@ -35,16 +34,12 @@ START = "start.pt"
 
 @dataclass(frozen=True, slots=True)
 class SiteKit:
-    """What a site is given: its name, the server's public keys and addresses, the root certificate and the study.
+    """What a site is given: what kit.json says, the root certificate and the study.
 
     A joint study's kit may also hold ``start_file``, weights made of public data that teachers begin from.
     """
 
-    site: str
-    sealing_key: str
-    signing_key: str
-    objects_url: str
-    superlink: str
+    facts: KitFacts
     root_certificate: Path
     study_file: Path
     start_file: Path
@@ -56,12 +51,8 @@ class SiteKit:
             record = json.loads((directory / "kit.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise InvalidInput("startup kit", value=str(directory), limit="kit.json, ca.crt, study.toml") from error
-        fields = checked_fields(
-            record, dict.fromkeys(("site", "sealing_key", "signing_key", "objects_url", "superlink"), str)
-        )
-        check_name(fields["site"], what="site in the startup kit")
         kit = cls(
-            **fields,
+            KitFacts.from_json(record),
             root_certificate=directory / "ca.crt",
             study_file=directory / "study.toml",
             start_file=directory / START,
@@ -175,8 +166,8 @@ def _same_again(directory: Path, kit: SiteKit, *, pool: str, data: Path) -> Join
     """The request of a site that was set up before from this very kit, for this pool and these data."""
     config = load_site(directory)
     same = (
-        (config.site, config.pool, config.path(config.data).resolve()) == (kit.site, pool, data.resolve())
-        and config.server.signing_key == kit.signing_key
+        (config.site, config.pool, config.path(config.data).resolve()) == (kit.facts.site, pool, data.resolve())
+        and config.server.signing_key == kit.facts.signing_key
         and config.path("study.toml").read_bytes() == kit.study_file.read_bytes()
     )
     if not same:
@@ -202,7 +193,7 @@ def _lay_out(directory: Path, kit: SiteKit, text: str) -> JoinRequest:
     """Node key, kit, policy and request in ``directory``; new books are made, others stated."""
     with _all_or_nothing(directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # other users of the machine have no business in here
-        create_node_keys(directory / "node" / "keys", comment=kit.site)
+        create_node_keys(directory / "node" / "keys", comment=kit.facts.site)
         shutil.copyfile(kit.root_certificate, directory / "node" / "ca.crt")
         shutil.copyfile(kit.study_file, directory / "study.toml")
         if kit.start_file.is_file():
@@ -243,12 +234,12 @@ def _site_toml(
     """A site's policy: with ``pool`` and a study's budget as its first ``caps``, or with ``books`` that state both."""
     whose = {"pool": pool} if books is None else {"books": books}
     values: dict[str, dict[str, object]] = {
-        "": {"schema": SITE_SCHEMA, "site": kit.site, **whose, "data": data, "study": "study.toml"},
+        "": {"schema": SITE_SCHEMA, "site": kit.facts.site, **whose, "data": data, "study": "study.toml"},
         "server": {
-            "sealing_key": kit.sealing_key,
-            "signing_key": kit.signing_key,
-            "objects_url": kit.objects_url,
-            "superlink": kit.superlink,
+            "sealing_key": kit.facts.sealing_key,
+            "signing_key": kit.facts.signing_key,
+            "objects_url": kit.facts.objects_url,
+            "superlink": kit.facts.superlink,
             "root_certificates": "node/ca.crt",
         },
     }

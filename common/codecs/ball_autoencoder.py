@@ -32,7 +32,16 @@ from torch.nn import functional as F
 
 from common.codecs import shapes
 from common.codecs.ball import SLOPE, ball_activation
-from common.codecs.base import Provenance, check_code, check_noise_std, check_probabilities, read_header, write_codec
+from common.codecs.base import (
+    Provenance,
+    check_code,
+    check_noise_std,
+    check_probabilities,
+    frozen,
+    is_pooled,
+    read_header,
+    write_codec,
+)
 from common.codecs.pca import FILL, centre_and_metric, principal_components, water_fill
 from common.config import CodecConfig
 from common.errors import InvalidInput
@@ -74,8 +83,8 @@ class BallAutoencoder:
     def __post_init__(self) -> None:
         object.__setattr__(self, "grid", tuple(self.grid))
         for field in ("centre", "metric", "powers"):
-            object.__setattr__(self, field, _frozen(getattr(self, field), np.float64))
-        object.__setattr__(self, "weights", {k: _frozen(v, np.float32) for k, v in sorted(self.weights.items())})
+            object.__setattr__(self, field, frozen(getattr(self, field), np.float64))
+        object.__setattr__(self, "weights", {k: frozen(v, np.float32) for k, v in sorted(self.weights.items())})
         coarse = self.metric.shape
         fits = (
             self.centre.ndim == 4
@@ -83,8 +92,7 @@ class BallAutoencoder:
             and self.powers.ndim == 1
             and len(self.powers) >= 1
             and self.centre.shape[1:] == coarse
-            and all(m >= 1 and n % m == 0 for n, m in zip(self.grid, coarse, strict=True))
-            and len({n // m for n, m in zip(self.grid, coarse, strict=True)}) == 1
+            and is_pooled(self.grid, coarse)
         )
         arrays = (self.centre, self.metric, self.powers, *self.weights.values())
         if not fits or not all(np.isfinite(array).all() for array in arrays):
@@ -135,14 +143,10 @@ class BallAutoencoder:
 
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> BallAutoencoder:
-        fields = read_header(header, grid=True)
-        weights = dict(arrays)
-        public = {field: weights.pop(field, np.zeros(0)) for field in ("centre", "metric", "powers")}
-        if any(a.dtype != np.float64 for a in public.values()) or any(a.dtype != np.float32 for a in weights.values()):
-            raise InvalidInput(
-                "ball-ae codec: arrays", value=sorted(arrays), limit="float64 statistics, float32 weights"
-            )
-        return cls(**{**public, "weights": weights, **fields})
+        public = ("centre", "metric", "powers")
+        dtypes = dict.fromkeys(arrays, np.float32) | dict.fromkeys(public, np.float64)
+        fields = read_header(header, grid=True, arrays=arrays, dtypes=dtypes)
+        return cls(weights={name: fields.pop(name) for name in arrays if name not in public}, **fields)
 
     @classmethod
     def fit(
@@ -369,9 +373,3 @@ def _one_deterministic_thread() -> Iterator[None]:
 
 def _tensors(weights: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(array) for name, array in weights.items()}
-
-
-def _frozen(array: np.ndarray, dtype: type[np.floating[Any]]) -> np.ndarray:
-    copy: np.ndarray = np.array(array, dtype=dtype, order="C")
-    copy.flags.writeable = False
-    return copy

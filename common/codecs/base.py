@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import IO, Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import IO, Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -22,10 +22,8 @@ from common.canonical import (
     canonical_bytes,
     check_hash,
     check_schema,
-    checked_fields,
     digest,
     parse_canonical,
-    parse_float,
     sha256_bytes,
 )
 from common.config import CodecConfig, Study
@@ -62,6 +60,23 @@ class Provenance(Document):
         if not isinstance(self.augmentations, int) or self.augmentations < 0:
             raise InvalidInput("augmentations", value=self.augmentations, limit="an integer from 0")
         check_noise_std(self.noise_std)
+
+
+def _check_grid(grid: tuple[int, ...]) -> None:
+    if min(grid) < 8:
+        raise InvalidInput("grid of a codec", value=grid, limit="three integers from 8")
+
+
+@dataclass(frozen=True, slots=True)
+class CodecHeader(Document):
+    """What a codec's bytes say beside its arrays; ``grid`` in voxels, unless the arrays tell it."""
+
+    SCHEMA: ClassVar = ("codec", CODEC_SCHEMA)
+
+    name: str
+    provenance: Provenance
+    radius: float
+    grid: Annotated[tuple[int, int, int], _check_grid] | None = None
 
 
 @runtime_checkable
@@ -262,28 +277,34 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 def write_codec(codec: Codec, arrays: Mapping[str, np.ndarray], *, grid: bool) -> bytes:
     """A codec's bytes: its arrays, and in the header its name, provenance and radius, with ``grid`` also its grid."""
-    header = {
-        "name": codec.name,
-        "provenance": codec.provenance.to_json(),
-        "radius": codec.radius.hex(),
-        "schema": CODEC_SCHEMA,
-    }
-    return pack(header | ({"grid": list(codec.grid)} if grid else {}), arrays)
+    header = CodecHeader(codec.name, codec.provenance, codec.radius, codec.grid if grid else None)
+    return pack(header.to_json(), arrays)
 
 
-def read_header(header: Mapping[str, Any], *, grid: bool) -> dict[str, Any]:
-    """What :func:`write_codec` put into a header, as a codec's constructor takes it; InvalidInput for anything else."""
-    kinds: dict[str, type] = {"name": str, "provenance": dict, "radius": str, "schema": int}
-    fields = checked_fields(dict(header), kinds | ({"grid": list} if grid else {}))
-    known = {"provenance": Provenance.from_json(fields["provenance"]), "radius": parse_float(fields["radius"])}
-    return known | ({"grid": _parse_grid(fields["grid"], codec=fields["name"])} if grid else {})
+def read_header(
+    header: Mapping[str, Any], *, grid: bool, arrays: Mapping[str, np.ndarray], dtypes: Mapping[str, type]
+) -> dict[str, Any]:
+    """What :func:`write_codec` wrote, as a codec's constructor takes it; InvalidInput for anything else."""
+    read = CodecHeader.from_json(dict(header))
+    if (read.grid is not None) != grid:
+        limit = "three integers from 8" if grid else "none"
+        raise InvalidInput(f"{read.name} codec: grid", value=read.grid, limit=limit)
+    if arrays.keys() != dtypes.keys() or any(arrays[name].dtype != dtype for name, dtype in dtypes.items()):
+        raise InvalidInput(f"{read.name} codec: arrays", value=sorted(arrays), limit=", ".join(dtypes))
+    return {**arrays, "provenance": read.provenance, "radius": read.radius} | ({"grid": read.grid} if grid else {})
 
 
-def _parse_grid(value: list[Any], *, codec: str) -> tuple[int, int, int]:
-    """Three integers from 8, in voxels; anything else is refused."""
-    if len(value) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 8 for n in value):
-        raise InvalidInput(f"{codec} codec: grid", value=value, limit="three integers from 8")
-    return value[0], value[1], value[2]
+def is_pooled(grid: Sequence[int], coarse: Sequence[int]) -> bool:
+    """Whether the voxels of ``coarse`` are cubes of one size of ``grid``'s."""
+    factors = {n / m if m else 0.5 for n, m in zip(grid, coarse, strict=True)}
+    return len(factors) == 1 and factors.pop().is_integer()
+
+
+def frozen(array: np.ndarray, dtype: type[np.generic]) -> np.ndarray:
+    """A read-only copy of this type."""
+    copy: np.ndarray = np.array(array, dtype=dtype, order="C")
+    copy.flags.writeable = False
+    return copy
 
 
 def _check_size(member: IO[bytes], size: int) -> None:

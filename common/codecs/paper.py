@@ -25,7 +25,15 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from common.codecs import shapes
-from common.codecs.base import Provenance, check_code, check_noise_std, check_probabilities, read_header, write_codec
+from common.codecs.base import (
+    Provenance,
+    check_code,
+    check_noise_std,
+    check_probabilities,
+    frozen,
+    read_header,
+    write_codec,
+)
 from common.codecs.pca import principal_components
 from common.config import CodecConfig
 from common.errors import InvalidInput
@@ -48,9 +56,7 @@ class PaperPcaCodec:
 
     def __post_init__(self) -> None:
         for field, dtype in _DTYPES.items():
-            array = np.array(getattr(self, field), dtype=dtype, order="C")
-            array.flags.writeable = False
-            object.__setattr__(self, field, array)
+            object.__setattr__(self, field, frozen(getattr(self, field), dtype))
         if self.basis.ndim != 5 or len(self.basis) < 1 or self.basis.shape[1:] != self.mean.shape:
             raise InvalidInput("paper-pca codec", limit="arrays of matching shapes")
         if not (np.isfinite(self.basis).all() and np.isfinite(self.mean).all()) or len(self.mean) < 2:
@@ -90,10 +96,7 @@ class PaperPcaCodec:
 
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> PaperPcaCodec:
-        fields = read_header(header, grid=False)
-        if arrays.keys() != _DTYPES.keys() or any(arrays[f].dtype != dtype for f, dtype in _DTYPES.items()):
-            raise InvalidInput("paper-pca codec: arrays", value=sorted(arrays), limit=", ".join(_DTYPES))
-        return cls(**{**arrays, **fields})
+        return cls(**read_header(header, grid=False, arrays=arrays, dtypes=_DTYPES))
 
     @classmethod
     def fit(

@@ -16,7 +16,16 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from common.codecs import shapes
-from common.codecs.base import Provenance, check_code, check_noise_std, check_probabilities, read_header, write_codec
+from common.codecs.base import (
+    Provenance,
+    check_code,
+    check_noise_std,
+    check_probabilities,
+    frozen,
+    is_pooled,
+    read_header,
+    write_codec,
+)
 from common.config import CodecConfig
 from common.errors import InvalidInput
 
@@ -48,20 +57,16 @@ class PcaCodec:
 
     def __post_init__(self) -> None:
         for field, dtype in _DTYPES.items():
-            array = np.array(getattr(self, field), dtype=dtype, order="C")
-            array.flags.writeable = False
-            object.__setattr__(self, field, array)
+            object.__setattr__(self, field, frozen(getattr(self, field), dtype))
         object.__setattr__(self, "grid", tuple(self.grid))
         arrays = [getattr(self, field) for field in _DTYPES]
-        coarse = self.metric.shape
         fits = (
             self.basis.ndim == 5
             and self.basis.shape[0] == len(self.variances) == len(self.powers) >= 1
             and self.centre.ndim == 4
             and self.basis.shape[1:] == self.centre.shape
-            and self.centre.shape[1:] == coarse
-            and len({n // m for n, m in zip(self.grid, coarse, strict=True) if m}) == 1
-            and all(m >= 1 and n % m == 0 for n, m in zip(self.grid, coarse, strict=True))
+            and self.centre.shape[1:] == self.metric.shape
+            and is_pooled(self.grid, self.metric.shape)
         )
         if not fits or not all(np.isfinite(array).all() for array in arrays):
             raise InvalidInput("pca codec", limit="finite arrays of matching shapes")
@@ -105,12 +110,10 @@ class PcaCodec:
 
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> PcaCodec:
-        fields = read_header(header, grid=True)
-        if arrays.keys() != _DTYPES.keys() or any(arrays[f].dtype != dtype for f, dtype in _DTYPES.items()):
-            raise InvalidInput("pca codec: arrays", value=sorted(arrays), limit=", ".join(_DTYPES))
+        fields = read_header(header, grid=True, arrays=arrays, dtypes=_DTYPES)
         if arrays["metric"].ndim != 3 or arrays["variances"].ndim != 1 or arrays["powers"].ndim != 1:
             raise InvalidInput("pca codec", limit="finite arrays of matching shapes")
-        return cls(**{**arrays, **fields})
+        return cls(**fields)
 
     @classmethod
     def fit(

@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from common.config import DataConfig
+from common.document import Document
 from common.errors import InvalidInput
 
 
@@ -64,7 +65,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Document):
     """A case left out: its id and why. Fit for the site's own terminal, not to be sent anywhere."""
 
     case: str
@@ -72,7 +73,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubled:
+class Doubled(Document):
     """Two cases of two patients that hold one scan, by the content of their image files. For the site's own eyes."""
 
     case: str

@@ -92,39 +92,9 @@ def inference(study: Study) -> dict[str, object]:
         "dataset_dir": "$@bundle_root + '/images'",
         "output_dir": "$@bundle_root + '/predictions'",
         "datalist": "$sorted(glob.glob(@dataset_dir + '/*.nii') + glob.glob(@dataset_dir + '/*.nii.gz'))",
-        "network_def": {
-            "_target_": "UNet",
-            "spatial_dims": 3,
-            "in_channels": len(study.data.channels),
-            "out_channels": len(study.data.labels),
-            "channels": list(study.student.channels),
-            "strides": [2] * (len(study.student.channels) - 1),
-            "num_res_units": 0,
-            "norm": "INSTANCE",
-        },
+        "network_def": _network(study),
         "network": "$@network_def.to(@device)",
-        "preprocessing": {
-            "_target_": "Compose",
-            "transforms": [
-                {"_target_": "LoadImaged", "keys": "image"},
-                {"_target_": "EnsureChannelFirstd", "keys": "image"},
-                {
-                    "_target_": "Orientationd",
-                    "keys": "image",
-                    "axcodes": "RAS",
-                    "labels": [["L", "R"], ["P", "A"], ["I", "S"]],
-                },
-                {
-                    "_target_": "Spacingd",
-                    "keys": "image",
-                    "pixdim": list(study.data.spacing_mm),
-                    "mode": "bilinear",
-                    "padding_mode": "border",
-                },
-                {"_target_": "NormalizeIntensityd", "keys": "image", "channel_wise": True},
-                {"_target_": "ResizeWithPadOrCropd", "keys": "image", "spatial_size": list(study.data.grid)},
-            ],
-        },
+        "preprocessing": _preprocessing(study),
         "dataset": {
             "_target_": "Dataset",
             "data": "$[{'image': path} for path in @datalist]",
@@ -132,35 +102,7 @@ def inference(study: Study) -> dict[str, object]:
         },
         "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "num_workers": 0},
         "inferer": _inferer(study),
-        "postprocessing": {
-            "_target_": "Compose",
-            "transforms": [
-                {"_target_": "Activationsd", "keys": "pred", "softmax": True},
-                {
-                    "_target_": "Invertd",
-                    "keys": "pred",
-                    "transform": "@preprocessing",
-                    "orig_keys": "image",
-                    "nearest_interp": False,
-                    "to_tensor": True,
-                },
-                {
-                    "_target_": "Lambdad",  # outside the grid every probability is 0 here: call that background
-                    "keys": "pred",
-                    "func": "$lambda p: torch.cat([p[:1] + (1 - p.sum(0, keepdim=True)).clamp(min=0), p[1:]])",
-                },
-                {"_target_": "AsDiscreted", "keys": "pred", "argmax": True},
-                {
-                    "_target_": "SaveImaged",
-                    "keys": "pred",
-                    "output_dir": "@output_dir",
-                    "output_postfix": "seg",
-                    "output_dtype": "$torch.uint8",
-                    "resample": False,
-                    "separate_folder": False,
-                },
-            ],
-        },
+        "postprocessing": _POSTPROCESSING,
         "weights": "$torch.load(@bundle_root + '/models/model.pt', map_location=@device, weights_only=True)",
         "predict": "$torch.inference_mode()(lambda image: @inferer(image[None].to(@device), @network)[0])",
         "run": [
@@ -177,6 +119,75 @@ def inference(study: Study) -> dict[str, object]:
             "postprocessing": "@postprocessing",
         },
     }
+
+
+def _network(study: Study) -> dict[str, object]:
+    return {
+        "_target_": "UNet",
+        "spatial_dims": 3,
+        "in_channels": len(study.data.channels),
+        "out_channels": len(study.data.labels),
+        "channels": list(study.student.channels),
+        "strides": [2] * (len(study.student.channels) - 1),
+        "num_res_units": 0,
+        "norm": "INSTANCE",
+    }
+
+
+def _preprocessing(study: Study) -> dict[str, object]:
+    return {
+        "_target_": "Compose",
+        "transforms": [
+            {"_target_": "LoadImaged", "keys": "image"},
+            {"_target_": "EnsureChannelFirstd", "keys": "image"},
+            {
+                "_target_": "Orientationd",
+                "keys": "image",
+                "axcodes": "RAS",
+                "labels": [["L", "R"], ["P", "A"], ["I", "S"]],
+            },
+            {
+                "_target_": "Spacingd",
+                "keys": "image",
+                "pixdim": list(study.data.spacing_mm),
+                "mode": "bilinear",
+                "padding_mode": "border",
+            },
+            {"_target_": "NormalizeIntensityd", "keys": "image", "channel_wise": True},
+            {"_target_": "ResizeWithPadOrCropd", "keys": "image", "spatial_size": list(study.data.grid)},
+        ],
+    }
+
+
+_POSTPROCESSING: dict[str, object] = {
+    "_target_": "Compose",
+    "transforms": [
+        {"_target_": "Activationsd", "keys": "pred", "softmax": True},
+        {
+            "_target_": "Invertd",
+            "keys": "pred",
+            "transform": "@preprocessing",
+            "orig_keys": "image",
+            "nearest_interp": False,
+            "to_tensor": True,
+        },
+        {
+            "_target_": "Lambdad",  # outside the grid every probability is 0 here: call that background
+            "keys": "pred",
+            "func": "$lambda p: torch.cat([p[:1] + (1 - p.sum(0, keepdim=True)).clamp(min=0), p[1:]])",
+        },
+        {"_target_": "AsDiscreted", "keys": "pred", "argmax": True},
+        {
+            "_target_": "SaveImaged",
+            "keys": "pred",
+            "output_dir": "@output_dir",
+            "output_postfix": "seg",
+            "output_dtype": "$torch.uint8",
+            "resample": False,
+            "separate_folder": False,
+        },
+    ],
+}
 
 
 def _inferer(study: Study) -> dict[str, object]:

@@ -43,8 +43,8 @@ def init(
     Example: consilium site init --kit kit --data /data/north --site-dir /srv/consilium
     """
     opened = SiteKit.load(kit)
-    request = create_site(site_dir, pool=pool or opened.site, data=data, kit=opened)
-    typer.echo(f"{site_dir}: created for {opened.site}")
+    request = create_site(site_dir, pool=pool or opened.facts.site, data=data, kit=opened)
+    typer.echo(f"{site_dir}: created for {opened.facts.site}")
     _ask_to_be_admitted(site_dir, request, opened)
 
 
@@ -66,7 +66,7 @@ def join(
     """
     opened = SiteKit.load(kit)
     directory, request = join_site(site_dir, kit=opened, existing=existing, data=data)
-    typer.echo(f"{directory}: created for {opened.site}, patient pool {request.pool}, books in {existing}")
+    typer.echo(f"{directory}: created for {opened.facts.site}, patient pool {request.pool}, books in {existing}")
     _ask_to_be_admitted(directory, request, opened)
 
 
@@ -109,9 +109,8 @@ def cases(
         return
     record = load_cases(site_dir)
     if as_json:
-        problems = [{"case": problem.case, "reason": problem.reason} for problem in record.problems]
+        problems, doubled = ([one.to_json() for one in found] for found in (record.problems, record.doubled))
         facts = {"listed": record.listed, "patients": record.patients, "patient_identity": record.patient_identity}
-        doubled = [{"case": pair.case, "same_as": pair.same_as} for pair in record.doubled]
         typer.echo(json.dumps({**facts, "left_out": problems, "doubled": doubled}))
         return
     typer.echo(f"{record.listed - record.left_out} of {record.listed} cases used, {record.patients} patients")

@@ -181,9 +181,3 @@ def residual_bend(z_out: torch.Tensor, u: torch.Tensor, activation: str) -> torc
     """∂²T/∂u² = 2[(f − z)f″ + f′²], so that ∂²T = that · iiᵀ; ReLU: 2·1[u > 0]."""
     f, first = act(u, activation), slope(u, activation)
     return 2 * ((f - z_out) * bend(u, activation) + first.square())
-
-
-def accuracy(weights: Sequence[torch.Tensor], x: torch.Tensor, labels: torch.Tensor, activation: str) -> float:
-    """Share of examples whose largest output is the label's."""
-    _, preacts = forward(weights, x, activation)
-    return float((preacts[-1].argmax(dim=1) == labels).double().mean())

@@ -36,7 +36,27 @@ from consilium.research.mlp import (
 from consilium.research.sensitivity import hidden_bounds, output_bounds
 
 
-class MlpSgd:
+class _WithAdam:
+    """A network's weights from their seed, moved by Adam, with the examples they learn from."""
+
+    def __init__(
+        self, shape: Shape, x: Float[torch.Tensor, "n d"], y: Float[torch.Tensor, "n k"], *, rate: Rate, seed: int
+    ) -> None:
+        self.shape, self.x, self.y, self.rate = shape, x, y, rate
+        self.weights = [w.requires_grad_() for w in initial_weights(shape, seed=seed, dtype=x.dtype)]
+        self.optimizer = torch.optim.Adam(self.weights)
+
+    def state(self) -> dict[str, Any]:
+        return {"weights": [w.detach().clone() for w in self.weights], "optimizer": self.optimizer.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for weight, saved in zip(self.weights, state["weights"], strict=True):
+                weight.copy_(saved)
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+class MlpSgd(_WithAdam):
     """DP-SGD: one clip for the whole network, Adam on the private mean."""
 
     def __init__(
@@ -49,10 +69,8 @@ class MlpSgd:
         rate: Rate,
         seed: int,
     ) -> None:
-        self.shape, self.x, self.y, self.rate = shape, x, y, rate
+        super().__init__(shape, x, y, rate=rate, seed=seed)
         self.parts = one_part(shape.names, clip)
-        self.weights = [w.requires_grad_() for w in initial_weights(shape, seed=seed, dtype=x.dtype)]
-        self.optimizer = torch.optim.Adam(self.weights)
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
         rows = torch.from_numpy(batch)
@@ -62,15 +80,6 @@ class MlpSgd:
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
         descend(self.weights, [mean[name] for name in self.shape.names], self.optimizer, self.rate(step, steps))
-
-    def state(self) -> dict[str, Any]:
-        return {"weights": [w.detach().clone() for w in self.weights], "optimizer": self.optimizer.state_dict()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        with torch.no_grad():
-            for weight, saved in zip(self.weights, state["weights"], strict=True):
-                weight.copy_(saved)
-        self.optimizer.load_state_dict(state["optimizer"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +115,7 @@ class MacTerms:
             raise InvalidInput("partitions of DP-MAC", limit="1 (g), 2 (g, C) or 3 (a, g, C)")
 
 
-class MlpMac:
+class MlpMac(_WithAdam):
     """DP-MAC with the partitions of ``terms``."""
 
     def __init__(
@@ -121,9 +130,8 @@ class MlpMac:
     ) -> None:
         if terms.t is not None and shape.activation != "softplus":
             raise InvalidInput("analytic sensitivities", value=shape.activation, limit="softplus layers")
-        self.shape, self.x, self.y, self.terms, self.rate = shape, x, y, terms, rate
-        self.weights = [w.requires_grad_() for w in initial_weights(shape, seed=seed, dtype=x.dtype)]
-        self.optimizer = torch.optim.Adam(self.weights)
+        super().__init__(shape, x, y, rate=rate, seed=seed)
+        self.terms = terms
 
     @property
     def partitions(self) -> int:
@@ -233,15 +241,6 @@ class MlpMac:
                     gradient = gradient + 2 * torch.einsum("hde,eh->dh", _symmetric(mean[f"{name}.c"]), moved)
                 gradients.append(gradient)
             descend(self.weights, gradients, self.optimizer, rate)
-
-    def state(self) -> dict[str, Any]:
-        return {"weights": [w.detach().clone() for w in self.weights], "optimizer": self.optimizer.state_dict()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        with torch.no_grad():
-            for weight, saved in zip(self.weights, state["weights"], strict=True):
-                weight.copy_(saved)
-        self.optimizer.load_state_dict(state["optimizer"])
 
     def gradient_ratios(self, x: torch.Tensor, y: torch.Tensor) -> tuple[float, ...]:
         """‖Σ∂T_k‖_F of each layer over the last one's: the diagnostic of vanishing layer gradients.

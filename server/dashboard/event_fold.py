@@ -54,10 +54,8 @@ class SiteState:
     refused: int = 0
     missing: int = 0
     missing_in_a_row: int = 0
-    last_problem: str | None = None
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=500))
     receipts_row: int = 0
-    receipts_time: str | None = None
     receipts_problem: str | None = None
     contradicted_row: int | None = None
 
@@ -299,14 +297,12 @@ class EventFold:
             case "reply-missing":
                 site.missing += 1
                 site.missing_in_a_row += 1
-                site.last_problem = event["reason"]
             case "code-refused":
                 site.refused += 1
-                site.last_problem = event["reason"]
             case "ledger-contradicted":
                 site.contradicted_row = event["ledger_row"]
             case "receipts-held":
-                site.last_seen = site.receipts_time = time
+                site.last_seen = time
                 site.receipts_row, site.receipts_problem = event["ledger_row"], None
             case "receipts-missing":
                 site.receipts_problem = event["reason"]

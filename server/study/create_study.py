@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.admission import StatedBooks
+from common.admission import KitFacts, StatedBooks
 from common.canonical import sha256_file
 from common.config import Study, render_study
 from common.errors import InvalidInput
@@ -226,14 +226,8 @@ def write_kit(
     For a joint study whose teachers have the student's network also start.pt, the public start.
     """
     keys = server_keys(workspace)
-    kit = {
-        "objects_url": objects_url,
-        "sealing_key": keys.sealing_key,
-        "signing_key": keys.signing_key,
-        "site": site,
-        "superlink": superlink,
-    }
-    write_atomically(directory / "kit.json", (json.dumps(kit, indent=1) + "\n").encode())
+    kit = KitFacts(objects_url, keys.sealing_key, keys.signing_key, site, superlink)
+    write_atomically(directory / "kit.json", (json.dumps(kit.to_json(), indent=1) + "\n").encode())
     write_atomically(directory / "consortium.pem", public_pem(load_signing_key(workspace.signing_key_file)))
     write_atomically(directory / "ca.crt", authority.read_bytes())
     write_atomically(directory / "study.toml", workspace.study_file.read_bytes())

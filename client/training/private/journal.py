@@ -21,6 +21,7 @@ from pathlib import Path
 from client.training.patient_deal import ANOTHER_DIRECTORY
 from common.canonical import checked_fields
 from common.errors import InvalidInput, Refused
+from common.ledger.keys import sync_directory
 from common.privacy.figures import epsilon_text
 from common.privacy.training import Neighbours, TrainingEvent, epsilon_of
 
@@ -83,7 +84,7 @@ class Journal:
                     "schema": JOURNAL_SCHEMA,
                 }
                 _append(descriptor, json.dumps(header, sort_keys=True) + "\n")
-                _sync_directory(path.parent)
+                sync_directory(path.parent)
                 return journal
             first, whole, steps = text.partition("\n")
             remedy = f"what this training spent stays charged; for another one {ANOTHER_DIRECTORY}"
@@ -166,11 +167,3 @@ def _read(descriptor: int) -> bytes:
 def _append(descriptor: int, text: str) -> None:
     os.write(descriptor, text.encode())
     os.fsync(descriptor)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

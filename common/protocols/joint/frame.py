@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from scipy.linalg import eigh
 
 from common.canonical import check_hash, checked_fields, parse_float
-from common.codecs.base import CODEC_SCHEMA, check_code, check_noise_std, check_probabilities, pack, unpack
+from common.codecs.base import CODEC_SCHEMA, check_code, check_noise_std, check_probabilities, frozen, pack, unpack
 from common.codecs.pca import water_fill
 from common.errors import InvalidInput
 
@@ -53,9 +53,7 @@ class Frame:
 
     def __post_init__(self) -> None:
         for name, dtype in _DTYPES.items():
-            array = np.array(getattr(self, name), dtype=dtype, order="C")
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, frozen(getattr(self, name), dtype))
         check_hash(self.codec)
         fits = (
             self.basis.ndim == 3
