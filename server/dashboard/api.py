@@ -5,6 +5,7 @@ Everything needs a session; what changes anything also needs its token in ``X-CS
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import zipfile
@@ -17,10 +18,10 @@ from fastapi import Path as InPath
 from fastapi.responses import FileResponse, Response, StreamingResponse
 
 from server.dashboard.jobs import Job, JobState
-from server.dashboard.labels import LabelsPage, StudentPage, bundle, labels_page, student_page, take_decision
+from server.dashboard.labels import LabelsPage, LabelView, StudentPage, bundle, labels_page, student_page, take_decision
 from server.dashboard.live import LivePages
 from server.dashboard.pictures import PictureLayer, PlaneName, draw, load_picture, read_facts
-from server.dashboard.planning import Wishes, planned
+from server.dashboard.planning import Wishes
 from server.dashboard.reports import SiteReport
 from server.dashboard.rows import (
     KINDS,
@@ -242,6 +243,15 @@ def labels(service: Here) -> LabelsPage:
     return labels_page(service)
 
 
+@routes.get("/labels/{volume}", tags=["labels"], responses={404: _NONE})
+def label(service: Here, volume: Volume) -> LabelView:
+    """One public volume's label."""
+    found = next((one for one in labels_page(service).labels if one.volume == volume), None)
+    if found is None:
+        raise HTTPException(404, "no public volume of that name belongs to this study")
+    return found
+
+
 @routes.get("/labels/{volume}/slice.png", tags=["labels"], response_class=Response, responses={200: _PNG, 404: _NONE})
 def slice_png(
     service: Here,
@@ -304,10 +314,15 @@ def bundle_zip(service: Here) -> Response:
 # --- planner
 
 
-@routes.get("/plan", tags=["planner"], responses={400: {"description": "An unsound combination"}})
-def plan_(service: Here, wishes: Annotated[Wishes, Query()]) -> dict[str, Any]:
+@routes.get(
+    "/plan",
+    tags=["planner"],
+    responses={400: {"description": "An unsound combination"}, 503: {"description": "Many plans are being worked out"}},
+)
+async def plan_(service: Here, wishes: Annotated[Wishes, Query()]) -> dict[str, Any]:
     """What a budget would buy: noise, information, expected error, a verdict, and what would help."""
-    return planned(wishes, service.follower.study, service.spectra.get()).to_json()
+    spectrum = await asyncio.to_thread(service.spectra.get)
+    return (await service.desk.plan(wishes, service.follower.study, spectrum)).to_json()
 
 
 # --- live

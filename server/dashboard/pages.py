@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from server.dashboard.labels import labels_page, take_decision
 from server.dashboard.pictures import LAYERS, PLANES, VolumeFacts, picture_key
-from server.dashboard.planning import Wishes, planned, wishes_of
+from server.dashboard.planning import Wishes, wishes_of
 from server.dashboard.rows import KINDS, RowPage, in_words, newest_head, row_detail, row_page
 from server.dashboard.screens import OnScreen
 from server.dashboard.security import Decider, Form
@@ -164,8 +165,9 @@ def student(screen: OnScreen) -> HTMLResponse:
 
 
 @routes.get("/planner")
-def planner(request: Request, screen: OnScreen) -> HTMLResponse:
-    follower, spectrum = screen.service.follower, screen.service.spectra.get()
+async def planner(request: Request, screen: OnScreen) -> HTMLResponse:
+    follower, desk = screen.service.follower, screen.service.desk
+    spectrum = await asyncio.to_thread(screen.service.spectra.get)
     own = wishes_of(follower.study, hospitals=len(follower.sites), dimension=len(spectrum.stds) if spectrum else 64)
     wishes, problem = own, ""
     if request.query_params:
@@ -174,9 +176,9 @@ def planner(request: Request, screen: OnScreen) -> HTMLResponse:
         except InvalidInput as error:
             problem = str(error)
     try:
-        result = planned(wishes, follower.study, spectrum)
+        result = await desk.plan(wishes, follower.study, spectrum)
     except InvalidInput as error:
-        problem, result = str(error), planned(own, follower.study, spectrum)
+        problem, result = str(error), await desk.plan(own, follower.study, spectrum)
     facts = {
         "own": own,
         "wishes": wishes,
@@ -184,7 +186,7 @@ def planner(request: Request, screen: OnScreen) -> HTMLResponse:
         "problem": problem,
         "spectrum": spectrum is not None,
     }
-    return screen.show("planner", facts)
+    return await asyncio.to_thread(screen.show, "planner", facts)
 
 
 def read_wishes(given: Mapping[str, str], own: Wishes) -> Wishes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from fastapi import HTTPException
 from pydantic import BaseModel, Field
 
 from common.canonical import parse_float
@@ -14,11 +16,12 @@ from common.config import Study
 from common.privacy.accounting import Guarantee
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
-from server.planning.planner import Plan, plan
+from server.planning.planner import MAX_HOSPITALS, Plan, plan
 from server.study.workspace import Workspace
 
 MOST_QUERIES = 100_000
 MOST_DIMENSION = 4096
+MOST_WAITING = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,11 @@ class Spectrum:
 class Wishes(BaseModel, frozen=True):
     """A plan to look at. ``dimension`` is the code's length l; the codec's spectrum is used if it has that length."""
 
-    epsilon: float = Field(8.0, ge=0.05, le=32, description="Budget ε")
+    epsilon: float = Field(8.0, ge=0.05, le=1000, description="Budget ε")
     delta: float = Field(1e-5, ge=1e-10, le=0.1, description="Budget δ")
     queries: int = Field(16, ge=1, le=MOST_QUERIES, description="Planned queries N")
-    hospitals: int = Field(8, ge=1, le=1000, description="Hospitals K")
-    voters: int = Field(1, ge=1, le=256, description="Voters m a site")
+    hospitals: int = Field(8, ge=1, le=MAX_HOSPITALS, description="Hospitals K")
+    voters: int = Field(1, ge=1, le=1000, description="Voters m a site")
     dimension: int = Field(64, ge=1, le=MOST_DIMENSION, description="Length of a code l")
     accountant: AccountantName = AccountantName.EXACT
     unit: Unit = Unit.HOSPITAL
@@ -103,6 +106,28 @@ def _planned(wishes: Wishes, radius: float, spectrum: Spectrum | None) -> Wished
     )
     above = None if stds is None else sum(std > result.noise_per_coordinate for std in stds)
     return WishedPlan(wishes, result, stds is not None, above)
+
+
+class Desk:
+    """Plans for everybody, one at a time, in a thread: while one is worked out the dashboard answers all else.
+
+    HTTP 503 where too many wait already.
+    """
+
+    def __init__(self) -> None:
+        self._one = asyncio.Semaphore(1)
+        self._waiting = 0
+
+    async def plan(self, wishes: Wishes, study: Study, spectrum: Spectrum | None) -> WishedPlan:
+        """What the planner says about these wishes. InvalidInput for unsound combinations."""
+        if self._waiting >= MOST_WAITING:
+            raise HTTPException(503, "many plans are being worked out; try again", headers={"retry-after": "2"})
+        self._waiting += 1
+        try:
+            async with self._one:
+                return await asyncio.to_thread(planned, wishes, study, spectrum)
+        finally:
+            self._waiting -= 1
 
 
 def _written(one: Guarantee) -> dict[str, object]:

@@ -30,7 +30,7 @@ LIVE: Mapping[str, tuple[str, ...]] = {
     "sites": ("status", "sites"),
     "ledger": ("status",),
     "labels": ("status", "list"),
-    "student": ("status", "facts"),
+    "student": ("status", "facts", "loss", "examples"),
     "planner": ("status",),
 }
 """Live pages and their blocks; each block is ``templates/blocks/<page>_<block>.html``, ``status`` is every page's."""
@@ -84,7 +84,6 @@ class Screen:
         everything = {
             "user": self.session,
             "navigation": NAVIGATION,
-            "live": not template,
             **live_facts(self.service, name),
             **facts,
         }

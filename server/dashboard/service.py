@@ -17,7 +17,7 @@ from server.dashboard.jobs import Job, work
 from server.dashboard.label_files import LabelFiles
 from server.dashboard.notify import FAILED, Telling, Webhook
 from server.dashboard.pictures import Picture
-from server.dashboard.planning import Spectra
+from server.dashboard.planning import Desk, Spectra
 from server.dashboard.read_model import Follower
 from server.dashboard.reports import SiteReport, read_reports
 from server.dashboard.views.alarms import Alarm
@@ -70,6 +70,7 @@ class Service:
             )
         self.label_files = LabelFiles(follower.workspace)
         self.spectra = Spectra(follower.workspace)
+        self.desk = Desk()
         self._views: dict[Hashable, tuple[tuple[int, int], Any]] = {}
         self._arrays: dict[str, tuple[str, Picture]] = {}
         self._making = threading.Lock()

@@ -360,8 +360,8 @@ def _advice(
         )
     )
     factor = needed / power
-    lines = [f"hospitals: {ceil(hospitals * sqrt(factor))} instead of {hospitals}"]
-    if (fewer := floor(queries / factor)) >= 1:
+    lines = [f"hospitals: {max(hospitals + 1, ceil(hospitals * sqrt(factor)))} instead of {hospitals}"]
+    if (fewer := min(queries - 1, floor(queries / factor))) >= 1:
         lines.append(f"queries: {fewer} instead of {queries}")
     share = 1 if protection.unit is Unit.HOSPITAL else voters_per_site
     voters = ceil(share * sqrt(factor * (4 if protection.relation is Relation.ZERO_OUT else 1)))
@@ -375,10 +375,9 @@ def _advice(
     larger = float(limit) * factor
     if larger < 1e4:
         epsilon = epsilon_by(str(accountant), larger, budget.analytic_delta)
-        if epsilon < 1000:
-            lines.append(
-                f"budget: ε = {epsilon_text(epsilon, 3)} instead of {epsilon_text(budget.epsilon)}, at the same δ"
-            )
+        now, then = epsilon_text(budget.epsilon), epsilon_text(epsilon, 3)
+        if epsilon < 1000 and float(then) > float(now):
+            lines.append(f"budget: ε = {then} instead of {now}, at the same δ")
     lines.append("a shorter code, whose spectrum falls faster: fewer coordinates share the same bits")
     return tuple(lines)
 

@@ -59,6 +59,7 @@ def fit_controls(released: Released, *, events: EventLog) -> None:
             lesson, name, trained=lambda other: load_control(study, released.student_dir, other)
         )
         if training is None:
+            control_files(released.student_dir, name).discard()  # an earlier training's is no control of this student
             continue
         on_step = _told(events, before=index * study.student.steps, steps=study.student.steps)
         fitted = fit_once(training, files=control_files(released.student_dir, name), on_step=on_step)

@@ -86,6 +86,11 @@ class FitFiles:
             return cls(folder / "weights.pt", folder / "inputs", folder / "checkpoint.pt")
         return cls(folder / f"{name}.pt", folder / f"{name}.inputs", folder / f"{name}.checkpoint")
 
+    def discard(self) -> None:
+        """Delete them; there is then no network of this name."""
+        for path in (self.inputs, self.weights, self.checkpoint):
+            path.unlink(missing_ok=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Lesson:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from common.canonical import sha256_file
 from common.codecs import load_codec
+from common.errors import InvalidInput
 from common.events import EventLog, read_events
 from common.privacy.mechanism import AccountantName
 from consilium.cli.study import study_app
 from server.aggregation import pipeline
 from server.dashboard.event_fold import EventFold
 from server.ledger.server_ledger import Ledger
+from server.postprocess.decisions import DecisionStore, Verdict
 from server.postprocess.labels import read_released
-from server.postprocess.student import load_control, load_student
+from server.postprocess.student import fit_controls, fit_student, load_control, load_student
 from server.protocols.controls import CONTROLS
+from server.protocols.joint import protocol as joint
 from server.protocols.joint.belief import believed, labels_of
 from server.protocols.joint.rounds import answered_rounds
 from server.protocols.student import score
@@ -125,3 +130,57 @@ def test_the_operator_sees_how_the_answers_weigh_and_what_speaks_against_them(re
     while fold.step(threading.RLock()):
         pass
     assert fold.implausible == tuple(said)
+
+
+def test_a_rejected_label_leaves_its_volume_out_of_the_student_and_of_every_control(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its code were, their weights would be the same; accepted again, the weights are those of before."""
+    workspace = recorded.workspace
+    if not (workspace.student_dir / "weights.pt").exists():
+        recorded.run()
+    events = EventLog(workspace.events_file, study=workspace.study().id)
+    believed_of, names = joint.believed, ["student", *CONTROLS]
+    volume = workspace.volumes()[1]
+    label = sha256_file(workspace.labels_dir / f"{volume}.npz")
+    decisions = DecisionStore(workspace.decisions_file)
+
+    def decide(verdict: Verdict) -> None:
+        decisions.decide(user="ada", study=workspace.study().id, volume=volume, label=label, verdict=verdict)
+
+    def weights() -> list[str]:
+        released = read_released(workspace)
+        fit_student(released, events=events)
+        fit_controls(released, events=events)
+        folder = workspace.student_dir
+        return [sha256_file(folder / f) for f in ("weights.pt", *(f"controls/{name}.pt" for name in CONTROLS))]
+
+    def with_another_code(*arguments: object) -> tuple[np.ndarray, np.ndarray]:
+        begun, codes = (np.array(each) for each in believed_of(*arguments))  # type: ignore[arg-type]
+        begun[1], codes[1] = 0.5, -0.5
+        return begun, codes
+
+    used = weights()
+    decide(Verdict.REJECT)
+    left_out = weights()
+    assert all(one != other for one, other in zip(used, left_out, strict=True)), names
+    monkeypatch.setattr(joint, "believed", with_another_code)
+    for path in workspace.student_dir.rglob("*inputs"):
+        path.unlink()
+    assert weights() == left_out
+    decide(Verdict.ACCEPT)
+    assert weights() != used
+    monkeypatch.setattr(joint, "believed", believed_of)
+    for path in workspace.student_dir.rglob("*inputs"):
+        path.unlink()
+    assert weights() == used
+
+
+def test_with_every_label_rejected_there_is_nothing_to_train_on(recorded: Recorded) -> None:
+    workspace = recorded.workspace
+    released = read_released(workspace)
+    everything = frozenset(
+        (volume, sha256_file(workspace.labels_dir / f"{volume}.npz")) for volume in released.labels()
+    )
+    with pytest.raises(InvalidInput, match="pseudo-labels"):
+        fit_student(replace(released, rejected=everything), events=EventLog(workspace.events_file, study="s"))

@@ -18,6 +18,7 @@ function axes(c, xLabel, yLabel, extra = {}) {
 function draw(id, make) {
   const place = document.getElementById(id);
   if (!place) return;
+  place.hidden = false;
   drawn.get(id)?.destroy();
   const { options, data } = make(colours());
   place.replaceChildren();
@@ -92,7 +93,7 @@ async function load() {
 function redraw() {
   if (kept.study) draw("chart-epsilon", (c) => epsilonChart(kept.study, c));
   if (kept.noise) draw("chart-noise", (c) => noiseChart(kept.noise, c));
-  if (kept.student) draw("chart-loss", (c) => lossChart(kept.student, c));
+  if (kept.student?.losses.length) draw("chart-loss", (c) => lossChart(kept.student, c));
 }
 
 let pending = null;

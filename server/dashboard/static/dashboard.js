@@ -46,37 +46,85 @@ function signedOut() {
   location.assign(`/login?ended=1&next=${encodeURIComponent(location.pathname + location.search)}`);
 }
 
+// --- whether what is shown is current: a banner and grey figures from the first sign that nobody answers
+
+const SILENT_MS = 40000; // the server says something every 15 s
+const RETRY_MS = 5000;
+const banner = document.getElementById("not-live");
+let heard = Date.now();
+
+function live(how) {
+  heard = Date.now();
+  body.dataset.connection = how;
+  banner.hidden = true;
+}
+
+function lost(why) {
+  if (body.dataset.connection === "lost") return;
+  body.dataset.connection = "lost";
+  const since = new Date(heard).toLocaleTimeString([], { hour12: false, hour: "2-digit", minute: "2-digit" });
+  banner.textContent = `Not live since ${since}: ${why} What is shown is from then.`;
+  banner.hidden = false;
+}
+
+const GONE = "the dashboard does not answer; it is tried again every few seconds.";
+const STUCK = "the dashboard cannot read the study.";
+
 function follow() {
   let failures = 0;
   const source = new EventSource(`/api/live/${pageName}`);
+  const over = () => { source.close(); clearInterval(watch); };
   source.addEventListener("blocks", (event) => {
     failures = 0;
-    body.dataset.connection = "live";
+    live("live");
     put(JSON.parse(event.data).blocks);
   });
-  source.addEventListener("signed-out", () => { source.close(); signedOut(); });
+  source.addEventListener("alive", () => { failures = 0; live("live"); });
+  source.addEventListener("stale", () => lost(STUCK));
+  source.addEventListener("signed-out", () => { over(); signedOut(); });
   source.addEventListener("error", () => {
     failures += 1;
-    body.dataset.connection = "lost";
-    if (failures >= 3 || source.readyState === EventSource.CLOSED) { source.close(); poll(); }
+    if (failures >= 2 || source.readyState === EventSource.CLOSED) { over(); poll(); }
   });
+  const watch = setInterval(() => { if (Date.now() - heard > SILENT_MS) { over(); poll(); } }, 5000);
 }
 
-// Where a proxy holds back event streams the same blocks are asked for instead.
+// Where a proxy holds back event streams, or nobody answers, the same blocks are asked for instead.
 async function poll() {
+  let answered = 0;
   for (;;) {
     try {
-      const answer = await fetch(`/api/blocks/${pageName}`, { headers: { accept: "application/json" } });
+      const answer = await fetch(`/api/blocks/${pageName}`, {
+        headers: { accept: "application/json" }, signal: AbortSignal.timeout(RETRY_MS * 2),
+      });
       if (answer.status === 401) { signedOut(); return; }
-      if (answer.ok) { put((await answer.json()).blocks); body.dataset.connection = "polling"; }
-    } catch { body.dataset.connection = "lost"; }
-    await new Promise((resolve) => setTimeout(resolve, 5000));
+      if (answer.ok) {
+        const back = body.dataset.connection === "lost";
+        live("polling");
+        put((await answer.json()).blocks);
+        answered += 1;
+        if (back || answered % 12 === 0) { follow(); return; } // it is back, or it is time to try the stream again
+      } else lost(STUCK);
+    } catch { lost(GONE); }
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
   }
 }
 
 tellTimes();
 setInterval(tellTimes, 1000);
-if ("live" in body.dataset) follow();
+follow();
+
+// --- a page of a label that is not there yet comes by itself
+
+const waiting = document.querySelector("[data-waits-for]");
+if (waiting) {
+  const look = async () => {
+    const answer = await fetch(waiting.dataset.waitsFor, { headers: { accept: "application/json" } }).catch(() => null);
+    if (answer?.ok && (await answer.json()).state === "ready") location.reload();
+    else setTimeout(look, 2000);
+  };
+  setTimeout(look, 1000);
+}
 
 // --- jobs on the Ledger page: look again while one runs, without losing the place
 

@@ -58,6 +58,8 @@ async function ask() {
     if (answer.ok) {
       put(result);
       history.replaceState(null, "", `/planner?${wishes}`);
+    } else if (answer.status === 503) {
+      pending = setTimeout(ask, 1500);
     } else {
       const problem = document.getElementById("r-problem");
       problem.textContent = typeof result.detail === "string" ? result.detail : "These values do not make a plan.";
@@ -70,8 +72,14 @@ async function ask() {
 
 let pending = null;
 form.addEventListener("input", (event) => {
-  const place = document.getElementById(`o-${event.target.name}`);
-  if (place) place.textContent = event.target.value;
+  const { target } = event;
+  const number = target.dataset.for && document.getElementById(target.dataset.for);
+  if (number) number.value = target.value;
+  const slider = form.querySelector(`[data-for="${target.id}"]`);
+  if (slider) {
+    slider.max = Math.max(slider.max, target.value); // what is advised can be reached, however far it is
+    slider.value = target.value;
+  }
   clearTimeout(pending);
   pending = setTimeout(ask, 120);
 });

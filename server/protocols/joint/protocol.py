@@ -74,11 +74,11 @@ class Joint(QueryProtocol):
         return weighed(public, codec_of(public), rounds) if rounds else None
 
     def student(self, lesson: Lesson) -> Training:
-        """The public start trained on from what is believed after all rounds."""
+        """The public start trained on from what is believed after all rounds of the volumes whose labels stand."""
         return _training(lesson, None)
 
     def control(self, lesson: Lesson, name: str, *, trained: Callable[[str], torch.nn.Module]) -> Training | None:
-        """The same from what :func:`~server.protocols.joint.belief.control` reads in place of the answers."""
+        """The same volumes, from what :func:`~server.protocols.joint.belief.control` reads in place of the answers."""
         return _training(lesson, name)
 
 
@@ -100,6 +100,10 @@ def _training(lesson: Lesson, control: str | None) -> Training:
     rounds = _rounds(public, lesson.answers)
     if not rounds:
         raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
+    volumes = rounds[-1].query.volumes
+    kept = [row for row, volume in enumerate(volumes) if volume in lesson.labels]
+    if not kept:
+        raise InvalidInput("labels that do not stand rejected", value=0, limit="at least one")
     start = (public.folder / START_FILE).read_bytes()
     inputs = digest(
         "joint-student-inputs",
@@ -109,16 +113,17 @@ def _training(lesson: Lesson, control: str | None) -> Training:
             repr(study.student),
             [[answer.query.id, sha256_bytes(answer.noisy_sum.tobytes())] for answer in rounds],
             sha256_bytes(start),
+            *([[volumes[row] for row in kept]] if len(kept) < len(volumes) else []),
         ],
     )
 
     def train(files: FitFiles, on_step: OnStep) -> torch.nn.Module:
         from server.protocols.joint.student import read_start, refine
 
-        begun, codes = believed(public, rounds)
+        begun, codes = (of_all[kept] for of_all in believed(public, rounds))
         return refine(
             read_start(start, study),
-            np.stack([lesson.image(volume) for volume in rounds[-1].query.volumes]),
+            np.stack([lesson.image(volumes[row]) for row in kept]),
             codec_of(public),
             codes if control is None else control_of(control, begun, codes),
             study.student,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -11,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -228,6 +230,48 @@ def test_a_site_shares_nothing_by_default_and_what_it_shares_is_marked(tmp_path,
         trainings = {**report["trainings"], "guarantees": [wrong]}
         (folder / "north.json").write_text(json.dumps({**report, "trainings": trainings}))
         assert "is not what `consilium site status --json` prints" in read_reports(folder)["north"].problem
+
+
+def test_sixty_plans_at_once_keep_nobody_waiting_for_anything_else(signed_in):
+    """The planner takes them one at a time and refuses those it would never come to; health answers meanwhile."""
+    client = signed_in("paul")
+    cookies = dict(client.cookies)
+
+    async def ask() -> tuple[list[int], float]:
+        transport = httpx.ASGITransport(client.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", cookies=cookies) as many:
+            plans = [
+                asyncio.create_task(many.get(f"/api/plan?epsilon={1 + number / 50}&queries=137&dimension=64"))
+                for number in range(60)
+            ]
+            await asyncio.sleep(0.05)
+            started = time.monotonic()
+            assert (await many.get("/healthz")).status_code == 200
+            waited = time.monotonic() - started
+            return [answer.status_code for answer in await asyncio.gather(*plans)], waited
+
+    statuses, waited = asyncio.run(ask())
+    assert waited < 2.0
+    assert set(statuses) == {200, 503}
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 3.0, 8.0, 20.97, 20.999, 21.0, 21.04])
+def test_the_planner_advises_nothing_that_is_so_already(epsilon):
+    """Whatever it advises differs from the plan as it is, as numbers and as they are written."""
+    for hospitals in (3, 8, 11, 12, 13, 50, 54):
+        found = plan(
+            budget=Budget(epsilon=epsilon, delta=1e-5),
+            accountant=AccountantName.EXACT,
+            protection=Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE),
+            queries=20,
+            hospitals=hospitals,
+            voters_per_site=1,
+            radius=1.0,
+            dimension=12,
+        )
+        for line in found.advice:
+            if pair := re.search(r"([\d.]+)(?: teachers on disjoint patients)? instead of ([\d.]+)", line):
+                assert pair[1] != pair[2].rstrip("."), line
 
 
 # --- pictures

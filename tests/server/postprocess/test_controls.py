@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from common.canonical import sha256_file
 from common.codecs import load_codec
 from common.config import TrainingConfig, render_study
 from common.data.volume import volume_from_bytes
@@ -16,6 +17,7 @@ from common.errors import InvalidInput
 from common.events import EventLog, read_events
 from common.models.fit import predict
 from server.postprocess import student
+from server.postprocess.decisions import DecisionStore, Verdict
 from server.postprocess.labels import read_released, write_labels
 from server.postprocess.student import control_trained, lesson_of
 from server.protocols import per_volume
@@ -178,6 +180,21 @@ def test_one_labelled_volume_has_no_shuffled_control(tmp_path):
     assert not control_trained(workspace.student_dir, "shuffled_codes")
     with pytest.raises(InvalidInput, match="no such control"):
         load_control(workspace, "shuffled_codes")
+
+
+def test_a_rejected_label_is_in_no_control_and_one_that_needs_it_is_gone(tmp_path):
+    workspace = run_federation(tmp_path, queries=2)
+    fit_controls(workspace, events=log(workspace))
+    assert control_trained(workspace.student_dir, "shuffled_codes")
+    first, second = workspace.volumes()
+    label = sha256_file(workspace.labels_dir / f"{second}.npz")
+    DecisionStore(workspace.decisions_file).decide(
+        user="ada", study=workspace.study().id, volume=second, label=label, verdict=Verdict.REJECT
+    )
+    for name in ("zero_code", "public_only"):
+        assert list(control_labels(workspace, name)) == [first]
+    fit_controls(workspace, events=log(workspace))
+    assert not control_trained(workspace.student_dir, "shuffled_codes")
 
 
 def test_without_a_label_there_is_nothing_to_control(tmp_path):
