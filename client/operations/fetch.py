@@ -24,6 +24,7 @@ from common.canonical import check_hash, sha256_bytes
 from common.errors import InvalidInput
 from common.node_auth import signed_headers
 from common.objects import MAX_OBJECT_BYTES, ObjectStore
+from common.peers import MAX_PEERS_BYTES, Peers
 from common.pki import load_node_key
 from common.student_statement import MAX_STATEMENT_BYTES
 
@@ -68,9 +69,17 @@ class PublicObjects:
     def statement(self, study_id: str) -> bytes:
         """What the server says about the student of a study, unverified and never cached; InvalidInput if it says
         nothing yet."""
-        partial = self._cache / f".statement-{check_hash(study_id)}"
+        return self._said("students", study_id, limit=MAX_STATEMENT_BYTES)
+
+    def peers(self, study_id: str) -> Peers:
+        """The sites of a study with their keys, as the server says: to be shown, and believed of nobody."""
+        data = self._said("peers", study_id, limit=MAX_PEERS_BYTES)
+        return Peers.parse(data, origin=f"{self._url}/public/peers/{study_id}")
+
+    def _said(self, what: str, study_id: str, *, limit: int) -> bytes:
+        partial = self._cache / f".{what}-{check_hash(study_id)}"
         partial.unlink(missing_ok=True)
-        self._download(f"/public/students/{study_id}", partial, lambda count: None, limit=MAX_STATEMENT_BYTES)
+        self._download(f"/public/{what}/{study_id}", partial, lambda count: None, limit=limit)
         data = partial.read_bytes()
         partial.unlink()
         return data

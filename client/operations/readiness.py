@@ -22,6 +22,7 @@ from client.operations.daemons import daemon_standings, was_let_in
 from client.operations.findings import Finding, State
 from client.policy import SiteConfig, load_site
 from client.site.enrolment import check_data_folder
+from client.site.peers import Standing, look
 from common.admission import read_request
 from common.errors import ConsiliumError
 from common.node_auth import MAX_AGE_S, MAX_LEAD_S, signed_headers
@@ -55,6 +56,7 @@ def check_site(directory: Path, *, now: datetime | None = None, starting: bool =
         _disk(directory),
         _teachers(config, load=not starting),
     ]
+    findings += _peers(directory)
     if not starting:
         findings += [_gpu(), *_daemons(directory)]
     if all(finding.ok for finding in findings[:3]):
@@ -241,6 +243,18 @@ def _teachers(config: SiteConfig, *, load: bool) -> Finding:
         return Finding("teachers", State.OK, loaded)
     reasons = "; ".join(f"voter {voter}: {problem}" for voter, problem in found.problems.items())
     return Finding("teachers", State.FAIL, f"{loaded} ({reasons})", "`consilium site train`, then restart the worker")
+
+
+def _peers(directory: Path) -> list[Finding]:
+    """Whether enough of the other hospitals are confirmed for a sealed sum, and none looks exchanged."""
+    try:
+        view = look(directory)
+    except (ConsiliumError, OSError) as error:
+        return [Finding("peers", State.FAIL, str(error), "`consilium site peers` once the site's directory is whole")]
+    if not view.sealed:
+        return []
+    found = [Finding("peers", State.FAIL if it.stops else State.NOTE, it.text, it.remedy) for it in view.problems()]
+    return found or [Finding("peers", State.OK, f"{len(view.standing(Standing.CONFIRMED))} confirmed")]
 
 
 def _gpu(memory: Callable[[], tuple[int, int] | None] | None = None) -> Finding:

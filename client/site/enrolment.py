@@ -20,6 +20,7 @@ from client.data.cases import counts_for_server, has_trained
 from client.operations.daemons import write_link
 from client.policy import SITE_SCHEMA, load_site
 from client.site.books import forget_joined, note_joined, open_books, read_books, site_directories, stated_books
+from client.site.peers import Standing, look
 from client.site.registry import KeptPool, Registry
 from common.admission import JoinRequest, KitFacts, read_request, write_request
 from common.config import PrivacyConfig, Study, load_study
@@ -219,13 +220,19 @@ def new_request(directory: Path) -> JoinRequest:
 def site_status(directory: Path) -> dict[str, object]:
     """What the site's own ledger says it has spent: plain facts for a person or a machine.
 
-    ``shared`` holds the counts of its cases, only where its policy shares them and once it has trained.
+    ``shared`` holds the counts of its cases, only where its policy shares them and once it has trained; ``peers`` how
+    many other hospitals it confirmed, and what is wrong with the others, where the study adds up under seal.
     """
     config = load_site(directory)
     shared = counts_for_server(directory) if config.share.case_counts and has_trained(directory) else {}
     shared.pop("site", None)
     with read_books(config) as ledger:
-        return {"site": config.site, **ledger.summary(), "shared": shared}
+        facts = {"site": config.site, **ledger.summary(), "shared": shared}
+    view = look(directory)
+    if view.sealed:
+        problems = [f"{problem.text}; to fix: {problem.remedy}" for problem in view.problems()]
+        facts["peers"] = {"confirmed": len(view.standing(Standing.CONFIRMED)), "problems": problems}
+    return facts
 
 
 def _site_toml(

@@ -119,6 +119,31 @@ def _nodes(workspace: Workspace) -> dict[int, str]:
         return {}
 
 
+@provision_app.command("peers")
+def peers(
+    directory: StudyDir,
+    out: Annotated[Path | None, typer.Option(help="Write the list here, too, for sites without the network.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The admitted sites with the fingerprints of their keys: what sites read out to each other, not to you.
+
+    In a study with a sealed sum the list is published where sites fetch it. No site believes it: each confirms the
+    others with `consilium site peers`.
+    Example: consilium provision peers trial --out peers.json
+    """
+    from common.peers import fingerprint, write_peers
+
+    listed = provision.publish_peers(Workspace(directory))
+    if out is not None:
+        write_peers(out, listed)
+        typer.echo(f"{out}: for every site; there `consilium site peers --take {out.name}`", err=True)
+    if as_json:
+        typer.echo(json.dumps(listed.to_json(), indent=1))
+        return
+    for peer in listed.peers:
+        typer.echo(f"{peer.site}  {fingerprint(peer.key)}")
+
+
 @provision_app.command("renew")
 def renew(
     directory: StudyDir,

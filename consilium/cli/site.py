@@ -19,6 +19,7 @@ from common.privacy.consent import guess_sentence
 from common.privacy.figures import delta_text, epsilon_text
 from consilium.cli.options import AsJson, SiteDir, counting
 from consilium.cli.site_decisions import heads, pause, recover, resume, take_sealing_key, withdraw, withdraw_patient
+from consilium.cli.site_peers import peers
 from consilium.cli.site_student import evaluate, student_app
 from consilium.cli.train import train
 
@@ -271,6 +272,8 @@ def status_text(facts: dict[str, Any]) -> str:
             f"refusals {facts['refusals']}",
             "studies:",
             *(studies or ["  none"]),
+            *([f"peers confirmed: {facts['peers']['confirmed']}"] if "peers" in facts else []),
+            *(f"warning: {problem}" for problem in facts.get("peers", {}).get("problems", ())),
             *([f"restored from an older copy: {facts['restored']} times"] if facts["restored"] else []),
             *(f"ALARM: {alarm}" for alarm in facts["alarms"]),
         ]
@@ -300,4 +303,5 @@ site_app.command("recover")(recover)
 site_app.command("take-sealing-key")(take_sealing_key)
 site_app.command("heads")(heads)
 site_app.command("evaluate")(evaluate)
+site_app.command("peers")(peers)
 site_app.add_typer(student_app, name="student")

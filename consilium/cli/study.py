@@ -14,6 +14,7 @@ from common.config import OPEN, DataConfig, PrivacyConfig, Study, load_study
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli import options
+from consilium.cli.site_peers import consent_to_peers
 from server.aggregation.progress import StudyProgress, stage_bars
 from server.study import consent_text as describe
 from server.study import create_study as setup
@@ -132,6 +133,9 @@ def show(
         typer.echo(json.dumps(describe.facts(study), indent=1))
     elif for_site:
         typer.echo(describe.for_site(study, patients=patients))
+        site = path if path.is_dir() else path.parent
+        if study.privacy.sealed and (site / "site.toml").exists():
+            typer.echo(consent_to_peers(site))
     else:
         registered = len(Workspace(path).registered()) if path.is_dir() else 0
         typer.echo(describe.for_consortium(study, sites=max(registered, study.privacy.quorum)))

@@ -1,8 +1,8 @@
-"""``GET /public/<sha256>`` and ``GET /public/students/<study id>``: a study's public objects, and nothing else.
+"""``GET /public/<sha256>``, ``/public/students/<study id>``, ``/public/peers/<study id>``: what is public, no more.
 
 The gateway puts it behind TLS and keys. Refuses every other path and method. What is named by a hash was put into the
-object store by it and never changes, so an interrupted download goes on where it stopped (``Range``). A student's entry
-is the signed statement that names its bundle; it changes when the student is exported anew.
+object store by it and never changes, so an interrupted download goes on where it stopped (``Range``). What is said of a
+study may change: the signed statement that names its student's bundle, and the list of its sites with their keys.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from common.canonical import check_hash
 from common.errors import InvalidInput
 from common.objects import ObjectStore
 
-STUDENTS = "students"
+STUDENTS, PEERS = "students", "peers"
 
 
-def statement_file(objects: Path, study_id: str) -> Path:
-    """Where the statement about a study's student lies, below the object store's directory."""
-    return objects / STUDENTS / check_hash(study_id)
+def said_file(objects: Path, what: str, study_id: str) -> Path:
+    """Where what is said of a study's student or peers lies, below the object store's directory."""
+    return objects / what / check_hash(study_id)
 
 
 def objects_app(directory: Path) -> Starlette:
@@ -42,14 +42,17 @@ def objects_app(directory: Path) -> Starlette:
             headers={"Cache-Control": "private, max-age=31536000, immutable", "ETag": f'"{name}"'},
         )
 
-    def student(request: Request) -> Response:
-        try:
-            data = statement_file(directory, request.path_params["study"]).read_bytes()
-        except (InvalidInput, OSError):
-            return _missing()
-        return Response(data, media_type="application/json", headers={"Cache-Control": "no-cache"})
+    def said(what: str) -> Route:
+        def of_study(request: Request) -> Response:
+            try:
+                data = said_file(directory, what, request.path_params["study"]).read_bytes()
+            except (InvalidInput, OSError):
+                return _missing()
+            return Response(data, media_type="application/json", headers={"Cache-Control": "no-cache"})
 
-    return Starlette(routes=[Route(f"/public/{STUDENTS}/{{study}}", student), Route("/public/{name}", public)])
+        return Route(f"/public/{what}/{{study}}", of_study)
+
+    return Starlette(routes=[said(STUDENTS), said(PEERS), Route("/public/{name}", public)])
 
 
 def _missing() -> Response:

@@ -18,6 +18,7 @@ from common.canonical import check_name
 from common.errors import ConsiliumError, DaemonFailed, InvalidInput
 from common.node_auth import AdmittedNode, read_admitted, write_admitted
 from common.objects import write_atomically
+from common.peers import Peer, Peers, write_peers
 from common.pki import (
     Authority,
     certificate_names,
@@ -27,6 +28,7 @@ from common.pki import (
     node_fingerprint,
     read_node_public_key,
 )
+from server.operations.objects_app import PEERS, said_file
 from server.operations.supervisor import prepare_network
 from server.study import create_study as setup
 from server.study.workspace import Endpoint, Site, Workspace
@@ -142,10 +144,12 @@ def approve(
     if before is not None and (request.site, request.node_key) in {(node.site, node.key) for node in admitted}:
         entry = replace(before, answer_key=request.books.answer_key)
         workspace.save_sites(tuple(entry if one == before else one for one in known))
+        publish_peers(workspace)
         return entry
     for what, value, taken in (
         ("site", request.site, {site.name for site in known}),
         ("patient pool", request.pool, {site.pool for site in known}),
+        ("key of the replies", request.books.answer_key, {site.answer_key for site in known}),
         ("node key", request.node_key, {node.key for node in admitted} | _other_keys(workspace, request.site)),
     ):
         if value in taken:
@@ -162,6 +166,7 @@ def approve(
     setup.add_site(workspace, entry, books=request.books, pool_epsilon=pool_epsilon)
     node = AdmittedNode(site=request.site, key=request.node_key, node_id=node_id)
     write_admitted(workspace.nodes_file, (*admitted, node))
+    publish_peers(workspace)
     return entry
 
 
@@ -174,12 +179,23 @@ def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]
     if name not in {node.site for node in admitted}:
         raise InvalidInput("no such site is admitted", value=name, remedy="`consilium provision list`")
     write_admitted(workspace.nodes_file, tuple(node for node in admitted if node.site != name))
+    publish_peers(workspace)
     node_id = next(site.node_id for site in workspace.registered() if site.name == name)
     try:
         unregister(node_id)
     except DaemonFailed:
         return False
     return True
+
+
+def publish_peers(workspace: Workspace) -> Peers:
+    """The admitted sites with the keys they sign by; where sites add up under seal, put where they ask for it."""
+    study, admitted = workspace.study(), {node.site for node in read_admitted(workspace.nodes_file)}
+    sites = (site for site in workspace.registered() if site.name in admitted and site.answer_key)
+    listed = Peers.of(study.id, (Peer(site.name, site.answer_key) for site in sites))
+    if study.privacy.sealed:
+        write_peers(said_file(workspace.objects_dir, PEERS, study.id), listed)
+    return listed
 
 
 def standings(workspace: Workspace, *, nodes: Mapping[int, str]) -> tuple[SiteStanding, ...]:

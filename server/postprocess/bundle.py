@@ -23,7 +23,7 @@ from common.privacy.calibration import noise_multiplier
 from common.privacy.mechanism import AccountantName
 from common.student_statement import StudentStatement
 from server.ledger.server_ledger import Ledger, StoredAnswer
-from server.operations.objects_app import statement_file
+from server.operations.objects_app import STUDENTS, said_file
 from server.postprocess.student import load_student
 from server.study.workspace import Workspace
 
@@ -67,7 +67,7 @@ def export_student(workspace: Workspace, *, events: EventLog, clock: Clock = utc
 
 def publish_statement(workspace: Workspace, statement: StudentStatement) -> None:
     """Sign a statement and put it where sites ask for it, unless one that says the same stands there already."""
-    path = statement_file(workspace.objects_dir, statement.study_id)
+    path = said_file(workspace.objects_dir, STUDENTS, statement.study_id)
     signed = statement.signed(load_signing_key(workspace.signing_key_file))
     with contextlib.suppress(OSError, InvalidInput):
         standing = StudentStatement.parse(path.read_bytes())

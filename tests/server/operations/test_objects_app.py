@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from common.objects import ObjectStore
-from server.operations.objects_app import objects_app, statement_file
+from server.operations.objects_app import objects_app, said_file
 
 
 @pytest.fixture
@@ -38,18 +38,19 @@ def test_nothing_else_is_there(client, path):
     assert http("GET", path).status_code == 404
 
 
-def test_a_students_statement_is_served_by_its_studys_id_and_never_cached(client, tmp_path):
+@pytest.mark.parametrize("what", ["students", "peers"])
+def test_what_is_said_of_a_study_is_served_by_its_id_and_never_cached(what, client, tmp_path):
     http, _ = client
     study = "a" * 64
-    assert http("GET", f"/public/students/{study}").status_code == 404
-    statement_file(tmp_path / "objects", study).parent.mkdir()
-    statement_file(tmp_path / "objects", study).write_bytes(b"signed words")
-    reply = http("GET", f"/public/students/{study}")
+    assert http("GET", f"/public/{what}/{study}").status_code == 404
+    said_file(tmp_path / "objects", what, study).parent.mkdir()
+    said_file(tmp_path / "objects", what, study).write_bytes(b"signed words")
+    reply = http("GET", f"/public/{what}/{study}")
     assert (reply.status_code, reply.content) == (200, b"signed words")
     assert reply.headers["cache-control"] == "no-cache"
-    for name in ("..%2F..%2Fsecret", "A" * 64, "students"):
-        assert http("GET", f"/public/students/{name}").status_code == 404
-    assert http("PUT", f"/public/students/{study}").status_code == 405
+    for name in ("..%2F..%2Fsecret", "A" * 64, what):
+        assert http("GET", f"/public/{what}/{name}").status_code == 404
+    assert http("PUT", f"/public/{what}/{study}").status_code == 405
 
 
 def test_only_reading_is_possible(client):

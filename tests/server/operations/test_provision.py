@@ -17,8 +17,10 @@ from client.site.registry import Registry
 from common.admission import JoinRequest, read_request
 from common.errors import DaemonFailed, InvalidInput
 from common.node_auth import read_admitted
+from common.peers import read_peers
 from common.pki import expires, node_fingerprint
 from server.operations import provision
+from server.operations.objects_app import PEERS, said_file
 from server.study import create_study as setup
 from server.study.workspace import Endpoint, Site, Workspace
 from tests.federation import make_study
@@ -207,3 +209,50 @@ def test_a_request_that_names_no_key_for_replies_is_refused(workspace: Workspace
     with pytest.raises(InvalidInput, match="site request"):
         approve(workspace, request)
     assert workspace.registered() == ()
+
+
+def sealed(folder: Path) -> Workspace:
+    workspace = Workspace(folder / "sealed")
+    study = make_study()
+    setup.create_study(
+        workspace, replace(study, privacy=replace(study.privacy, quorum=3, aggregation="sealed-sum", colluders=1))
+    )
+    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
+    return workspace
+
+
+def test_where_sites_add_up_under_seal_the_admitted_are_listed_with_the_keys_they_sign_by(tmp_path: Path) -> None:
+    workspace = sealed(tmp_path)
+    keys = {}
+    for node_id, name in enumerate(("south", "north"), start=1):
+        (tmp_path / name).mkdir()
+        request = join(workspace, tmp_path / name, name)
+        approve(workspace, request, node_id=node_id)
+        assert request.books is not None
+        keys[name] = request.books.answer_key
+    said = said_file(workspace.objects_dir, PEERS, workspace.study().id)
+    listed = read_peers(said)
+    assert listed.study == workspace.study().id
+    assert [(peer.site, peer.key) for peer in listed.peers] == sorted(keys.items())
+    provision.revoke(workspace, "south", unregister=lambda node_id: None)
+    assert [peer.site for peer in read_peers(said).peers] == ["north"]
+
+
+def test_an_open_study_publishes_no_list_of_its_sites(workspace: Workspace, tmp_path: Path) -> None:
+    approve(workspace, join(workspace, tmp_path, "north"))
+    assert [peer.site for peer in provision.publish_peers(workspace).peers] == ["north"]
+    assert not said_file(workspace.objects_dir, PEERS, workspace.study().id).exists()
+
+
+def test_two_sites_with_one_key_are_not_both_admitted(tmp_path: Path) -> None:
+    workspace = sealed(tmp_path)
+    requests = []
+    for name in ("north", "south"):
+        (tmp_path / name).mkdir()
+        requests.append(join(workspace, tmp_path / name, name))
+    approve(workspace, requests[0])
+    assert requests[0].books is not None
+    assert requests[1].books is not None
+    copied = replace(requests[1], books=replace(requests[1].books, answer_key=requests[0].books.answer_key))
+    with pytest.raises(InvalidInput, match="key of the replies"):
+        approve(workspace, copied, node_id=8)

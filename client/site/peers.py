@@ -1,0 +1,299 @@
+"""The other hospitals of a study as this site knows them: what it was told of each, and which a person here confirmed.
+
+A key is heard of in three ways, and none is believed: the consortium's list in a file, its list from the network, and
+what offers name. It is trusted once somebody here has compared its fingerprint with the hospital itself; that is a row
+of the site's own ledger. Refuses to confirm a key whose fingerprint was neither given nor shown.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from client.ledger.site_ledger import SiteLedger
+from client.operations.fetch import PublicObjects
+from client.policy import SiteConfig, load_site
+from client.site.books import open_books, read_books
+from common.config import load_study
+from common.document import Count, Document, Sha256
+from common.errors import InvalidInput
+from common.objects import write_atomically
+from common.peers import Peer, Peers, fingerprint, has_fingerprint, read_peers, write_peers
+
+LISTED, OFFERED = "peers.json", "peers-offered.json"
+"""In a site's directory: the consortium's list as it was last taken, and what offers named. Both prove nothing."""
+MAX_OFFERED = 1024
+
+log = logging.getLogger(__name__)
+
+
+class Standing(StrEnum):
+    """What this site knows of one key of one site."""
+
+    CONFIRMED = "confirmed"
+    NOT_CONFIRMED = "NOT CONFIRMED"
+    KEY_CHANGED = "KEY CHANGED"
+    KEY_OF_ANOTHER = "KEY OF ANOTHER"
+    NOT_OURS = "NOT OUR KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPeer:
+    """A key that stands for a site: what to make of it, and where this site has it from."""
+
+    peer: Peer
+    standing: Standing
+    heard: tuple[str, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.peer.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong, whether it ``stops`` answers or looks like an attack, and what to do."""
+
+    stops: bool
+    text: str
+    remedy: str
+
+
+_NEW = Standing.NOT_CONFIRMED
+_TALK = "call them at a number you know; is it not theirs, pause the study and talk to the other sites first"
+_WRONG = (
+    (
+        Standing.NOT_OURS,
+        "this site's own name or key was given to {}",
+        "tell the other sites, then the consortium",
+    ),
+    (Standing.KEY_OF_ANOTHER, "a key confirmed for another site was given to {}", _TALK),
+    (
+        Standing.KEY_CHANGED,
+        "another key than the one confirmed is said to be that of {}",
+        f"{_TALK}; if it is, `consilium site peers --confirm NAME`",
+    ),
+)
+
+
+def _names(known: Sequence[KnownPeer]) -> str:
+    return ", ".join(dict.fromkeys(one.peer.site for one in known))
+
+
+@dataclass(frozen=True, slots=True)
+class PeersView:
+    """A site in its study: its own key, and every key it knows or was told of, by site."""
+
+    study: str
+    own: Peer
+    sealed: bool
+    quorum: int
+    peers: tuple[KnownPeer, ...]
+
+    def standing(self, *standings: Standing) -> tuple[KnownPeer, ...]:
+        """Those of these standings."""
+        return tuple(known for known in self.peers if known.standing in standings)
+
+    def problems(self) -> tuple[Problem, ...]:
+        """What a person is to look into, the worst first; nothing where the study needs no peers."""
+        if not self.sealed:
+            return ()
+        found = [
+            Problem(True, text.format(_names(self.standing(standing))), remedy)
+            for standing, text, remedy in _WRONG
+            if self.standing(standing)
+        ]
+        missing, unknown = self.quorum - 1 - len(self.standing(Standing.CONFIRMED)), self.standing(_NEW)
+        if missing > 0 or unknown:
+            text = f"not confirmed here: {_names(unknown) or 'none is listed'}"
+            if missing > 0:
+                text += f"; {missing} more must be, of the {self.quorum} sites without which nothing is released"
+            remedy = "call them and `consilium site peers --confirm NAME`"
+            found.append(Problem(missing > 0, text, remedy if unknown else "`consilium site peers --fetch`"))
+        return tuple(found)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "study": self.study,
+            "own": {**self.own.to_json(), "fingerprint": fingerprint(self.own.key)},
+            "peers": [
+                {**known.peer.to_json(), "fingerprint": known.fingerprint}
+                | {"standing": known.standing.value, "heard": list(known.heard)}
+                for known in self.peers
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedPeers(Document):
+    """Keys that offers named and nobody here had confirmed by then, the newest last. What ``peers-offered.json`` holds.
+
+    One site may stand here with several keys: a server that says so at different times has lied once.
+    """
+
+    SCHEMA = (OFFERED, 1)
+
+    study: Sha256
+    peers: Annotated[tuple[Peer, ...], Count("peers that offers named", most=MAX_OFFERED)]
+
+
+def look(directory: Path) -> PeersView:
+    """All this site knows of its peers; reads only."""
+    config = load_site(directory)
+    with read_books(config) as ledger:
+        return _view(config, ledger)
+
+
+def take(directory: Path, listed: Peers) -> None:
+    """Keep the consortium's list, to be shown; InvalidInput for one of another study."""
+    write_peers(directory / LISTED, _of_study(listed, _study(load_site(directory))))
+
+
+def fetch(directory: Path) -> None:
+    """:func:`take` the list that the server gives."""
+    config = load_site(directory)
+    take(directory, PublicObjects(config).peers(_study(config)))
+
+
+def confirm(directory: Path, site: str, read_out: str) -> Peer:
+    """Put on record that ``read_out`` is the fingerprint that this site, asked by telephone, reads out itself.
+
+    InvalidInput where no key this site was told of has it; the right one is not named, since it would only be copied.
+    """
+    view = look(directory)
+    told = [known.peer for known in view.peers if known.peer.site == site]
+    if not told:
+        raise InvalidInput(
+            "peer",
+            value=site[:80],
+            limit=f"one heard of: {', '.join(sorted({known.peer.site for known in view.peers})) or 'none yet'}",
+            remedy="`consilium site peers --fetch`, or --take with the consortium's list",
+        )
+    peer = next((peer for peer in told if has_fingerprint(peer.key, read_out)), None)
+    if peer is None:
+        raise InvalidInput(
+            f"fingerprint of {site}",
+            value=read_out[:80],
+            limit="that of a key this site was told of",
+            remedy="have them read it out again; if it still differs, the list was tampered with: tell the other sites",
+        )
+    _record(directory, [peer])
+    return peer
+
+
+def confirm_shown(directory: Path, shown: PeersView) -> tuple[Peer, ...]:
+    """Put on record every unconfirmed peer of ``shown``, which a person has just compared one by one.
+
+    InvalidInput where a site stands there with a key that was changed or is another's, or with two keys: which one is
+    real is decided by name.
+    """
+    wanted = [known.peer for known in shown.standing(Standing.NOT_CONFIRMED)]
+    doubtful = {known.peer.site for known in shown.peers if known.standing not in _PLAIN}
+    doubtful |= {peer.site for peer in wanted if sum(peer.site == other.site for other in wanted) > 1}
+    if doubtful:
+        raise InvalidInput(
+            "peers to confirm all at once",
+            value=sorted(doubtful),
+            limit="each with one key, and none changed",
+            remedy="talk to these hospitals, then `consilium site peers --confirm NAME`",
+        )
+    _record(directory, wanted)
+    return tuple(wanted)
+
+
+def distrust(directory: Path, site: str) -> None:
+    """Take a confirmation back, at once for a worker that is running."""
+    config = load_site(directory)
+    with open_books(config) as ledger:
+        ledger.distrust_peer(_study(config), site)
+
+
+def note_offered(directory: Path, peers: Sequence[Peer], *, study: str, ledger: SiteLedger) -> None:
+    """Keep, to be shown, those of the peers an offer names that nobody here has confirmed.
+
+    At most :data:`MAX_OFFERED` keys, the newest. A disk that fails keeps nothing, and stops no answer.
+    """
+    confirmed = ledger.peers(study)
+    unknown = [peer for peer in peers if confirmed.get(peer.site) != peer.key and peer.key != ledger.public_key]
+    try:
+        before = _offered(directory, study)
+    except InvalidInput:  # damaged: it proved nothing
+        before = ()
+    named = dict.fromkeys((*before, *unknown))
+    if len(named) == len(before):
+        return
+    kept = OfferedPeers(study, tuple(named)[-MAX_OFFERED:])
+    try:
+        write_atomically(directory / OFFERED, (json.dumps(kept.to_json()) + "\n").encode(), mode=0o600)
+    except OSError as error:
+        log.warning("event=peers-not-noted cause=%s", type(error).__name__)
+
+
+def _of_study(listed: Peers, study: str) -> Peers:
+    if listed.study != study:
+        raise InvalidInput(
+            "study of the list of peers", value=listed.study[:16], limit=study[:16], remedy="ask for this study's list"
+        )
+    return listed
+
+
+_PLAIN = (Standing.CONFIRMED, Standing.NOT_CONFIRMED)
+
+
+def _view(config: SiteConfig, ledger: SiteLedger) -> PeersView:
+    study = load_study(config.path(config.study))
+    confirmed, own = ledger.peers(study.id), Peer(config.site, ledger.public_key)
+    heard: dict[Peer, list[str]] = {Peer(site, key): ["confirmed here"] for site, key in confirmed.items()}
+    listed = config.root / LISTED
+    for peer in _of_study(read_peers(listed), study.id).peers if listed.exists() else ():
+        heard.setdefault(peer, []).append("the consortium's list")
+    for peer in _offered(config.root, study.id):
+        heard.setdefault(peer, []).append("an offer")
+    heard.pop(own, None)
+    known = (KnownPeer(peer, _standing(peer, own, confirmed), tuple(ways)) for peer, ways in heard.items())
+    ordered = sorted(known, key=lambda one: (one.peer.site, one.standing is not Standing.CONFIRMED))
+    return PeersView(study.id, own, study.privacy.sealed, study.privacy.quorum, tuple(ordered))
+
+
+def _standing(peer: Peer, own: Peer, confirmed: dict[str, str]) -> Standing:
+    if peer.site == own.site or peer.key == own.key:
+        return Standing.NOT_OURS
+    if confirmed.get(peer.site) == peer.key:
+        return Standing.CONFIRMED
+    if peer.key in confirmed.values():
+        return Standing.KEY_OF_ANOTHER
+    return Standing.KEY_CHANGED if peer.site in confirmed else Standing.NOT_CONFIRMED
+
+
+def _record(directory: Path, peers: Sequence[Peer]) -> None:
+    config = load_site(directory)
+    study = load_study(config.path(config.study))
+    for peer in peers:
+        if peer.site == config.site:  # the ledger knows the name of the site that keeps it, which may be another
+            raise InvalidInput("peer", value=peer.site, limit="another site than this one")
+    with open_books(config) as ledger:
+        ledger.consent(study)
+        for peer in peers:
+            ledger.confirm_peer(study.id, peer)
+
+
+def _study(config: SiteConfig) -> str:
+    return load_study(config.path(config.study)).id
+
+
+def _offered(directory: Path, study: str) -> tuple[Peer, ...]:
+    """What offers of this study named so far."""
+    path = directory / OFFERED
+    try:
+        offered = OfferedPeers.from_json(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, RecursionError, InvalidInput) as error:
+        remedy = "delete it: it holds nothing that offers do not name again"
+        raise InvalidInput("peers that offers named cannot be read", value=str(path), remedy=remedy) from error
+    return offered.peers if offered.study == study else ()

@@ -1,0 +1,85 @@
+"""``consilium site peers``: the other hospitals' keys, shown by their fingerprints and confirmed by a person."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from common.errors import InvalidInput
+from consilium.cli.options import AsJson, SiteDir
+
+if TYPE_CHECKING:
+    from client.site.peers import PeersView
+
+
+def peers(
+    site_dir: SiteDir,
+    take: Annotated[Path | None, typer.Option(help="The consortium's list, peers.json, from a file.")] = None,
+    fetch: Annotated[bool, typer.Option("--fetch", help="The consortium's list, from the server.")] = False,
+    confirm: Annotated[
+        str | None, typer.Option(help="Confirm this site by the fingerprint it read out to you; asks for it.")
+    ] = None,
+    fingerprint: Annotated[
+        str | None, typer.Option(help="With --confirm: the fingerprint as that site read it out, SHA256:….")
+    ] = None,
+    confirm_all: Annotated[
+        bool, typer.Option("--confirm-all", help="Show all that are not confirmed, and ask once whether you compared.")
+    ] = False,
+    distrust: Annotated[str | None, typer.Option(help="Take back this site's confirmation, at once.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The other hospitals of the study by the fingerprints of their keys: confirmed here, or not, or changed.
+
+    In a study with a sealed sum this site answers only together with sites it confirmed. Call each of them, at a number
+    you did not get from the consortium, and have it read its fingerprint out. Lists and offers alone prove nothing.
+    Example: consilium site peers --site-dir /srv/consilium --fetch --confirm south
+    """
+    from client.site import peers as known
+    from common.peers import read_peers
+
+    if fingerprint is not None and confirm is None:
+        raise InvalidInput("--fingerprint", limit="together with --confirm")
+    if take is not None:
+        known.take(site_dir, read_peers(take))
+    if fetch:
+        known.fetch(site_dir)
+    if distrust is not None:
+        known.distrust(site_dir, distrust)
+    if confirm is not None:
+        said = fingerprint or typer.prompt(f"the fingerprint that {confirm} read out", err=True)
+        known.confirm(site_dir, confirm, said)
+    view = known.look(site_dir)
+    if confirm_all and view.standing(known.Standing.NOT_CONFIRMED):
+        typer.echo(peers_text(view), err=True)
+        if not typer.confirm("have you compared each NOT CONFIRMED one with that hospital itself?", err=True):
+            raise typer.Exit(1)
+        known.confirm_shown(site_dir, view)
+        view = known.look(site_dir)
+    typer.echo(json.dumps(view.to_json(), indent=1) if as_json else peers_text(view))
+
+
+def consent_to_peers(site_dir: Path) -> str:
+    """The part of a consent sheet that says with whom this site's codes are added up."""
+    from client.site.peers import look
+
+    said = "\n".join(f"  {line}" for line in peers_text(look(site_dir)).splitlines())
+    return f"""\
+WITH WHOM YOUR CODES ARE ADDED UP
+{said}
+  Your site answers only together with those confirmed here. Confirm a hospital after it has read its fingerprint
+  out to you itself: a hospital that the consortium invented would help it to read your codes."""
+
+
+def peers_text(view: PeersView) -> str:
+    """One key a line, and what is to be done."""
+    from common.peers import fingerprint
+
+    width = max(len(name) for name in (view.own.site, *(known.peer.site for known in view.peers)))
+    lines = [f"{view.own.site:{width}}  {fingerprint(view.own.key)}  this site: read this out to the others"]
+    for known in view.peers:
+        told = "" if known.standing == "confirmed" else f" (from {', '.join(known.heard)})"
+        lines.append(f"{known.peer.site:{width}}  {known.fingerprint}  {known.standing.value}{told}")
+    return "\n".join([*lines, *(f"{problem.text}; to fix: {problem.remedy}" for problem in view.problems())])

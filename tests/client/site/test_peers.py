@@ -1,0 +1,305 @@
+"""With whom a hospital adds up its codes is settled between hospitals; the server's word is shown, not believed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from client.operations.findings import State
+from client.operations.readiness import check_site
+from client.policy import load_site
+from client.site.books import open_books
+from client.site.enrolment import SiteKit, create_site, site_status
+from client.site.peers import LISTED, MAX_OFFERED, OFFERED, Standing, confirm, look, note_offered, take
+from client.site.registry import Registry
+from common.admission import read_request
+from common.config import load_study, render_study
+from common.errors import InvalidInput
+from common.peers import Peer, Peers, fingerprint, write_peers
+from consilium.cli.main import app
+from consilium.cli.study import study_app
+from server.operations import provision
+from server.study import create_study as setup
+from server.study.workspace import Endpoint, Workspace
+from tests.federation import make_study
+
+NAMES = ("north", "south", "west")
+INVENTED = "e" * 64
+
+
+@dataclass(frozen=True)
+class World:
+    """Three hospitals of a study with a sealed sum, and what the consortium says of them."""
+
+    listed: Peers
+    sites: dict[str, Path]
+
+    def key(self, site: str) -> str:
+        return next(peer.key for peer in self.listed.peers if peer.site == site)
+
+    def saying(self, **keys: str) -> Peers:
+        """The list with these keys exchanged, or these sites added."""
+        said = {peer.site: peer.key for peer in self.listed.peers} | keys
+        return Peers.of(self.listed.study, [Peer(site, key) for site, key in said.items()])
+
+    def standings(self, site: str = "north") -> dict[str, str]:
+        return {
+            f"{known.peer.site} {known.peer.key[:4]}": str(known.standing) for known in look(self.sites[site]).peers
+        }
+
+    def offer(self, *peers: Peer) -> None:
+        directory = self.sites["north"]
+        with open_books(load_site(directory)) as ledger:
+            note_offered(directory, peers, study=self.listed.study, ledger=ledger)
+
+    def ask(self, *arguments: str, typed: str = "", site: str = "north") -> Result:
+        return CliRunner().invoke(app, ["site", "peers", "--site-dir", str(self.sites[site]), *arguments], input=typed)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> World:
+    root = tmp_path_factory.mktemp("peers")
+    workspace, study = Workspace(root / "study"), make_study()
+    setup.create_study(workspace, replace(study, privacy=replace(study.privacy, quorum=3, aggregation="sealed-sum")))
+    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
+    sites = {}
+    for node_id, name in enumerate(NAMES, start=1):
+        sites[name] = root / name
+        provision.make_kit(workspace, name, root / "kits" / name)
+        (root / "data" / name).mkdir(parents=True)
+        create_site(
+            sites[name],
+            pool=name,
+            data=root / "data" / name,
+            kit=SiteKit.load(root / "kits" / name),
+            registry=Registry(root / f"{name}.json"),
+        )
+        request = read_request(sites[name] / "request.json")
+        provision.approve(
+            workspace,
+            request,
+            site=name,
+            pool=name,
+            fingerprint=request.fingerprint,
+            register=lambda _key, _name, node_id=node_id: node_id,  # type: ignore[misc]
+        )
+    return World(provision.publish_peers(workspace), sites)
+
+
+@pytest.fixture
+def world(made: World, tmp_path: Path) -> World:
+    """The same hospitals, who have confirmed nobody yet."""
+    shutil.copytree(made.sites["north"].parent, tmp_path / "all")
+    return World(made.listed, {name: tmp_path / "all" / name for name in NAMES})
+
+
+def test_a_site_shows_its_own_fingerprint_and_believes_no_list(world: World, tmp_path: Path) -> None:
+    write_peers(tmp_path / "peers.json", world.listed)
+    shown = world.ask("--take", str(tmp_path / "peers.json"))
+    assert shown.exit_code == 0, shown.output
+    for name in NAMES:
+        assert fingerprint(world.key(name)) in shown.stdout
+    assert shown.stdout.count("NOT CONFIRMED") == 2
+    assert set(world.standings().values()) == {Standing.NOT_CONFIRMED}
+    assert look(world.sites["north"]).own == Peer("north", world.key("north"))
+
+
+def test_a_peer_is_confirmed_by_what_it_read_out_and_by_nothing_else(world: World) -> None:
+    take(world.sites["north"], world.listed)
+    for wrong in ("SHA256:AAAA", fingerprint(world.key("west")), fingerprint(INVENTED), world.key("south")):
+        refused = world.ask("--confirm", "south", "--fingerprint", wrong)
+        assert isinstance(refused.exception, InvalidInput)
+        assert fingerprint(world.key("south")) not in str(refused.exception)
+    assert world.ask("--confirm", "south").exit_code == 1  # nothing typed
+    assert world.ask("--confirm", "south", typed="SHA256:AAAA\n").exit_code != 0
+    assert Standing.CONFIRMED not in world.standings().values()
+    right = fingerprint(world.key("south"))
+    assert world.ask("--confirm", "south", typed=f"{right}\n").exit_code == 0
+    assert world.ask("--confirm", "west", "--fingerprint", fingerprint(world.key("west"))).exit_code == 0
+    assert set(world.standings().values()) == {Standing.CONFIRMED}
+    with open_books(load_site(world.sites["north"])) as ledger:
+        assert ledger.peers(world.listed.study) == {name: world.key(name) for name in ("south", "west")}
+
+
+def test_an_invented_site_stays_unconfirmed_until_somebody_reads_its_key_out(world: World) -> None:
+    take(world.sites["north"], world.saying(invented=INVENTED))
+    confirm(world.sites["north"], "south", fingerprint(world.key("south")))
+    with pytest.raises(InvalidInput, match="heard of"):
+        confirm(world.sites["north"], "nobody", fingerprint(INVENTED))
+    assert world.standings()["invented eeee"] == Standing.NOT_CONFIRMED
+
+
+def test_an_exchanged_key_is_shown_beside_the_confirmed_one_and_replaces_nothing(world: World) -> None:
+    north, south = world.sites["north"], world.key("south")
+    take(north, world.listed)
+    confirm(north, "south", fingerprint(south))
+    take(north, world.saying(south=INVENTED))
+    assert world.standings() | {"south eeee": Standing.KEY_CHANGED, f"south {south[:4]}": Standing.CONFIRMED} == (
+        world.standings()
+    )
+    with pytest.raises(InvalidInput, match="all at once"):
+        _confirm_all(world)
+    assert "KEY CHANGED" in world.ask().stdout
+    (finding,) = [one for one in check_site(north) if one.check == "peers" and "another key" in one.text]
+    assert finding.state is State.FAIL
+    confirm(north, "south", fingerprint(INVENTED))  # they did renew it
+    assert world.standings()["south eeee"] == Standing.CONFIRMED
+
+
+def test_exchanged_names_do_not_pass_the_telephone(world: World) -> None:
+    """South's key under west's name: south reads out its own fingerprint, and it is not the one listed for south."""
+    take(world.sites["north"], world.saying(south=world.key("west"), west=world.key("south")))
+    with pytest.raises(InvalidInput, match="tampered"):
+        confirm(world.sites["north"], "south", fingerprint(world.key("south")))
+
+
+def test_a_key_under_two_names_is_confirmed_under_one(world: World) -> None:
+    north = world.sites["north"]
+    take(north, world.listed)
+    confirm(north, "south", fingerprint(world.key("south")))
+    world.offer(Peer("doubled", world.key("south")))
+    assert f"doubled {world.key('south')[:4]}" in {
+        name for name, standing in world.standings().items() if standing == Standing.KEY_OF_ANOTHER
+    }
+    with pytest.raises(InvalidInput, match="one site"):
+        confirm(north, "doubled", fingerprint(world.key("south")))
+
+
+def test_a_site_learns_that_another_key_is_given_out_for_it(world: World) -> None:
+    take(world.sites["north"], world.saying(north=INVENTED))
+    assert world.standings()["north eeee"] == Standing.NOT_OURS
+    with pytest.raises(InvalidInput, match="another site than this one"):
+        confirm(world.sites["north"], "north", fingerprint(INVENTED))
+    assert any("own name or key" in finding.text for finding in check_site(world.sites["north"]))
+
+
+def test_a_list_of_another_study_is_refused_also_where_it_lies_already(world: World) -> None:
+    other = Peers(INVENTED, world.listed.peers)
+    with pytest.raises(InvalidInput, match="study of the list"):
+        take(world.sites["north"], other)
+    write_peers(world.sites["north"] / LISTED, other)
+    with pytest.raises(InvalidInput, match="study of the list"):
+        look(world.sites["north"])
+
+
+def test_all_are_confirmed_at_once_only_by_who_was_shown_them_and_said_so(world: World) -> None:
+    take(world.sites["north"], world.listed)
+    for answer in ("", "n\n", "\n"):
+        assert _confirm_all(world, typed=answer).exit_code == 1
+    assert Standing.CONFIRMED not in world.standings().values()
+    asked = _confirm_all(world, typed="y\n")
+    assert asked.exit_code == 0
+    for name in ("south", "west"):
+        assert fingerprint(world.key(name)) in asked.stderr
+    assert set(world.standings().values()) == {Standing.CONFIRMED}
+
+
+def test_a_site_heard_of_with_two_keys_is_not_confirmed_in_passing(world: World) -> None:
+    take(world.sites["north"], world.listed)
+    world.offer(Peer("south", INVENTED))
+    with pytest.raises(InvalidInput, match="south"):
+        _confirm_all(world)
+
+
+def _confirm_all(world: World, *, typed: str = "y\n") -> Result:
+    result = world.ask("--confirm-all", typed=typed)
+    if isinstance(result.exception, InvalidInput):
+        raise result.exception
+    return result
+
+
+def test_what_offers_name_is_shown_and_not_believed(world: World) -> None:
+    world.offer(Peer("north", world.key("north")), Peer("south", world.key("south")))
+    assert [(known.peer.site, known.standing, known.heard) for known in look(world.sites["north"]).peers] == [
+        ("south", Standing.NOT_CONFIRMED, ("an offer",))
+    ]
+    confirm(world.sites["north"], "south", fingerprint(world.key("south")))
+    before = (world.sites["north"] / OFFERED).stat().st_mtime_ns
+    world.offer(Peer("south", world.key("south")))
+    assert (world.sites["north"] / OFFERED).stat().st_mtime_ns == before
+
+
+def test_a_server_that_names_ever_new_peers_fills_no_disk(world: World) -> None:
+    for start in (0, MAX_OFFERED):
+        world.offer(*(Peer(f"s{n}", f"{n:064x}") for n in range(start, start + MAX_OFFERED)))
+    known = look(world.sites["north"]).peers
+    assert {one.peer.site for one in known} == {f"s{n}" for n in range(MAX_OFFERED, 2 * MAX_OFFERED)}
+    assert (world.sites["north"] / OFFERED).stat().st_size < 200 * MAX_OFFERED
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[[", b"\xff", b'{"schema":1,"study":"x","peers":[]}'])
+def test_damaged_notes_stop_no_worker_and_are_named_to_a_person(damage: bytes, world: World) -> None:
+    (world.sites["north"] / OFFERED).write_bytes(damage)
+    with pytest.raises(InvalidInput, match="delete it"):
+        look(world.sites["north"])
+    assert [one.check for one in check_site(world.sites["north"]) if one.state is State.FAIL].count("peers") == 1
+    world.offer(Peer("south", world.key("south")))
+    assert list(world.standings()) == [f"south {world.key('south')[:4]}"]
+
+
+def test_a_confirmation_can_be_taken_back(world: World) -> None:
+    take(world.sites["north"], world.listed)
+    confirm(world.sites["north"], "south", fingerprint(world.key("south")))
+    assert world.ask("--distrust", "south").exit_code == 0
+    assert Standing.CONFIRMED not in world.standings().values()
+
+
+def test_doctor_and_status_say_how_many_are_missing_and_what_to_do(world: World) -> None:
+    north = world.sites["north"]
+
+    def found() -> tuple[State, str, str]:
+        (finding,) = [one for one in check_site(north) if one.check == "peers"]
+        return finding.state, finding.text, finding.remedy
+
+    assert found()[0] is State.FAIL
+    assert "--fetch" in found()[2]
+    take(north, world.listed)
+    confirm(north, "south", fingerprint(world.key("south")))
+    state, text, remedy = found()
+    assert (state, "west" in text, "south" in text) == (State.FAIL, True, False)
+    assert "--confirm" in remedy
+    confirm(north, "west", fingerprint(world.key("west")))
+    assert found() == (State.OK, "2 confirmed", "")
+    assert site_status(north)["peers"] == {"confirmed": 2, "problems": []}
+    take(north, world.saying(invented=INVENTED))
+    assert found()[0] is State.NOTE
+    shown = CliRunner().invoke(app, ["site", "status", "--site-dir", str(north)])
+    assert "warning: not confirmed here: invented" in shown.stdout
+
+
+def test_an_open_study_asks_for_no_peers(world: World) -> None:
+    north = world.sites["north"]
+    study = load_study(north / "study.toml")
+    privacy = replace(study.privacy, aggregation="open")
+    (north / "study.toml").write_text(render_study(replace(study, privacy=privacy)))
+    assert [one for one in check_site(north) if one.check == "peers"] == []
+    assert "peers" not in site_status(north)
+
+
+def test_the_consent_sheet_names_the_hospitals_by_their_fingerprints(world: World) -> None:
+    north = world.sites["north"]
+    take(north, world.listed)
+    confirm(north, "south", fingerprint(world.key("south")))
+    sheet = CliRunner().invoke(study_app, ["show", str(north), "--for-site"]).stdout
+    for name in NAMES:
+        assert fingerprint(world.key(name)) in sheet
+    assert sheet.count("NOT CONFIRMED") == 1
+
+
+def test_machines_read_the_same(world: World) -> None:
+    take(world.sites["north"], world.listed)
+    facts = json.loads(world.ask("--json").stdout)
+    assert facts["own"] == {
+        "site": "north",
+        "key": world.key("north"),
+        "fingerprint": fingerprint(world.key("north")),
+    }
+    assert [(one["site"], one["standing"]) for one in facts["peers"]] == [
+        ("south", "NOT CONFIRMED"),
+        ("west", "NOT CONFIRMED"),
+    ]
