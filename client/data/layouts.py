@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -203,6 +203,21 @@ def match_study(
         cases=tuple(cases),
         problems=tuple(problems),
     )
+
+
+def named_dataset(
+    directory: Path, *, layout: str = AUTO, labels: Sequence[str] = (), channels: Sequence[str] = ()
+) -> Dataset:
+    """A dataset in terms of its own: the labels and channels it names, or those given, in their order.
+
+    For what a dataset is made into before there is a study. InvalidInput where neither names them.
+    """
+    dataset = open_dataset(directory, layout=layout)
+    for what, given, own in (("labels", labels, dataset.labels), ("channels", channels, dataset.channels)):
+        if not given and not own:
+            raise InvalidInput(f"the dataset names no {what}", value=str(directory), remedy=f"give --{what}")
+    terms = DataConfig(tuple(labels) or dataset.labels, (1, 1, 1), (8, 8, 8), tuple(channels) or dataset.channels)
+    return match_study(dataset, terms)
 
 
 class _Unusable(Exception):

@@ -1,24 +1,26 @@
-"""Deal a dataset's cases to hospitals, public volumes, public label maps, validation and test: by seed, on record.
+"""Deal a dataset's cases to hospitals, the public, validation and test: by seed, on record.
 
 Every case goes to exactly one place, and every patient with all scans. Public label maps are of other cases than public
-images, so that no pair of the two is public. Cases of one hospital stay with that hospital's site where the dataset
-says so; otherwise patients are dealt at random. Refuses counts the dataset cannot fill and a directory that already
-holds something.
+images; paired cases alone are public with both. Cases of one hospital stay with that hospital's site where the dataset
+or a table of sites says so; otherwise patients are dealt at random. Refuses counts the dataset cannot fill and a
+directory that already holds something.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import nibabel as nib
 import numpy as np
 
 from common.canonical import sha256_file
 from common.data.msd import Case, Dataset, Problem, write_dataset
+from common.data.patients import content_hash, read_table
 from common.errors import InvalidInput
 
 SPLIT_SCHEMA = 1
@@ -33,9 +35,10 @@ class SplitCounts:
     label_maps: int = 12
     validation: int = 8
     test: int = 16
+    paired: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("public_images", "label_maps", "validation", "test"):
+        for name in ("public_images", "label_maps", "validation", "test", "paired"):
             if getattr(self, name) < 0:
                 raise InvalidInput(name.replace("_", " "), value=getattr(self, name), limit="0 or more")
         if self.hospitals is not None and self.hospitals < 1:
@@ -43,7 +46,7 @@ class SplitCounts:
 
     @property
     def set_aside(self) -> int:
-        return self.public_images + self.label_maps + self.validation + self.test
+        return self.public_images + self.label_maps + self.paired + self.validation + self.test
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +59,44 @@ class Split:
     label_maps: tuple[Case, ...]
     validation: tuple[Case, ...]
     test: tuple[Case, ...]
+    paired: tuple[Case, ...] = ()
     problems: tuple[Problem, ...] = ()
 
 
-def plan_split(dataset: Dataset, counts: SplitCounts, *, seed: int) -> Split:
+def with_sites(dataset: Dataset, table: Path) -> Dataset:
+    """The dataset with the hospital of each case, by a table with the columns ``case_id`` and ``site``.
+
+    Raises InvalidInput for a case without a site or with two.
+    """
+    sites: dict[str, str] = {}
+    for row in read_table(table):
+        case, site = row.get("case_id", ""), row.get("site", "")
+        if not case or not site:
+            raise InvalidInput(
+                "table of sites", value=table.name, limit="columns case_id and site, filled in every row"
+            )
+        if sites.setdefault(case, site) != site:
+            raise InvalidInput("a case belongs to two sites", value=case, remedy=f"give it one site in {table.name}")
+    if missing := [case.id for case in dataset.cases if case.id not in sites]:
+        raise InvalidInput(
+            f"{len(missing)} case(s) without a site in {table.name}",
+            value=missing[:3],
+            remedy="add a row for every case",
+        )
+    return replace(dataset, cases=tuple(replace(case, hospital=sites[case.id]) for case in dataset.cases))
+
+
+def plan_split(dataset: Dataset, counts: SplitCounts, *, seed: int, folds: int | None = None) -> Split:
     """Decide where every labelled case goes; opens each file only to hash it.
 
-    A scan that is there twice under two names is used once and reported. What is set aside is taken from the hospitals
-    in turn. All scans of a patient go to one place, so a part may hold a few more cases than asked for.
+    A scan that is there twice under two names is used once and reported. Hospitals give in proportion to their patients
+    to what is set aside, and each keeps one at least. All scans of a patient go to one place, so a part may hold a few
+    more cases than asked for. ``folds``: the test part is one of so many equal folds of the patients, by ``seed`` in
+    turn, so that every patient that may be set aside is once tested on.
     Raises InvalidInput where the cases do not suffice or hospitals do not match.
     """
+    if folds is not None:
+        counts = replace(counts, test=0)
     cases, repeated = _distinct(sorted(dataset.labelled, key=lambda case: case.id))
     named = {case.hospital for case in cases}
     by_hospital = None not in named and bool(named)
@@ -76,75 +107,126 @@ def plan_split(dataset: Dataset, counts: SplitCounts, *, seed: int) -> Split:
     if not by_hospital and counts.hospitals is None:
         raise InvalidInput("number of hospitals is missing", remedy="give --hospitals: this dataset names none")
     hospitals = len(named) if by_hospital else counts.hospitals or 0
-    if len(cases) < counts.set_aside + hospitals:
-        raise InvalidInput(
-            "usable labelled cases",
-            value=len(cases),
-            limit=f"at least {counts.set_aside} to set aside + 1 for each of {hospitals} hospitals",
-            remedy="lower the counts or add cases",
-        )
     patients: dict[str, list[Case]] = {}
     for case in cases:
         patients.setdefault(case.patient or case.id, []).append(case)
-    each = list(patients.values())
-    order = [each[i] for i in np.random.default_rng(seed).permutation(len(each))]
-    if by_hospital:
-        if moved := [name for name, own in patients.items() if len({case.hospital for case in own}) > 1]:
-            raise InvalidInput("patient at two hospitals", value=moved[0], remedy="give all scans one hospital")
-        groups = [[own for own in order if own[0].hospital == name] for name in sorted(filter(None, named))]
-        order = [own for row in zip_longest(*groups) for own in row if own is not None]
+    moved = [name for name, own in patients.items() if len({case.hospital for case in own}) > 1]
+    if by_hospital and moved:
+        raise InvalidInput("patient at two hospitals", value=moved[0], remedy="give all scans one hospital")
+    rest, test = list(patients.values()), []
+    if folds is not None:
+        order, kept = _in_turn(rest, np.random.default_rng(0))
+        size = len(order) // folds
+        first = seed % folds * size
+        test = order[first : first + size]
+        rest = [*order[:first], *order[first + size :], *kept]
+    fold = sum(map(len, test))
+    if len(cases) - fold < counts.set_aside + hospitals:
+        raise InvalidInput(
+            "usable labelled cases",
+            value=len(cases),
+            limit=f"at least {counts.set_aside + fold} to set aside + 1 for each of {hospitals} hospitals",
+            remedy="lower the counts or add cases",
+        )
+    order, kept = _in_turn(rest, np.random.default_rng(seed if folds is None else [1, seed]))
     parts = []
-    for count in (counts.test, counts.validation, counts.label_maps, counts.public_images):
+    for count in (counts.test, counts.validation, counts.label_maps, counts.public_images, counts.paired):
         part: list[Case] = []
         while len(part) < count and order:
             part += order.pop(0)
+        if len(part) < count:
+            raise InvalidInput(
+                "patients to set aside",
+                value=len(patients) - hospitals,
+                limit=f"enough for {counts.set_aside + fold} cases, a patient of each hospital left out",
+                remedy="lower the counts or add cases",
+            )
         parts.append(tuple(part))
-    if by_hospital:
-        sites = {
-            str(name): tuple(case for own in order for case in own if case.hospital == name)
-            for name in sorted(filter(None, named))
-        }
-    else:
-        sites = {
-            f"hospital-{i + 1:02d}": tuple(case for own in order[i::hospitals] for case in own)
-            for i in range(hospitals)
-        }
+    order += kept
+    dealt = (
+        {str(name): [own for own in order if own[0].hospital == name] for name in sorted(filter(None, named))}
+        if by_hospital
+        else {f"hospital-{i + 1:02d}": order[i::hospitals] for i in range(hospitals)}
+    )
+    sites = {name: tuple(case for own in each for case in own) for name, each in dealt.items()}
     empty = [name for name, own in sites.items() if not own]
     if empty:
         raise InvalidInput("hospital without a case left", value=empty[0], remedy="lower the counts or add cases")
-    test, validation, label_maps, public_images = parts
+    tested, validation, label_maps, public_images, paired = parts
     return Split(
         seed=seed,
         sites=sites,
         public_images=public_images,
         label_maps=label_maps,
         validation=validation,
-        test=test,
+        test=tested if folds is None else tuple(case for own in test for case in own),
+        paired=paired,
         problems=(*dataset.problems, *repeated),
     )
+
+
+def _in_turn(patients: Sequence[list[Case]], draws: np.random.Generator) -> tuple[list[list[Case]], list[list[Case]]]:
+    """Patients in the order in which they are set aside, and those that never are: one of every named hospital.
+
+    Any first part of the order holds each hospital's share, as closely as whole patients allow.
+    """
+    drawn = [patients[i] for i in draws.permutation(len(patients))]
+    groups: dict[str | None, list[list[Case]]] = {}
+    for own in drawn:
+        groups.setdefault(own[0].hospital, []).append(own)
+    if None in groups:
+        return drawn, []
+    places = [
+        ((place + 0.5) / len(own), str(name), patient)
+        for name, own in groups.items()
+        for place, patient in enumerate(own[:-1])
+    ]
+    return [patient for _, _, patient in sorted(places, key=lambda each: each[:2])], [
+        own[-1] for own in groups.values()
+    ]
 
 
 def write_split(split: Split, dataset: Dataset, out: Path) -> dict[str, object]:
     """Copy every case to its place below ``out`` and record it in ``split.json``, written last; returns the record.
 
-    ``sites/<name>/``, ``validation/`` and ``test/`` are MSD datasets; ``public/images`` holds images without labels,
-    ``public/label-maps`` labels without images.
+    A case with a file for each channel, or with labels of other numbers, is written as one file with the dataset's own.
+
+    ``sites/<name>/``, ``validation/``, ``test/`` and, where there are any, ``public/paired`` are MSD datasets;
+    ``public/images`` holds images without labels, ``public/label-maps`` labels without images.
     """
     if out.exists() and any(out.iterdir()):
         raise InvalidInput("directory is not empty", value=str(out), remedy="choose a new one")
-    for name, cases in [("validation", split.validation), ("test", split.test), *split.sites.items()]:
-        directory = out / "sites" / name if name in split.sites else out / name
+    with TemporaryDirectory(prefix="consilium-split-") as folder:
+        files = Path(folder)
+        plain = Split(
+            seed=split.seed,
+            sites={name: _all_as_files(cases, files) for name, cases in split.sites.items()},
+            public_images=_all_as_files(split.public_images, files),
+            label_maps=_all_as_files(split.label_maps, files),
+            validation=_all_as_files(split.validation, files),
+            test=_all_as_files(split.test, files),
+            paired=_all_as_files(split.paired, files),
+            problems=split.problems,
+        )
+        return _write(plain, dataset, out)
+
+
+def _write(split: Split, dataset: Dataset, out: Path) -> dict[str, object]:
+    places = {f"sites/{name}": cases for name, cases in split.sites.items()}
+    places |= {"validation": split.validation, "test": split.test, "public/paired": split.paired}
+    for place, cases in places.items():
+        directory = out / place
         if cases:
             write_dataset(
                 directory,
-                name=name,
+                name=directory.name,
                 labels=dataset.labels,
                 channels=dataset.channels,
                 cases=cases,
                 synthetic=dataset.synthetic,
             )
-    _copy((case.image for case in split.public_images), out / "public" / "images")
-    _copy((case.label for case in split.label_maps if case.label), out / "public" / "label-maps")
+    _copy({case.id: case.image for case in split.public_images}, out / "public" / "images")
+    _copy({case.id: case.label for case in split.label_maps if case.label}, out / "public" / "label-maps")
     record: dict[str, object] = {
         "schema": SPLIT_SCHEMA,
         "dataset": dataset.name,
@@ -166,8 +248,42 @@ def write_split(split: Split, dataset: Dataset, out: Path) -> dict[str, object]:
         "test": _listed(split.test),
         "problems": [{"case": problem.case, "reason": problem.reason} for problem in split.problems],
     }
+    if split.paired:
+        record["paired"] = _listed(split.paired)
     (out / "split.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return record
+
+
+def _all_as_files(cases: Sequence[Case], folder: Path) -> tuple[Case, ...]:
+    return tuple(_as_files(case, folder) for case in cases)
+
+
+def _as_files(case: Case, folder: Path) -> Case:
+    """The case as one image file and one label map in the dataset's own numbers; itself where it is that already."""
+    image, label = case.image, case.label
+    if not image.is_file():
+        raise InvalidInput(f"image of {case.id}", value=image.name, limit="a NIfTI file", remedy="convert the series")
+    if len(case.images) > 1 or case.channel_order:
+        scans = [nib.load(path) for path in case.images]
+        array = np.stack([np.asanyarray(scan.dataobj) for scan in scans], axis=-1)
+        if case.channel_order:
+            array = array[..., 0][..., list(case.channel_order)]
+        image = _saved(array, scans[0].affine, folder / f"{case.id}-image.nii.gz")
+    if label is not None and case.label_map:
+        drawn = nib.load(label)
+        found, numbers = np.asanyarray(drawn.dataobj), dict(case.label_map)
+        if strange := sorted(set(np.unique(found).tolist()) - numbers.keys()):
+            raise InvalidInput(f"label values of {case.id}", value=strange[:3], limit=str(sorted(numbers)))
+        own = np.zeros(found.shape, dtype=np.uint8)
+        for value, number in numbers.items():
+            own[found == value] = number
+        label = _saved(own, drawn.affine, folder / f"{case.id}-label.nii.gz")
+    return replace(case, image=image, label=label, channel_files=(), channel_order=(), label_map=())
+
+
+def _saved(array: np.ndarray, affine: np.ndarray, path: Path) -> Path:
+    nib.save(nib.Nifti1Image(array, affine), path)
+    return path
 
 
 def private_label_hashes(record: Path) -> frozenset[str]:
@@ -187,7 +303,7 @@ def _distinct(cases: list[Case]) -> tuple[list[Case], list[Problem]]:
     seen: dict[str, str] = {}
     kept, repeated = [], []
     for case in cases:
-        content = sha256_file(case.image)
+        content = content_hash(case.image)
         if content in seen:
             repeated.append(Problem(case.id, f"the same scan as {seen[content]}; to fix: take one of them out"))
         else:
@@ -204,7 +320,7 @@ def _listed(cases: Iterable[Case]) -> list[dict[str, str]]:
     ]
 
 
-def _copy(files: Iterable[Path], directory: Path) -> None:
+def _copy(files: Mapping[str, Path], directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    for file in files:
-        shutil.copyfile(file, directory / file.name)
+    for case, file in files.items():
+        shutil.copyfile(file, directory / f"{case}{'.nii.gz' if file.name.endswith('.gz') else '.nii'}")

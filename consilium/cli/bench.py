@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,17 +14,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from common.config import JOINT_ROUNDS, MAX_JOINT_ROUNDS, TrainingConfig
+from common.config import JOINT_ROUNDS, MAX_JOINT_ROUNDS, DataConfig, TrainingConfig
+from common.data.split import SplitCounts
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from consilium.cli.options import names, triple
 
 if TYPE_CHECKING:
+    from consilium.research.roles import Source
     from consilium.research.setting import Setting
 
 app = typer.Typer(help="Measure what a recipe is worth.")
 
 
-Data = Annotated[Path, typer.Option("--data", help="An MSD dataset: private, public and validation cases.")]
+Data = Annotated[Path, typer.Option("--data", help="A dataset, in any layout: private, public and validation cases.")]
+Layout = Annotated[str, typer.Option("--layout", help="The data's layout; found by itself.")]
+Sites = Annotated[
+    Path | None,
+    typer.Option("--sites", help="Table with the columns case_id and site: real hospitals, however uneven."),
+]
+Hospitals = Annotated[
+    int | None, typer.Option("--hospitals", help="Sites, dealt at random; 8 where the data name none.", min=2)
+]
+PublicImages = Annotated[int, typer.Option("--public-images", help="Public volumes, without labels.", min=1)]
+PublicMaps = Annotated[int, typer.Option("--public-maps", help="Public label maps, of other patients.", min=2)]
+Paired = Annotated[int, typer.Option("--paired", help="Public volumes with their labels.", min=0)]
+Grid = Annotated[str, typer.Option("--grid", help="Grid in voxels, e.g. 32,48,32; without it the public maps'.")]
+Spacing = Annotated[str, typer.Option("--spacing", help="Voxel spacing in mm; without it the public maps'.")]
+Labels = Annotated[str, typer.Option("--labels", help="Label names, background first; without it the data's.")]
+Channels = Annotated[str, typer.Option("--channels", help="Channel names; without it the data's.")]
 Epsilon = Annotated[float, typer.Option("--epsilon", help="Budget ε of the whole study.")]
 Delta = Annotated[float, typer.Option("--delta", help="Budget δ.")]
 UnitHidden = Annotated[Unit, typer.Option("--unit", help="Whose presence is hidden.")]
@@ -79,10 +98,19 @@ def papers(
 def utility(
     data: Data,
     test: Annotated[
-        Path | None, typer.Option("--test", help="A second MSD dataset, read once at the end, to score on.")
+        Path | None, typer.Option("--test", help="A second dataset, read once at the end, to score on.")
     ] = None,
+    layout: Layout = "auto",
+    sites: Sites = None,
+    hospitals: Hospitals = None,
+    public_images: PublicImages = 30,
+    public_maps: PublicMaps = 10,
+    paired: Paired = 0,
+    grid: Grid = "",
+    spacing: Spacing = "",
+    labels: Labels = "",
+    channels: Channels = "",
     recipe: Annotated[Recipe, typer.Option(help="How the teachers are asked.")] = Recipe.JOINT,
-    hospitals: Annotated[int, typer.Option(help="Sites.", min=2)] = 8,
     voters: Annotated[
         int | None, typer.Option(help="Teachers a site, on disjoint patients; without it the planner's.", min=1)
     ] = None,
@@ -111,18 +139,24 @@ def utility(
     """Train teachers and students at one setting and compare the student with its controls, paired over seeds.
 
     Example: consilium bench utility --data Task04_Hippocampus --hospitals 8 --epsilon 8 --delta 1e-3 --seeds 5
+    Example: consilium bench utility --data tumours --sites tumours/sites.csv --unit patient --delta 1e-5 --paired 8
     """
     from consilium.research.jobs import ABLATION
+    from consilium.research.roles import Source
     from consilium.research.setting import Setting
     from consilium.research.table import ablation_summary, render, render_ablation, summary
     from consilium.research.utility import OFFSETS, PARTS
 
     joint = recipe is Recipe.JOINT
-    voters = voters or _planned_voters(data, Budget(epsilon, delta), unit, hospitals=hospitals, held_out=test is None)
+    counts = SplitCounts(hospitals, public_images=public_images, label_maps=public_maps, paired=paired)
+    source = _source(Source(data, counts, layout, sites, test, names(labels), names(channels)))
+    patients = source.hospitals()
+    voters = voters or _planned_voters(patients, Budget(epsilon, delta), unit)
     recipes = _recipes(teacher_steps, student_steps, joint=joint)
-    setting = Setting(str(recipe), hospitals, voters, epsilon, delta, unit, queries, *recipes, central, rounds)
+    setting = Setting(str(recipe), len(patients), voters, epsilon, delta, unit, queries, *recipes, central, rounds)
     parts = (ABLATION,) if ablate else (*PARTS, OFFSETS) if offsets and joint else PARTS
-    rows = _measure(setting, parts, data=data, test=test, cache=cache, seeds=seeds, jobs=jobs)
+    on = _study_data(source, grid=grid, spacing=spacing)
+    rows = _measure(setting, parts, source=source, data=on, cache=cache, seeds=seeds, jobs=jobs)
     summed, rendered = (ablation_summary, render_ablation) if ablate else (summary, render)
     _print(summed(setting, rows), rendered, out=out, as_json=as_json)
 
@@ -130,7 +164,15 @@ def utility(
 @app.command("poison")
 def poison(
     data: Data,
-    hospitals: Annotated[int, typer.Option(help="Sites.", min=3)] = 8,
+    layout: Layout = "auto",
+    sites: Sites = None,
+    hospitals: Hospitals = None,
+    public_images: PublicImages = 30,
+    public_maps: PublicMaps = 10,
+    grid: Grid = "",
+    spacing: Spacing = "",
+    labels: Labels = "",
+    channels: Channels = "",
     voters: Annotated[int, typer.Option(help="Teachers a site, on disjoint patients; a site poisons all.", min=1)] = 1,
     epsilon: Epsilon = 8.0,
     delta: Delta = 1e-3,
@@ -153,11 +195,15 @@ def poison(
     """
     from consilium.research.jobs import POISON
     from consilium.research.poison import poison_summary, render_poison
+    from consilium.research.roles import Source
     from consilium.research.setting import Setting
 
+    counts = SplitCounts(hospitals, public_images=public_images, label_maps=public_maps)
+    source = _source(Source(data, counts, layout, sites, None, names(labels), names(channels)))
     recipes = _recipes(teacher_steps, student_steps, joint=True)
-    setting = Setting("joint", hospitals, voters, epsilon, delta, unit, 16, *recipes, rounds=rounds)
-    rows = _measure(setting, (POISON,), data=data, test=None, cache=cache, seeds=seeds, jobs=jobs)
+    setting = Setting("joint", len(source.hospitals()), voters, epsilon, delta, unit, 16, *recipes, rounds=rounds)
+    on = _study_data(source, grid=grid, spacing=spacing)
+    rows = _measure(setting, (POISON,), source=source, data=on, cache=cache, seeds=seeds, jobs=jobs)
     _print(poison_summary(setting, rows), render_poison, out=out, as_json=as_json)
 
 
@@ -166,28 +212,51 @@ def _recipes(teacher_steps: int, student_steps: int, *, joint: bool) -> tuple[Tr
     return teacher, TrainingConfig(steps=student_steps, learning_rate=2e-3)
 
 
-def _planned_voters(data: Path, budget: Budget, unit: Unit, *, hospitals: int, held_out: bool) -> int:
-    from common.data.msd import read_dataset
-    from consilium.research.roles import patients_a_site
+def _source(source: Source) -> Source:
+    """With the usual number of hospitals where neither the data nor anybody says how many."""
+    from consilium.research.roles import HOSPITALS
+
+    named = {case.hospital for case in source.read().labelled}
+    if source.sites is None and source.counts.hospitals is None and (None in named or len(named) < 2):
+        return replace(source, counts=replace(source.counts, hospitals=HOSPITALS))
+    return source
+
+
+def _study_data(source: Source, *, grid: str, spacing: str) -> DataConfig:
+    return source.study_data(
+        grid=triple(grid, int, what="--grid") if grid else None,
+        spacing_mm=triple(spacing, float, what="--spacing") if spacing else None,
+    )
+
+
+def _planned_voters(patients: Sequence[int], budget: Budget, unit: Unit) -> int:
+    """As many as suit the hospital in the middle."""
     from server.planning.recommend import recommend
 
     return recommend(
         budget=budget,
         accountant=AccountantName.EXACT,
         protection=Protection(unit, Relation.REPLACE_ONE),
-        hospitals=hospitals,
-        patients=patients_a_site(len(read_dataset(data).labelled), hospitals=hospitals, held_out=held_out),
+        hospitals=len(patients),
+        patients=sorted(patients)[len(patients) // 2],
     ).voters
 
 
 def _measure(
-    setting: Setting, parts: Sequence[str], *, data: Path, test: Path | None, cache: Path, seeds: int, jobs: int | None
+    setting: Setting,
+    parts: Sequence[str],
+    *,
+    source: Source,
+    data: DataConfig,
+    cache: Path,
+    seeds: int,
+    jobs: int | None,
 ) -> list[dict[str, float]]:
     from client.training.side_by_side import default_jobs
     from consilium.research.jobs import Job, run_jobs
 
     cache.mkdir(parents=True, exist_ok=True)
-    work = [[Job(setting, data, test, cache, seed, part) for part in parts] for seed in range(seeds)]
+    work = [[Job(setting, source, data, cache, seed, part) for part in parts] for seed in range(seeds)]
     return run_jobs(work, jobs=jobs or default_jobs(seeds * len(parts)))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from consilium.cli.options import ResultAsJson, counting
+from consilium.cli.options import ResultAsJson, counting, names
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Make synthetic data, split a dataset.")
 
@@ -43,29 +43,35 @@ def synth(
 
 @app.command("split")
 def split(
-    data: Annotated[Path, typer.Option(help="The dataset to split (MSD layout).")],
+    data: Annotated[Path, typer.Option(help="The dataset to split, in any layout.")],
     out: Annotated[Path, typer.Option(help="Directory to write, new or empty.")],
     seed: Seed,
     hospitals: Annotated[
         int | None, typer.Option(help="Sites that share what is not set aside; by default those the dataset names.")
     ] = None,
+    sites: Annotated[Path | None, typer.Option(help="Table with the columns case_id and site: real hospitals.")] = None,
+    layout: Annotated[str, typer.Option(help="The data's layout; found by itself.")] = "auto",
+    labels: Annotated[str, typer.Option(help="Label names, background first, where the data name none.")] = "",
+    channels: Annotated[str, typer.Option(help="Channel names, in order; without it the data's.")] = "",
     public_images: Annotated[int, typer.Option(help="Public volumes, without labels.", min=0)] = 24,
     label_maps: Annotated[int, typer.Option(help="Public label maps, of other cases.", min=0)] = 12,
+    paired: Annotated[int, typer.Option(help="Public volumes with their labels, of other cases.", min=0)] = 0,
     validation: Annotated[int, typer.Option(help="Cases for choosing settings.", min=0)] = 8,
     test: Annotated[int, typer.Option(help="Cases for the final figures only.", min=0)] = 16,
     as_json: ResultAsJson = False,
 ) -> None:
-    """Deal a dataset to sites/*, public/images, public/label-maps, validation and test; split.json records it.
+    """Deal a dataset to sites/*, public/images, public/label-maps, public/paired, validation and test, by split.json.
 
     Example: consilium data split --data phantoms --out split --seed 1 --public-images 24 --label-maps 12
+    Example: consilium data split --data tumours --sites sites.csv --out split --seed 1 --paired 8
     """
-    from common.data.msd import read_dataset
-    from common.data.split import SplitCounts, plan_split, write_split
+    from client.data.layouts import named_dataset
+    from common.data.split import SplitCounts, plan_split, with_sites, write_split
 
-    dataset = read_dataset(data)
-    counts = SplitCounts(
-        hospitals=hospitals, public_images=public_images, label_maps=label_maps, validation=validation, test=test
-    )
+    dataset = named_dataset(data, layout=layout, labels=names(labels), channels=names(channels))
+    if sites is not None:
+        dataset = with_sites(dataset, sites)
+    counts = SplitCounts(hospitals, public_images, label_maps, validation, test, paired)
     plan = plan_split(dataset, counts, seed=seed)
     record = write_split(plan, dataset, out)
     if as_json:
@@ -74,7 +80,7 @@ def split(
     sizes = ", ".join(f"{name} {len(cases)}" for name, cases in plan.sites.items())
     typer.echo(
         f"{out}: sites {sizes}; public images {len(plan.public_images)}, public label maps {len(plan.label_maps)}, "
-        f"validation {len(plan.validation)}, test {len(plan.test)}"
+        f"paired {len(plan.paired)}, validation {len(plan.validation)}, test {len(plan.test)}"
     )
     for problem in plan.problems:
         typer.echo(f"left out {problem.case}: {problem.reason}")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Relation, Unit
 
 StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
@@ -42,6 +43,22 @@ Codec = Annotated[str, typer.Option("--codec", help="Codec: pca, ball-ae or pape
 
 PLAIN: dict[str, Any] = {"show_default": False}
 """Where the help text says the default, in the same words as for the others."""
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names separated by commas; none of an empty text."""
+    return tuple(text.split(",")) if text else ()
+
+
+def triple(text: str, kind: type, *, what: str) -> Any:
+    """Three numbers separated by commas."""
+    try:
+        values = tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        raise InvalidInput(what, value=text, limit="three numbers separated by commas") from error
+    if len(values) != 3:
+        raise InvalidInput(what, value=text, limit="three numbers separated by commas")
+    return values
 
 
 @contextmanager

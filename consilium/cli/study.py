@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from common.codecs.paper import codec_terms
 from common.config import OPEN, DataConfig, PrivacyConfig, Study, load_study
-from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli import options
 from consilium.cli.site_peers import consent_to_peers
@@ -69,8 +68,8 @@ def init(
         name=name,
         data=DataConfig(
             labels=tuple(labels.split(",")),
-            spacing_mm=_triple(spacing, float, what="--spacing"),
-            grid=_triple(grid, int, what="--grid"),
+            spacing_mm=options.triple(spacing, float, what="--spacing"),
+            grid=options.triple(grid, int, what="--grid"),
         ),
         privacy=PrivacyConfig(
             epsilon=epsilon,
@@ -85,7 +84,9 @@ def init(
             colluders=colluders,
             spare_draws=spare_draws,
         ),
-        codec=codec_terms(codec, labels=len(labels.split(",")), grid=_triple(grid, int, what="--grid"), joint=joint),
+        codec=codec_terms(
+            codec, labels=len(labels.split(",")), grid=options.triple(grid, int, what="--grid"), joint=joint
+        ),
     )
     _create(directory, study, ledger=ledger, standing=standing)
 
@@ -214,13 +215,3 @@ def _create(directory: Path, study: Study, *, ledger: Path | None, standing: Pat
     if neighbour is not None:
         typer.echo(f"it has a ledger of its own; to count hospitals' patients over both studies: --ledger {neighbour}")
     typer.echo(f"created {directory}; next: `consilium study publish {directory} --images DIR`")
-
-
-def _triple(text: str, kind: type, *, what: str) -> Any:
-    try:
-        values = tuple(kind(part) for part in text.split(","))
-    except ValueError as error:
-        raise InvalidInput(what, value=text, limit="three numbers separated by commas") from error
-    if len(values) != 3:
-        raise InvalidInput(what, value=text, limit="three numbers separated by commas")
-    return values

@@ -20,6 +20,7 @@ from typing import Any
 from client.training.side_by_side import default_jobs
 from common.codecs.paper import codec_terms
 from common.config import JOINT_ROUNDS, STUDENT_RECIPE, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.data.grid import choose_grid
 from common.data.msd import read_dataset
 from common.data.split import SplitCounts, plan_split, private_label_hashes, write_split
 from common.data.synthetic import study_data, write_phantoms
@@ -27,7 +28,6 @@ from common.errors import InvalidInput
 from common.objects import write_atomically
 from consilium.demo.dashboard import dashboard
 from consilium.demo.federation import running, write_server, write_sites
-from consilium.demo.grid import choose_grid
 from consilium.demo.options import DemoOptions, Places
 from consilium.demo.training import train_all
 from server.operations.supervisor import OnEvent, supervise

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 
 from common.canonical import digest
 from common.codecs import fit_codec
@@ -27,6 +27,7 @@ from common.protocols.joint.frame import Frame
 from common.study_mechanism import study_mechanism
 from consilium.research.kept import Kept, array_hash, weights_hash
 from consilium.research.roles import Cases, Roles
+from consilium.research.scores import at_site, own_cases, scored
 from consilium.research.setting import RECIPE, Setting, study_of
 from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS, tangent_kernel
 from server.protocols.joint.rounds import FRAMES, keep_frame
@@ -43,8 +44,7 @@ class Bench:
         self.study = study_of(setting, data)
         self.joint = setting.recipe == "joint"
         self.images = roles.public.images if self.joint else roles.public.images[: setting.queries]
-        parts = (*roles.private, roles.public, roles.maps, roles.held_out)
-        self.kept = Kept(cache, digest("bench-roles", [array_hash(part.images, part.labels) for part in parts]))
+        self.kept = Kept(cache, digest("bench-roles", [array_hash(part.images, part.labels) for part in roles.parts]))
 
     def at(self, setting: Setting) -> Bench:
         """The same roles, seed and cache at another setting."""
@@ -133,11 +133,14 @@ class Bench:
     # --- at the sites
 
     def teachers(self, start: Start | None) -> list[torch.nn.Module]:
-        """One teacher a voter; with ``start`` trained on from its weights, which are public."""
+        """One teacher a voter that has patients; with ``start`` trained on from its weights, which are public.
+
+        A hospital of fewer patients than voters leaves the others' slots empty: they send zero codes.
+        """
         weights = None if start is None else weights_hash(start.model)
         models = []
         for hospital, site in enumerate(self.roles.private):
-            for voter in range(self.setting.voters):
+            for voter in range(min(self.setting.voters, len(site))):
                 part = site[np.arange(voter, len(site), self.setting.voters)]
                 seed = 1000 * hospital + voter
                 parts = [repr(self.setting.teacher), array_hash(part.images, part.labels), seed, weights or "random"]
@@ -174,8 +177,18 @@ class Bench:
         return self.kept.number("taught", parts, lambda: self.dice(make(), self.roles.held_out))
 
     def dice(self, model: torch.nn.Module, cases: Cases) -> float:
-        predictions = np.stack([predict(model, image) for image in cases.images])
-        return score(hard(predictions), cases.labels, self.classes).mean
+        return score(segmented(model, cases), cases.labels, self.classes).mean
+
+    def scored(self, arm: str, model: torch.nn.Module) -> dict[str, float]:
+        """Every metric of a network on the held-out cases, and its Dice on each hospital's own of them."""
+        held_out, labels = self.roles.held_out, segmented(model, self.roles.held_out)
+        values = scored(arm, labels, held_out.labels, self.study.data)
+        for site in self.roles.sites:
+            rows = own_cases(site, self.roles.held_out_sites)
+            if len(rows):
+                own = score(labels[rows], held_out.labels[rows], self.classes).mean
+                values[at_site(f"{arm} on its own", site)] = own
+        return values
 
     def empty(self, recipe: TrainingConfig, *, seed: int = 0) -> torch.nn.Module:
         """A network of the recipe before training."""
@@ -183,7 +196,12 @@ class Bench:
         return build_unet(recipe.channels, in_channels=channels, out_channels=self.classes, seed=seed)
 
 
-def hard(probabilities: Float[np.ndarray, "n k x y z"]) -> np.ndarray:
+def segmented(model: torch.nn.Module, cases: Cases) -> UInt8[np.ndarray, "n x y z"]:
+    """A network's label maps of the cases."""
+    return hard(np.stack([predict(model, image) for image in cases.images]))
+
+
+def hard(probabilities: Float[np.ndarray, "n k x y z"]) -> UInt8[np.ndarray, "n x y z"]:
     """The most likely labels."""
     result: np.ndarray = probabilities.argmax(axis=1).astype(np.uint8)
     return result

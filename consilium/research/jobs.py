@@ -20,12 +20,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from client.training.side_by_side import THREAD_SETTINGS
 from common.config import DataConfig
-from common.data.msd import read_dataset
 from common.errors import InvalidInput
 from consilium.research.ablation import ablate
 from consilium.research.bench import Bench
 from consilium.research.poison import measure
-from consilium.research.roles import ROTATIONS, deal_roles, load_cases
+from consilium.research.roles import ROTATIONS, Source
 from consilium.research.setting import Setting
 from consilium.research.utility import run_part
 
@@ -40,8 +39,8 @@ class Job:
     :data:`POISON`."""
 
     setting: Setting
-    data: Path
-    test: Path | None
+    source: Source
+    data: DataConfig
     cache: Path
     seed: int
     part: str
@@ -91,7 +90,7 @@ def _tell(stages: SimpleQueue[tuple[int, str]]) -> None:
 def run_job(job: Job) -> dict[str, float]:
     """Run one part in this process, on one thread."""
     torch.set_num_threads(1)
-    bench = _bench(job.setting, job.data, job.test, job.cache, job.seed)
+    bench = _bench(job.setting, job.source, job.data, job.cache, job.seed)
 
     def report(stage: str) -> None:
         if _stages is not None:
@@ -107,12 +106,10 @@ def run_job(job: Job) -> dict[str, float]:
 
 
 @lru_cache(maxsize=ROTATIONS)
-def _bench(setting: Setting, data: Path, test: Path | None, cache: Path, seed: int) -> Bench:
+def _bench(setting: Setting, source: Source, data: DataConfig, cache: Path, seed: int) -> Bench:
     """Kept for the seed's other parts: reading the cases and fitting the codec take seconds."""
-    config = DataConfig(labels=read_dataset(data).labels, spacing_mm=(1.0, 1.0, 1.0), grid=(32, 48, 32))
-    scored = None if test is None else load_cases(test, config)
-    roles = deal_roles(load_cases(data, config), hospitals=setting.hospitals, seed=seed, test=scored)
-    smallest = min(len(site) for site in roles.private)
-    if smallest < setting.voters:
-        raise InvalidInput("voters a site", value=setting.voters, limit=f"at most the {smallest} cases of a site")
-    return Bench(setting, roles, config, seed=seed, cache=cache)
+    roles = source.roles(data, seed=seed)
+    largest = max(len(site) for site in roles.private)
+    if largest < setting.voters:
+        raise InvalidInput("voters a site", value=setting.voters, limit=f"at most the {largest} cases of the largest")
+    return Bench(setting, roles, data, seed=seed, cache=cache)

@@ -1,24 +1,30 @@
-"""Which case plays which part in a utility benchmark: private, public image, public label map, evaluation.
+"""Which case plays which part in a utility benchmark: private, public image, public label map, paired, evaluation.
 
-Refuses a dataset too small for the parts. Nobody plays two; a public image's label and a public map's image are never
-used, except that labels decoded for public images are scored at the end, for the table alone.
+The deal is that of ``consilium data split``, with one fold of the patients held out for every seed. Refuses a dataset
+too small for the parts, and scans that cannot be read. Nobody plays two; a public image's label and a public map's
+image are never used, except that labels decoded for public images are scored at the end, for the table alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from client.data.layouts import AUTO, match_study, named_dataset, open_dataset
 from common.config import DataConfig
-from common.data.msd import read_dataset
-from common.data.volume import load_label, load_volume
+from common.data.dataset import Case, Dataset
+from common.data.grid import Triple, choose_both, choose_grid, choose_spacing
+from common.data.split import Split, SplitCounts, plan_split, with_sites
+from common.data.volume import load_example
 from common.errors import InvalidInput
 
-PUBLIC_IMAGES = 30
-PUBLIC_MAPS = 10
+HOSPITALS = 8
+"""Where neither the data nor anybody says how many."""
+
 ROTATIONS = 5
 
 
@@ -38,54 +44,106 @@ class Cases:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Roles:
-    """``private[k]`` are the cases of hospital k; ``public`` lends its images, ``maps`` its labels, ``held_out`` the
-    cases students are scored on."""
+    """``private[k]`` are the cases of hospital k, which is called ``sites[k]``; ``public`` lends its images, ``maps``
+    its labels, ``paired`` both; students are scored on the cases ``held_out``, which are of the hospitals
+    ``held_out_sites`` where the dataset names any."""
 
     private: tuple[Cases, ...]
     public: Cases
     maps: Cases
     held_out: Cases
+    paired: Cases | None = None
+    sites: tuple[str, ...] = ()
+    held_out_sites: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Cases, ...]:
+        """Every case, part by part."""
+        paired = () if self.paired is None else (self.paired,)
+        return (*self.private, self.public, self.maps, self.held_out, *paired)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A benchmark's dataset on disk, in any layout, and how many cases play which part.
+
+    Hospitals are those of ``sites``, a table of every case's; without it as many as counted, dealt at random; else the
+    dataset's own. ``test``: a second dataset to score on, in place of a fold; ``labels`` and ``channels``: their names
+    where the dataset has none, or others.
+    """
+
+    data: Path
+    counts: SplitCounts
+    layout: str = AUTO
+    sites: Path | None = None
+    test: Path | None = None
+    labels: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()
+
+    def read(self) -> Dataset:
+        """The dataset's index in its own terms; no scan is opened."""
+        dataset = named_dataset(self.data, layout=self.layout, labels=self.labels, channels=self.channels)
+        if self.sites is not None:
+            return with_sites(dataset, self.sites)
+        if self.counts.hospitals is None:
+            return dataset
+        return replace(dataset, cases=tuple(replace(case, hospital=None) for case in dataset.cases))
+
+    def split(self, dataset: Dataset, *, seed: int) -> Split:
+        """The deal of this seed; ``seed`` is also the rotation."""
+        counts = replace(self.counts, validation=0, test=0)
+        return plan_split(dataset, counts, seed=seed, folds=None if self.test is not None else ROTATIONS)
+
+    def study_data(
+        self,
+        *,
+        grid: tuple[int, int, int] | None = None,
+        spacing_mm: Triple | None = None,
+    ) -> DataConfig:
+        """What a study about this dataset would take; what is left out is read from it, grid and spacing from the first
+        seed's public label maps."""
+        dataset = self.read()
+        maps = [case.label for case in self.split(dataset, seed=0).label_maps if case.label is not None]
+        if spacing_mm is None:
+            spacing_mm = choose_both(maps)[0] if grid is None else choose_spacing(maps)
+        return DataConfig(
+            labels=dataset.labels,
+            spacing_mm=spacing_mm,
+            grid=grid or choose_grid(maps, spacing_mm=spacing_mm),
+            channels=dataset.channels,
+        )
+
+    def hospitals(self) -> tuple[int, ...]:
+        """Private cases of every site, as the first seed deals them."""
+        return tuple(len(cases) for cases in self.split(self.read(), seed=0).sites.values())
+
+    def roles(self, data: DataConfig, *, seed: int) -> Roles:
+        """The deal's cases on the study's grid."""
+        split = self.split(self.read(), seed=seed)
+        tested: Sequence[Case] = split.test
+        if self.test is not None:
+            tested = match_study(open_dataset(self.test, layout=self.layout), data).labelled
+        return Roles(
+            private=tuple(on_grid(cases, data) for cases in split.sites.values()),
+            public=on_grid(split.public_images, data),
+            maps=on_grid(split.label_maps, data),
+            held_out=on_grid(tested, data),
+            paired=on_grid(split.paired, data) if split.paired else None,
+            sites=tuple(split.sites),
+            held_out_sites=tuple(case.hospital or "" for case in tested),
+        )
 
 
 def load_cases(directory: Path, data: DataConfig) -> Cases:
-    """Every labelled case of an MSD dataset, on the study's grid."""
-    listed = [case for case in read_dataset(directory).labelled if case.label is not None]
-    if not listed:
-        raise InvalidInput("labelled cases", value=0, limit="at least one", remedy="give a directory with labelsTr")
-    images = np.stack([load_volume(case.image, data).image for case in listed])
-    return Cases(images, np.stack([load_label(case.label, data) for case in listed if case.label is not None]))
+    """Every labelled case of a dataset, on the study's grid."""
+    return on_grid(match_study(open_dataset(directory), data).labelled, data)
 
 
-def patients_a_site(cases: int, *, hospitals: int, held_out: bool) -> int:
-    """Private cases of the smallest site; ``held_out``: a fifth is kept for validation. Refuses to leave one empty."""
-    private = cases - (cases // ROTATIONS if held_out else 0) - PUBLIC_IMAGES - PUBLIC_MAPS
-    if private < hospitals:
-        raise InvalidInput(
-            "cases for the benchmark",
-            value=cases,
-            limit=f"{PUBLIC_IMAGES} public images, {PUBLIC_MAPS} public maps and at least one case a hospital",
-        )
-    return private // hospitals
-
-
-def deal_roles(cases: Cases, *, hospitals: int, seed: int, test: Cases | None = None) -> Roles:
-    """Deal the cases by a seeded permutation; ``seed`` is also the rotation.
-
-    Without ``test`` a fifth is held out for validation, another fifth for each of five seeds; with it, all cases but
-    the public ones are private and ``test`` is what students are scored on.
-    """
-    count = len(cases)
-    order = np.random.default_rng(0).permutation(count)
-    fifth = 0 if test is not None else count // ROTATIONS
-    first = (seed % ROTATIONS) * fifth
-    held_out, rest = order[first : first + fifth], np.concatenate([order[:first], order[first + fifth :]])
-    rest = np.random.default_rng([1, seed]).permutation(rest)
-    patients_a_site(count, hospitals=hospitals, held_out=test is None)
-    private = len(rest) - PUBLIC_IMAGES - PUBLIC_MAPS
-    parts = np.split(rest, [private, private + PUBLIC_IMAGES])
-    return Roles(
-        private=tuple(cases[part] for part in np.array_split(parts[0], hospitals)),
-        public=cases[parts[1]],
-        maps=cases[parts[2]],
-        held_out=cases[held_out] if test is None else test,
+def on_grid(cases: Sequence[Case], data: DataConfig) -> Cases:
+    """Labelled cases of a dataset that was matched to the study, on its grid."""
+    if not cases:
+        raise InvalidInput("labelled cases", value=0, limit="at least one", remedy="give a dataset with label maps")
+    examples = [load_example(case, data) for case in cases]
+    return Cases(
+        np.stack([example.volume.image for example in examples]), np.stack([example.label for example in examples])
     )

@@ -20,6 +20,7 @@ from client.training.private.settings import defaults
 from client.training.private.teachers import train_privately
 from common.canonical import sha256_bytes
 from common.config import TrainingConfig
+from common.metrics import mean_present
 from common.models.fit import fit, one_hot, predict
 from common.privacy.mechanism import QuerySpec
 from common.privacy.release import noisy_sum
@@ -29,13 +30,14 @@ from consilium.research.asked import Drawn, ask
 from consilium.research.bench import Bench, hard
 from consilium.research.kept import Cell, array_hash, weights_hash
 from consilium.research.roles import Cases
+from consilium.research.scores import at_site, scored
 from consilium.research.setting import CENTRAL, CENTRAL_PAPER, SHARED
 from server.postprocess.labels import label_file
 from server.postprocess.student import fit_once
 from server.protocols.base import FitFiles, Lesson, protocol_of
-from server.protocols.joint.student import Start
+from server.protocols.joint.student import Start, refine
 from server.protocols.stored_labels import StoredLabels, as_stored, store_label
-from server.protocols.student import score, train_student
+from server.protocols.student import train_student
 from server.study.workspace import Public
 
 Report = Callable[[str], None]
@@ -53,7 +55,7 @@ _ARMS_OF: dict[str, tuple[str, ...]] = {
 
 
 def run(bench: Bench, report: Report) -> dict[str, float]:
-    """Dice of every arm and bound on the held-out cases, and of the decoded labels on the public volumes."""
+    """Metrics of every arm and bound on the held-out cases, and of the decoded labels on the public volumes."""
     done: dict[str, float] = {}
     for part in PARTS:
         done |= run_part(bench, part, report)
@@ -90,18 +92,16 @@ class Asked:
         self.public: Public = bench.public(folder, start=start, frame=frame)
         self.protocol = protocol_of(bench.study)
         self._rows = {volume: row for row, volume in enumerate(self.public.volumes)}
-        self.answers: tuple[Drawn, ...] = ask(self.public, self._vote, voters=len(codes), draw=self._draw)
+        self.answers: tuple[Drawn, ...] = ask(self.public, self._vote, voters=bench.voters, draw=self._draw)
         self._lesson = Lesson(self.public, self.answers, self._labels(), self._image, seed=bench.seed)
 
     def arm(self, name: str) -> dict[str, float]:
-        """Dice of an arm's network on the held-out cases; with the student that of the labels on their own volumes."""
+        """An arm's metrics on the held-out cases; with the student those of the labels on their own volumes."""
         bench = self._bench
-        if name == "non_private":
-            return {name: self._unprotected()}
-        values = {name: bench.dice(self._trained(name), bench.roles.held_out)}
+        values = bench.scored(name, self._unprotected() if name == "non_private" else self._trained(name))
         if name == "student":
             labels = hard(np.stack(list(self._lesson.labels.values())))
-            values["labels"] = score(labels, bench.roles.public.labels[: len(labels)], bench.classes).mean
+            values |= scored("labels", labels, bench.roles.public.labels[: len(labels)], bench.study.data)
         return values
 
     def _trained(self, name: str) -> torch.nn.Module:
@@ -116,16 +116,17 @@ class Asked:
         empty = self._bench.empty(self._bench.setting.student)
         return self._bench.kept.network(files.weights, empty, lambda: empty)
 
-    def _unprotected(self) -> float:
+    def _unprotected(self) -> torch.nn.Module:
         """The student of the teachers' mean codes as they are: no frame, no clip, no noise."""
         bench, codes = self._bench, self._codes.mean(axis=0)
         if self._start is not None:
-            return bench.taught(self._start, codes)
+            return refine(self._start.model, bench.images, bench.codec, codes, bench.setting.student, seed=bench.seed)
         labels = np.stack([as_stored(bench.codec.decode(code, noise_std=0.0)) for code in codes])
-        model, _ = train_student(bench.images, labels, bench.setting.student, seed=bench.seed)
-        return bench.dice(model, bench.roles.held_out)
+        return train_student(bench.images, labels, bench.setting.student, seed=bench.seed)[0]
 
     def _vote(self, encoder: Encoder, query: QuerySpec, voter: int) -> Float[np.ndarray, "d"]:
+        if voter >= len(self._codes):  # a slot without a patient
+            return np.zeros(query.mechanism.dimension)
         return encoder.of_voter(self._codes[voter, [self._rows[volume] for volume in query.volumes]])
 
     def _draw(self, query: QuerySpec, votes: Sequence[Int64[np.ndarray, "d"]]) -> Int64[np.ndarray, "d"]:
@@ -147,32 +148,47 @@ def bounds(bench: Bench, teachers: list[torch.nn.Module], start: Start | None, c
     """What the student is compared with besides its controls: teachers, and networks on everybody's patients."""
     if "ensemble" not in cell.values():
         cell.add(of_teachers(bench, teachers))
-    if bench.setting.voters > 1 and "ensemble_m1" not in cell.values():
+    if not any(name.startswith(at_site("teacher", "")) for name in cell.values()):
         report("one teacher a site")
         one = bench.at(replace(bench.setting, voters=1))
-        cell.add({f"{name}_m1": dice for name, dice in of_teachers(one, one.teachers(start)).items()})
+        alone = one.teachers(start)
+        if bench.setting.voters > 1:
+            cell.add(of_teachers(one, alone, suffix="_m1"))
+        cell.add(of_sites(one, alone))
     if "all_data" not in cell.values():
         report("all_data")
-        cell.add({"all_data": all_data(bench)})
+        cell.add(bench.scored("all_data", all_data(bench)))
     for name, clip in ((CENTRAL, None), (CENTRAL_PAPER, PAPER_CLIP)):
         if bench.setting.central and name not in cell.values():
             report(name)
-            cell.add({name: central(bench, start, layer_clip=clip)})
+            cell.add(bench.scored(name, central(bench, start, layer_clip=clip)))
 
 
-def of_teachers(bench: Bench, teachers: list[torch.nn.Module]) -> dict[str, float]:
-    """The teachers' mean Dice, and that of their mean prediction."""
-    held_out = bench.roles.held_out
-    total = np.zeros((len(held_out), bench.classes, *bench.study.data.grid), dtype=np.float32)
+def of_teachers(bench: Bench, teachers: list[torch.nn.Module], *, suffix: str = "") -> dict[str, float]:
+    """The teachers' metrics in the mean, and those of their mean prediction."""
+    held_out, data = bench.roles.held_out, bench.study.data
+    total = np.zeros((len(held_out), bench.classes, *data.grid), dtype=np.float32)
     each = []
     for model in teachers:
         probabilities = np.stack([predict(model, image) for image in held_out.images])
-        each.append(score(hard(probabilities), held_out.labels, bench.classes).mean)
+        each.append(scored(f"mean_teacher{suffix}", hard(probabilities), held_out.labels, data))
         total += probabilities
-    return {"mean_teacher": float(np.mean(each)), "ensemble": score(hard(total), held_out.labels, bench.classes).mean}
+    means = {name: mean_present(values[name] for values in each) for name in each[0]}
+    return means | scored(f"ensemble{suffix}", hard(total), held_out.labels, data)
 
 
-def all_data(bench: Bench) -> float:
+def of_sites(bench: Bench, teachers: list[torch.nn.Module]) -> dict[str, float]:
+    """Patients of every hospital, and the mean Dice of its own teacher, trained on all of them."""
+    values: dict[str, float] = {}
+    for site, cases, model in zip(bench.roles.sites, bench.roles.private, teachers, strict=True):
+        found = bench.scored("teacher", model)
+        own = at_site("teacher on its own", site)
+        values |= {at_site("patients", site): float(len(cases)), at_site("teacher", site): found["teacher"]}
+        values |= {own: found[own]} if own in found else {}
+    return values
+
+
+def all_data(bench: Bench) -> torch.nn.Module:
     """One network on everybody's patients: what no hospital may do. The same at every setting, and kept."""
     recipe = TrainingConfig(steps=bench.setting.student.steps)
 
@@ -183,10 +199,10 @@ def all_data(bench: Bench) -> float:
         return model
 
     path = bench.kept.file("all-data", [repr(recipe), bench.seed], ".pt")
-    return bench.dice(bench.kept.network(path, bench.empty(recipe), train), bench.roles.held_out)
+    return bench.kept.network(path, bench.empty(recipe), train)
 
 
-def central(bench: Bench, start: Start | None, *, layer_clip: float | None) -> float:
+def central(bench: Bench, start: Start | None, *, layer_clip: float | None) -> torch.nn.Module:
     """DP-SGD on everybody's patients in one place, replace-one, from the same public start: its default recipe.
 
     ``layer_clip``: every layer is clipped to it, in place of the recipe's one clip of all. The unit is the patient
@@ -195,7 +211,7 @@ def central(bench: Bench, start: Start | None, *, layer_clip: float | None) -> f
     setting, pooled = bench.setting, _pooled(bench)
     settings = defaults("dp-sgd", epsilon=setting.epsilon, delta=setting.delta, begun=start is not None)
     settings = replace(settings, neighbours=Neighbours.REPLACE_ONE)
-    trained = train_privately(
+    return train_privately(
         Part(pooled.images, pooled.labels, bench.classes),
         setting.teacher,
         settings,
@@ -203,8 +219,7 @@ def central(bench: Bench, start: Start | None, *, layer_clip: float | None) -> f
         seed=bench.seed,
         start=None if start is None else bench.start_file(),
         layer_clip=layer_clip,
-    )
-    return bench.dice(trained.model, bench.roles.held_out)
+    ).model
 
 
 def _pooled(bench: Bench) -> Cases:

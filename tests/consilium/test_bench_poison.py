@@ -26,11 +26,10 @@ from consilium.research.poison import (
     poison_summary,
     render_poison,
 )
-from consilium.research.roles import deal_roles
 from consilium.research.setting import Setting
 from server.protocols.joint.belief import labels_of
 from server.protocols.joint.student import TEMPERATURE, codes_of
-from tests.consilium.balls import DATA, balls
+from tests.consilium.balls import DATA, balls, deal
 
 SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)
 SETTING = Setting("joint", 4, 1, 8.0, 1e-3, Unit.HOSPITAL, 4, SMALL, SMALL, rounds=2)
@@ -38,7 +37,7 @@ SETTING = Setting("joint", 4, 1, 8.0, 1e-3, Unit.HOSPITAL, 4, SMALL, SMALL, roun
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    roles = deal_roles(balls(60), hospitals=4, seed=0)
+    roles = deal(balls(60), hospitals=4)
     return Bench(SETTING, roles, DATA, seed=0, cache=tmp_path_factory.mktemp("cache"))
 
 

@@ -23,7 +23,7 @@ from consilium.research import bench as shared
 from consilium.research import utility
 from consilium.research.ablation import VARIANTS, ablate, likeness, student
 from consilium.research.bench import Bench
-from consilium.research.roles import PUBLIC_IMAGES, PUBLIC_MAPS, deal_roles
+from consilium.research.scores import at_site, named
 from consilium.research.setting import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise
 from consilium.research.table import ablation_summary, interval, render, render_ablation, summary
 from consilium.research.utility import OFFSETS, Asked, run, run_part
@@ -34,7 +34,7 @@ from server.protocols.decode import decode_answer
 from server.protocols.joint import student as joint
 from server.protocols.stored_labels import as_stored, read_label
 from server.protocols.student import train_student
-from tests.consilium.balls import DATA, balls
+from tests.consilium.balls import DATA, balls, deal
 
 SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)
 SETTING = Setting("joint", 2, 2, 8.0, 1e-3, Unit.PATIENT, 4, SMALL, SMALL)
@@ -42,32 +42,21 @@ SETTING = Setting("joint", 2, 2, 8.0, 1e-3, Unit.PATIENT, 4, SMALL, SMALL)
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    roles = deal_roles(balls(60), hospitals=2, seed=0)
+    roles = deal(balls(60), hospitals=2)
     return Bench(SETTING, roles, DATA, seed=0, cache=tmp_path_factory.mktemp("cache"))
-
-
-def test_nobody_plays_two_parts_and_validation_rotates() -> None:
-    cases = balls(60)
-    key = {case.tobytes(): index for index, case in enumerate(cases.images)}
-    held = []
-    for seed in range(5):
-        roles = deal_roles(cases, hospitals=2, seed=seed)
-        parts = [*roles.private, roles.public, roles.maps, roles.held_out]
-        assert sorted(key[case.tobytes()] for part in parts for case in part.images) == list(range(60))
-        assert (len(roles.public), len(roles.maps), len(roles.held_out)) == (PUBLIC_IMAGES, PUBLIC_MAPS, 12)
-        held += [key[case.tobytes()] for case in roles.held_out.images]
-    assert sorted(held) == list(range(60))
-    with pytest.raises(InvalidInput):
-        deal_roles(balls(50), hospitals=2, seed=0)
 
 
 @pytest.mark.slow
 def test_a_bench_has_every_arm_and_a_second_run_trains_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     stages: list[str] = []
     first = run(bench, stages.append)
-    assert first.keys() == {*ARMS, *BOUNDS, "labels"} - {CENTRAL, CENTRAL_PAPER}
-    assert run_part(bench, OFFSETS, stages.append).keys() == {SHARED}
-    assert all(0 <= dice <= 1 for dice in first.values())
+    arms = {*ARMS, *BOUNDS, "labels"} - {CENTRAL, CENTRAL_PAPER}
+    assert {name for name in first if "|" not in name and "@" not in name} == arms
+    assert {name for name in run_part(bench, OFFSETS, stages.append) if "|" not in name and "@" not in name} == {SHARED}
+    assert all(0 <= first[arm] <= 1 and first[arm] == first[named(arm, "dice", "core")] for arm in arms)
+    alone = bench.at(replace(SETTING, voters=1)).teachers(bench.start())
+    for site, teacher in zip(bench.roles.sites, alone, strict=True):
+        assert first[at_site("teacher", site)] == bench.dice(teacher, bench.roles.held_out)
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("trained again")
@@ -76,7 +65,7 @@ def test_a_bench_has_every_arm_and_a_second_run_trains_nothing(bench: Bench, mon
         monkeypatch.setattr(module, name, never)
     monkeypatch.setattr(utility, "fit", never)
     monkeypatch.setattr(utility, "train_student", never)
-    assert run(bench, stages.append) == first
+    assert json.dumps(run(bench, stages.append)) == json.dumps(first)
 
 
 @pytest.mark.slow
@@ -105,7 +94,7 @@ def test_the_command_scores_on_a_second_dataset_and_finds_its_cells_again_with_o
     program = (sys.executable, "-P", "-c", "from consilium.cli.main import main; main()")
     words = shlex.split(
         "bench utility --data data --test test --recipe pca --queries 2 --hospitals 2 --voters 1"
-        " --teacher-steps 1 --student-steps 8 --seeds 2 --json --jobs"
+        " --teacher-steps 1 --student-steps 8 --seeds 2 --grid 16,16,16 --spacing 3,3,3 --json --jobs"
     )
     texts, kept = [], []
     for jobs in "21":

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from common.canonical import sha256_file
 from common.data.msd import Case, Dataset, read_dataset, write_dataset
-from common.data.split import Split, SplitCounts, plan_split, private_label_hashes, write_split
+from common.data.split import Split, SplitCounts, plan_split, private_label_hashes, with_sites, write_split
 from common.errors import InvalidInput
 from consilium.cli.data import app
 
@@ -119,6 +119,66 @@ def test_the_command_splits_and_a_missing_case_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert "hospital-01 6, hospital-02 6" in result.stdout
     assert "left out p00: the image file is missing" in result.stdout
+
+
+def test_paired_cases_are_public_with_both_and_the_record_says_so(tmp_path: Path) -> None:
+    dataset = make(tmp_path)
+    out = tmp_path / "out"
+    record = write_split(plan_split(dataset, replace(COUNTS, paired=3), seed=1), dataset, out)
+    paired = read_dataset(out / "public" / "paired").labelled
+    assert [case.id for case in paired] == sorted(entry["case"] for entry in record["paired"])  # type: ignore[attr-defined]
+    assert len(paired) == 3
+    assert "paired" not in write_split(plan_split(dataset, COUNTS, seed=1), dataset, tmp_path / "none")
+    others = [case.id for part in places(plan_split(dataset, replace(COUNTS, paired=3), seed=1)) for case in part]
+    assert not {case.id for case in paired} & set(others)
+
+
+def test_uneven_hospitals_give_in_proportion_and_one_patient_stays(tmp_path: Path) -> None:
+    dataset = make(tmp_path, count=30)
+    rows = [f"{case.id},{'small' if i == 29 else 'big' if i % 3 else 'middle'}" for i, case in enumerate(dataset.cases)]
+    (tmp_path / "sites.csv").write_text("\n".join(["case_id,site", *rows]))
+    named = with_sites(dataset, tmp_path / "sites.csv")
+    split = plan_split(named, SplitCounts(public_images=6, label_maps=6, validation=3, test=3), seed=1)
+    assert {name: len(cases) for name, cases in split.sites.items()} == {"big": 7, "middle": 4, "small": 1}
+    with pytest.raises(InvalidInput, match="to set aside"):
+        plan_split(named, SplitCounts(public_images=20, label_maps=4, validation=2, test=2), seed=1)
+
+
+def test_another_layout_becomes_one_file_a_case_in_the_datasets_own_numbers(tmp_path: Path) -> None:
+    """Two files a case, one for each channel, and labels 0 and 7 by a table of names."""
+    lines, rng = ["image_T1,image_FLAIR,label,patient_id,case_id"], np.random.default_rng(0)
+    for i in range(9):
+        files = {name: f"{name}-{i}.nii.gz" for name in ("T1", "FLAIR", "label")}
+        for name, file in files.items():
+            array = rng.integers(0, 2, (4, 4, 4)) * 7 if name == "label" else np.full((4, 4, 4), i + 10 * len(name))
+            nib.save(nib.Nifti1Image(array.astype(np.uint8), np.eye(4)), tmp_path / file)
+        lines.append(f"{files['T1']},{files['FLAIR']},{files['label']},patient-{i},case-{i}")
+    (tmp_path / "cases.csv").write_text("\n".join(lines))
+    (tmp_path / "labels.tsv").write_text("index\tname\n0\tbackground\n7\tcore\n")
+    counts = [
+        "--hospitals",
+        "2",
+        "--public-images",
+        "1",
+        "--label-maps",
+        "1",
+        "--paired",
+        "1",
+        "--validation",
+        "1",
+        "--test",
+        "1",
+    ]
+    arguments = ["split", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--seed", "1", *counts]
+    assert CliRunner().invoke(app, [*arguments, "--channels", "FLAIR,T1"], catch_exceptions=False).exit_code == 0
+    (case,) = read_dataset(tmp_path / "out" / "public" / "paired").labelled
+    number = int(case.id.removeprefix("case-"))
+    image = np.asanyarray(nib.load(case.image).dataobj)
+    assert (image[..., 0] == number + 50).all()
+    assert (image[..., 1] == number + 20).all()
+    drawn = np.asanyarray(nib.load(tmp_path / f"label-{number}.nii.gz").dataobj)
+    assert case.label is not None
+    np.testing.assert_array_equal(np.asanyarray(nib.load(case.label).dataobj), drawn == 7)
 
 
 def test_the_record_names_every_label_map_that_may_not_shape_a_codec(tmp_path: Path) -> None:
