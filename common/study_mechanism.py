@@ -1,9 +1,11 @@
-"""The mechanism that a study's terms describe; what is computed from the terms stands in ``common/privacy``."""
+"""What a study's terms describe: its mechanism, and a sealed sum in words; both are computed in ``common/privacy``."""
 
 from __future__ import annotations
 
 from common.config import Study
+from common.privacy.accounting import max_mu_squared
 from common.privacy.calibration import calibrate
+from common.privacy.coalitions import against_whom, coalition_sentences, spare_sentence
 from common.privacy.mechanism import Mechanism, radius_int
 
 
@@ -29,4 +31,24 @@ def study_mechanism(study: Study, *, dimension: int) -> Mechanism:
         voters_per_site=privacy.voters_per_site,
         noise_std=noise_std,
         colluders=privacy.colluders if privacy.sealed else None,
+    )
+
+
+def sealed_sentences(study: Study) -> tuple[str, ...]:
+    """Who sees what in a sealed study, against whom which ε holds on its smallest roster, and what the budget holds.
+
+    Of the whole budget, whatever is asked. Empty for an open study.
+    """
+    privacy = study.privacy
+    if not privacy.sealed:
+        return ()
+    found = against_whom(
+        max_mu_squared(privacy.accountant, privacy.budget),
+        *(privacy.budget, privacy.protection, privacy.accountant),
+        sites=privacy.quorum,
+        colluders=privacy.colluders,
+    )
+    return (
+        *coalition_sentences(found, sites=privacy.quorum, colluders=privacy.colluders),
+        spare_sentence(answers=privacy.planned_queries, spare=privacy.spare_draws),
     )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from common.config import Study
 from common.models.bundle_facts import BundlePrivacy, Libraries
 from common.models.fit import WINDOW_OVERLAP, inferer_of
+from common.study_mechanism import sealed_sentences
 
 METADATA_SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
@@ -206,6 +207,15 @@ def _inferer(study: Study) -> dict[str, object]:
     }
 
 
+def _rests_on(study: Study) -> str:
+    if study.privacy.sealed:
+        return "\n\n".join((*sealed_sentences(study), "This covers the weights and anything computed from them."))
+    return (
+        "Whoever trusts the study's aggregator to have added the noise can rely on this for the weights and for "
+        "anything computed\nfrom them."
+    )
+
+
 def readme(study: Study, privacy: BundlePrivacy, dice: Mapping[str, float]) -> str:
     measured = "".join(f"| {name} | {value:.3f} |\n" for name, value in dice.items())
     table = (
@@ -222,8 +232,7 @@ labels are noisy aggregates of the predictions of teachers at {privacy.sites} si
 Guaranteed by the study: {privacy.guarantee()}.
 Spent of it when this was exported: {privacy.spent()}.
 
-Whoever trusts the study's aggregator to have added the noise can rely on this for the weights and for anything computed
-from them. Every figure behind it is in `configs/privacy.json`, with the hash of the ledger's
+{_rests_on(study)} Every figure behind it is in `configs/privacy.json`, with the hash of the ledger's
 signed head.
 
 ## Use

@@ -3,7 +3,8 @@
 Every figure comes from a copy of the ledger that was verified first; a ledger that does not verify gets no certificate.
 Every ε stands with accountant, δ, unit and relation. The guarantee is the study's budget, what was promised and can
 still be spent under the same consent; what was spent of it stands beside it. The certificate says what it rests on and
-what nobody can show: it proves accounting, and that the noise was added is a promise of the server's operator.
+what nobody can show: it proves accounting, and that the noise was added is a promise of the server's operator or, in a
+sealed study, of the hospitals.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ from common.privacy.calibration import noise_multiplier
 from common.privacy.consent import group_guarantees, group_sentence, guess_right_at_most, guess_sentence
 from common.privacy.figures import delta_text, epsilon_text, percent_text
 from common.privacy.mechanism import GRID_BITS, AccountantName, Mechanism, Relation, Unit
+from common.study_mechanism import sealed_sentences
 from consilium.reports.certificate_pdf import render
 from consilium.reports.patient_report import identity_lines, patient_lines, release_guarantee
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import VerifyReport, verify
+from server.study.consent_text import sealed_facts
 from server.study.workspace import Workspace
 
 CERTIFICATE_SCHEMA = 2
@@ -50,11 +53,18 @@ PROVES = (
     "what they cover would contradict a receipt and stop that hospital's answers.",
     "Each hospital counted its own charges in its own ledger, when it accepted a query, whatever the server says.",
 )
-CANNOT_PROVE = (
+_OPEN_NOISE = (
     "That noise was added, or was the noise of the mechanism named here. The operator of the server opens the "
     "hospitals' codes and is trusted to add it.",
     "That un-noised codes were not kept or used elsewhere, and that rows after the signed head do not exist. Whoever "
     "keeps a later head or receipt can tell.",
+)
+_SEALED_NOISE = (
+    "That each hospital added its share of the noise, and its masks. The server cannot read what they send; those of a "
+    "roster that do not collude are trusted to add it.",
+    "That rows after the signed head do not exist. Whoever keeps a later head or receipt can tell.",
+)
+CANNOT_PROVE = (
     "Whose scans are whose. What counts as one patient is each hospital's own statement: its table of patients or its "
     "BIDS subjects. Where it has neither, as in plain MSD data, every image file counts as a patient of its own, and a "
     "person with several files is protected less well than unit patient says.",
@@ -137,7 +147,7 @@ def certificate_facts(
                 "hashes": _hashes(workspace, study),
                 "versions": _versions(),
                 "proves": list(PROVES),
-                "cannot_prove": list(CANNOT_PROVE),
+                "cannot_prove": [*(_SEALED_NOISE if study.privacy.sealed else _OPEN_NOISE), *CANNOT_PROVE],
             }
 
 
@@ -157,6 +167,7 @@ def _study_facts(study: Study) -> dict[str, Any]:
         "voters_per_site": privacy.voters_per_site,
         "clipping_norm": study.codec.radius,
         "edition": privacy.edition,
+        **({"sealed_sum": sealed_facts(study)} if privacy.sealed else {}),
         "terms": study.to_json(),
     }
 
@@ -197,7 +208,7 @@ def _spent_facts(ledger: Ledger, study: Study) -> dict[str, Any]:
             "guaranteed": guess_right_at_most(limit),
             "spent": guess_right_at_most(worst),
         },
-        "in_words": in_words(promised, groups, limit=limit, spent=worst),
+        "in_words": [*in_words(promised, groups, limit=limit, spent=worst), *sealed_sentences(study)],
         "pools": pools,
     }
 
@@ -289,6 +300,7 @@ def _mechanisms(found: Sequence[Mechanism], study: Study) -> list[dict[str, Any]
             "clipping_norm": mechanism.radius_int / 2**GRID_BITS,
             "noise_multiplier": noise_multiplier(mechanism, protection),
             "noise_std_on_sum": float(mechanism.noise_std) / 2**GRID_BITS,
+            **({} if mechanism.colluders is None else {"colluders": mechanism.colluders}),
         }
         for mechanism in dict.fromkeys(found)
     ]

@@ -202,7 +202,7 @@ def _released(pages: _Pages, facts: dict[str, Any]) -> None:
         pages.paragraph(
             f"{m['releases']} releases by {m['name']}: {m['coordinates']} numbers each, noise of standard deviation "
             f"{m['noise_std_on_sum']:.6g} on every number, {m['noise_multiplier']:.6g} times what one "
-            f"{study['unit']} can change (noise multiplier z, relation {study['relation']}).",
+            f"{study['unit']} can change (noise multiplier z, relation {study['relation']}){_left(m)}.",
             _SMALL,
             bullet="•",
         )
@@ -229,6 +229,12 @@ def _released(pages: _Pages, facts: dict[str, Any]) -> None:
         )
     for text in extra:
         pages.paragraph(text)
+
+
+def _left(mechanism: dict[str, Any]) -> str:
+    if "colluders" not in mechanism:
+        return ""
+    return f", drawn at the hospitals so that as much is left beside any {mechanism['colluders']} of them"
 
 
 def _refused(pages: _Pages, facts: dict[str, Any]) -> None:

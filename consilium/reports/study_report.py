@@ -22,9 +22,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from common.privacy.consent import guess_sentence
 from common.privacy.figures import delta_text, epsilon_text
+from common.study_mechanism import sealed_sentences
 from consilium.reports.report_facts import CONTROLS, FALSE_ALARMS, DiceScore, PrivacyFacts, ReportFacts
 from consilium.reports.report_pictures import OUTLINES, draw_pictures
-from server.study.consent_text import BatchRoster, study_limit
+from server.study.consent_text import BatchRoster, sealed_facts, study_limit
 
 REPORT_SCHEMA = 1
 
@@ -57,6 +58,7 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
             "codec": study.codec.name,
             "quorum": study.privacy.quorum,
             "voters_per_site": study.privacy.voters_per_site,
+            **({"sealed_sum": sealed_facts(study)} if study.privacy.sealed else {}),
         },
         "student": {"dice": dice(facts.student)},
         "controls": {
@@ -151,6 +153,7 @@ def render_html(facts: ReportFacts) -> str:
         share_spent=_share(facts.privacy.epsilon_gate, facts.privacy.planned_epsilon),
         share_queries=_share(facts.privacy.queries, facts.privacy.planned_queries),
         attendance=_attendance(facts.releases),
+        sealed=sealed_sentences(facts.study),
         in_words=guess_sentence(facts.study.privacy.protection, study_limit(facts.study)),
         power=None if power is None else max(1, math.ceil(100 * power)),
         false_alarms=round(100 * FALSE_ALARMS),

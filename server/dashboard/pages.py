@@ -13,6 +13,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import ValidationError
 
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
+from common.study_mechanism import sealed_sentences
 from server.dashboard.labels import labels_page, take_decision
 from server.dashboard.pictures import LAYERS, PLANES, VolumeFacts, picture_key
 from server.dashboard.planning import Wishes, wishes_of
@@ -35,7 +36,8 @@ def overview(screen: OnScreen) -> HTMLResponse:
 
 @routes.get("/study")
 def study(screen: OnScreen) -> HTMLResponse:
-    return screen.show("study", {"noise": screen.service.noise()})
+    service = screen.service
+    return screen.show("study", {"noise": service.noise(), "sealed": sealed_sentences(service.follower.study)})
 
 
 @routes.get("/sites")

@@ -13,6 +13,7 @@ from textwrap import fill
 from common.config import Study
 from common.privacy.accounting import guarantee, max_mu_squared
 from common.privacy.calibration import noise_multiplier
+from common.privacy.coalitions import against_whom
 from common.privacy.consent import (
     delta_rule,
     group_guarantees,
@@ -23,7 +24,7 @@ from common.privacy.consent import (
 )
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
-from common.study_mechanism import study_mechanism
+from common.study_mechanism import sealed_sentences, study_mechanism
 from server.ledger.server_ledger import Ledger, StoredAnswer
 from server.protocols.base import protocol_of
 
@@ -35,6 +36,15 @@ _RELATIONS = {
     Relation.REPLACE_ONE: "exchanged for any other {unit}",
     Relation.ZERO_OUT: "left out, its code counting as zero",
 }
+
+_SEEN_OPEN = """\
+  The server's operator   your clipped codes, opened by the server core. The operator is TRUSTED to add the noise;
+                          receipts prove the accounting, not the noise.
+  Flower and its database sealed codes only, unreadable without the core's key."""
+_SEEN_SEALED = """\
+  The server's operator   codes behind your masks and your share of the noise, and their noisy sum. Not trusted: what
+                          holds against the operator, and with whom, stands above.
+  Flower and its database the same, sealed once more to the core's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +84,7 @@ def facts(study: Study) -> dict[str, object]:
     """The study's plan as plain values: what `consilium study show --json` prints."""
     privacy = study.privacy
     mechanism = study_mechanism(study, dimension=1)
-    spent = mechanism.mu_squared(privacy.protection) * privacy.planned_queries
+    spent = mechanism.mu_squared(privacy.protection) * privacy.charges
     limit = study_limit(study)
     groups = group_guarantees(limit, privacy.budget, privacy.protection, privacy.accountant)
     planned = {str(name): guarantee(spent, privacy.budget, privacy.protection, name).epsilon for name in AccountantName}
@@ -99,6 +109,25 @@ def facts(study: Study) -> dict[str, object]:
         "epsilon_of_plan": planned,
         "guess_right_at_most": guess_right_at_most(limit),
         "groups": [one.to_json() for one in groups],
+        **({"sealed_sum": sealed_facts(study)} if privacy.sealed else {}),
+    }
+
+
+def sealed_facts(study: Study) -> dict[str, object]:
+    """Against whom which ε holds in a sealed study, for its whole budget, on its smallest roster."""
+    privacy = study.privacy
+    terms = privacy.budget, privacy.protection, privacy.accountant
+    no_share, t_shares, more = against_whom(
+        study_limit(study), *terms, sites=privacy.quorum, colluders=privacy.colluders
+    )
+    return {
+        "colluders": privacy.colluders,
+        "spare_draws": privacy.spare_draws,
+        "sites": privacy.quorum,
+        "knowing_no_share": no_share.to_json(),
+        "knowing_the_colluders_shares": t_shares.to_json(),
+        "knowing_one_more": more.to_json(),
+        "in_words": list(sealed_sentences(study)),
     }
 
 
@@ -119,6 +148,7 @@ def for_consortium(study: Study, *, sites: int) -> str:
             f"noise multiplier z = {f['noise_multiplier']:.6f} on a sum clipped at C = {f['clipping_norm']:g}",
             f"whole plan: {whole}, {stated}",
             guess_sentence(privacy.protection, study_limit(study)),
+            *sealed_sentences(study),
             delta_rule(privacy.delta, unit=privacy.unit),
             *([] if warning is None else [f"warning: {warning}"]),
         ]
@@ -148,6 +178,8 @@ def for_site(study: Study, *, patients: int | None = None) -> str:
         warning = warn_about(privacy.delta, unit=Unit.PATIENT, units=patients)
         sentences += [] if warning is None else [f"Warning: {warning}."]
     said = "\n".join(_filled(sentence) for sentence in sentences)
+    sealed = "".join(f"{_filled(sentence)}\n" for sentence in sealed_sentences(study))
+    seen = _SEEN_SEALED if privacy.sealed else _SEEN_OPEN
     wording = protocol_of(study).wording(study)
     asked = _filled(
         f"Your teachers, {privacy.voters_per_site} a site, trained at your site on your own patients, segment "
@@ -166,15 +198,13 @@ WHAT IS GUARANTEED
   In words: whatever is released in this study looks almost the same if {unit} were
   {relation}. "Almost" is ε and δ.
 {said}
-  Noise: standard deviation {f["noise_multiplier"]:.4f} × the sensitivity of the sum, on every number released.
+{sealed}  Noise: standard deviation {f["noise_multiplier"]:.4f} × the sensitivity of the sum, on every number released.
   A release names at least {privacy.quorum} sites; below that nothing is released.
   The budget belongs to your patient pool: other studies on the same pool add up, and your own ledger refuses
   past your own cap in site.toml.
 
 WHO SEES WHAT
-  The server's operator   your clipped codes, opened by the server core. The operator is TRUSTED to add the noise;
-                          receipts prove the accounting, not the noise.
-  Flower and its database sealed codes only, unreadable without the core's key.
+{seen}
   The other hospitals     the noisy releases, the roster of each, and the student.
   The public              whatever the consortium publishes of those: the guarantee covers all of it.
 

@@ -62,6 +62,23 @@ def release(workspace: Workspace, first: int, last: int, sites: tuple[str, ...])
         )
 
 
+def test_a_sealed_study_certifies_against_whom_it_holds_and_trusts_no_operator(tmp_path: Path) -> None:
+    privacy = PrivacyConfig(
+        epsilon=8.0, delta=1e-3, planned_queries=4, quorum=3, aggregation="sealed-sum", spare_draws=1
+    )
+    data = DataConfig(labels=("background", "lesion"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16))
+    made = Workspace(tmp_path / "study")
+    setup.create_study(made, Study(name="trial", data=data, privacy=privacy))
+    facts = certificate_facts(made)
+    sealed = facts["study"]["sealed_sum"]
+    assert (sealed["colluders"], sealed["spare_draws"], sealed["sites"]) == (1, 1, 3)
+    assert sealed["knowing_no_share"]["epsilon"] < facts["guarantee"]["epsilon"] < sealed["knowing_one_more"]["epsilon"]
+    said = " ".join(facts["in_words"] + facts["cannot_prove"])
+    assert "ε = 8 holds against the server's operator together with any one hospital of the roster" in said
+    assert "is trusted to add it" not in said
+    assert RUN.invoke(app, [str(made.root), "--out", str(tmp_path / "out")]).exit_code == 0
+
+
 def test_it_states_what_the_ledger_holds(workspace: Workspace) -> None:
     facts = certificate_facts(workspace, clock=lambda: datetime(2025, 3, 1, 9, 0, tzinfo=UTC))
     study = workspace.study()

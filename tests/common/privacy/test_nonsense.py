@@ -25,6 +25,7 @@ from common.privacy import (
     accounting,
     calibration,
     claim,
+    coalitions,
     consent,
     figures,
     gaussian,
@@ -290,6 +291,16 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: patient_guarantee.Combined(1.0, x, patient_guarantee.EXCHANGED, patient_guarantee.APART),
     ],
     "release.noisy_sum": [lambda x: release_at(noise_std=x), lambda x: release_at(dimension=x)],
+    "coalitions.mu_squared_against": [
+        lambda x: coalitions.mu_squared_against(x or -1, sites=5, colluders=1, knowing=1),  # type: ignore[arg-type]
+        lambda x: coalitions.mu_squared_against(Fraction(1), sites=x, colluders=1, knowing=1),
+        lambda x: coalitions.mu_squared_against(Fraction(1), sites=5, colluders=x or -1, knowing=1),
+        lambda x: coalitions.mu_squared_against(Fraction(1), sites=5, colluders=1, knowing=x or -1),
+    ],
+    "coalitions.against_whom": [
+        lambda x: coalitions.against_whom(x or -1, BUDGET, HOSPITAL, EXACT, sites=5, colluders=1),  # type: ignore[arg-type]
+        lambda x: coalitions.against_whom(Fraction(1), BUDGET, HOSPITAL, EXACT, sites=x, colluders=1),
+    ],
     "shares.share_std": [lambda x: shares.share_std(mechanism(noise_std=Fraction(99), colluders=1), sites=x)],
     "shares.sum_bound": [lambda x: shares.sum_bound(mechanism(noise_std=Fraction(99), colluders=1), sites=x)],
     "shares.unmasked": [
@@ -302,6 +313,9 @@ TAKES_NO_NUMBER = {
     "patient_guarantee.Training",  # what a site's record says
     "patient_guarantee.Trainings",
     "consent.group_sentence",  # from guarantees that were checked
+    "coalitions.coalition_sentences",
+    "coalitions.spare_sentence",
+    "study_mechanism.sealed_sentences",  # from terms that were checked
     "patient_guarantee.of_each_patient",
     "patient_guarantee.combine",
     "patient_guarantee.worst",
