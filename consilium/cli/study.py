@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 
 from common.codecs.paper import codec_terms
 from common.config import OPEN, DataConfig, PrivacyConfig, Study, load_study
 from common.privacy.mechanism import AccountantName, Relation, Unit
+from common.process import executable
 from consilium.cli import options
 from consilium.cli.site_peers import consent_to_peers
-from server.aggregation.progress import StudyProgress, stage_bars
 from server.study import consent_text as describe
 from server.study import create_study as setup
 from server.study import templates as studies
@@ -157,17 +161,61 @@ def publish(
 
 
 @study_app.command("run")
-def run(directory: options.StudyDir, as_json: options.AsJson = False) -> None:
+def run(
+    directory: options.StudyDir,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return once the run has begun; `study watch` follows it.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
     """Run the study over Flower until it is finished; an interrupted run is resumed by running again.
 
+    The run goes on at the server when this command ends: `study watch` attaches again, `study stop` ends it.
     Example: consilium study run trial
     """
-    from server.operations.supervisor import supervise
+    from server.operations import supervisor
 
     workspace = Workspace(directory)
-    with stage_bars(Console(stderr=True)) as bars:
-        supervise(workspace, on_event=StudyProgress(bars).on_event)
+    if detach:
+        supervisor.detach(workspace, (executable("consilium"), "study", "run", str(directory.absolute())))
+        typer.echo(_goes_on(directory))
+        return
+    with _following(directory) as on_event:
+        supervisor.supervise(workspace, on_event=on_event)
     _print_status(workspace, as_json=as_json)
+
+
+@study_app.command("watch")
+def watch(directory: options.StudyDir, as_json: options.AsJson = False) -> None:
+    """Follow the run that goes on, from any terminal and at any time: stages, ETA, what sites decline. Changes nothing.
+
+    Example: consilium study watch trial
+    """
+    from server.operations import supervisor
+
+    with _following(directory) as on_event:
+        supervisor.watch(Workspace(directory), on_event=on_event)
+    _print_status(Workspace(directory), as_json=as_json)
+
+
+@contextmanager
+def _following(directory: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Bars for a run's events; who is interrupted is told that the run is not."""
+    from server.aggregation.progress import StudyProgress, stage_bars
+
+    try:
+        with stage_bars(Console(stderr=True)) as bars:
+            yield StudyProgress(bars, overall=True).on_event
+    except KeyboardInterrupt:
+        typer.echo(_goes_on(directory), err=True)
+        raise typer.Exit(130) from None
+
+
+def _goes_on(directory: Path) -> str:
+    return (
+        f"the run goes on at the server; `consilium study watch {directory}` attaches again, "
+        f"`consilium study stop {directory}` ends it"
+    )
 
 
 @study_app.command("resume")
@@ -176,7 +224,7 @@ def resume(directory: options.StudyDir, as_json: options.AsJson = False) -> None
 
     Example: consilium study resume trial
     """
-    run(directory, as_json)
+    run(directory, as_json=as_json)
 
 
 @study_app.command("stop")
@@ -195,12 +243,22 @@ def stop(
 
 
 @study_app.command("status")
-def status(directory: options.StudyDir, as_json: options.AsJson = False) -> None:
+def status(
+    directory: options.StudyDir,
+    watching: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until Ctrl-C.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
     """Where a study stands: stage, answers, what was spent, which site answered last.
 
     Example: consilium study status trial --json
     """
-    _print_status(Workspace(directory), as_json=as_json)
+    workspace = Workspace(directory)
+    while watching:
+        text = "\n".join(study_status(workspace).lines())
+        click.clear()
+        typer.echo(text)
+        time.sleep(2.0)
+    _print_status(workspace, as_json=as_json)
 
 
 def _print_status(workspace: Workspace, *, as_json: bool) -> None:

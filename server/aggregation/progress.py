@@ -4,21 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 OnStage: TypeAlias = Callable[[str, int, int], None]
 """Called as work goes on: the name of what it is at, how much of that is done, of how much."""
+
+
+_SHARES = {"collect": 30, "decode": 3, "student": 16, "controls": 48, "export": 3}
+"""What each stage is of a run, in percent, as the demo's take their time; the ETA of the whole is by these."""
+
+
+class _Eta(ProgressColumn):
+    """A task's own ``eta_s`` where it has one, else what its speed says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_speed = TimeRemainingColumn()
+
+    def render(self, task: Task) -> Text:
+        if "eta_s" not in task.fields:
+            return self._by_speed.render(task)
+        eta_s = task.fields["eta_s"]
+        return Text("-:--:--" if eta_s is None else str(timedelta(seconds=round(eta_s))), style="progress.remaining")
 
 
 def stage_bars(console: Console) -> Progress:
@@ -29,7 +51,7 @@ def stage_bars(console: Console) -> Progress:
         TaskProgressColumn(),
         TimeElapsedColumn(),
         TextColumn("ETA"),
-        TimeRemainingColumn(),
+        _Eta(),
         console=console,
     )
 
@@ -49,18 +71,34 @@ def bar_a_stage(console: Console) -> Iterator[OnStage]:
 
 
 class StudyProgress:
-    """Turns a study's events into bars, and what went wrong at a site into a line above them."""
+    """Turns a study's events into bars, and what went wrong at a site into a line above them.
 
-    def __init__(self, bars: Progress, *, indent: str = "") -> None:
-        self._bars, self._indent = bars, indent
+    A bar's time is counted from the event that began it, so that who attaches in the middle sees the same. ``overall``:
+    a bar of the whole run stands first.
+    """
+
+    def __init__(self, bars: Progress, *, indent: str = "", overall: bool = False) -> None:
+        self._bars, self._indent, self._overall = bars, indent, overall
         self._tasks: dict[str, TaskID] = {}
+        self._begun = datetime.now(UTC)
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Show one event; kinds that say nothing to a person are passed over."""
+        self._show(event)
+        if "run" in self._tasks and event["event"] != "run-finished":
+            self._update_run()
+
+    def _show(self, event: dict[str, Any]) -> None:
         match event["event"]:
+            case "run-started" if self._overall:
+                self._begun = datetime.fromisoformat(event["time"])
+                self._tasks.setdefault("run", self._add("run", total=100, time=event["time"]))
+            case "run-finished" if "run" in self._tasks:
+                self._bars.update(self._tasks["run"], completed=100, eta_s=0)
+                self._task(self._tasks["run"]).finished_time = event["seconds"]
             case "stage-started":
                 name = event["stage"]
-                self._tasks[name] = self._bars.add_task(self._indent + name, total=event["total"])
+                self._tasks[name] = self._add(self._indent + name, total=event["total"], time=event["time"])
             case "stage-progress":
                 self._update(event["stage"], completed=event["done"], total=event["total"])
             case "student-step":
@@ -70,6 +108,7 @@ class StudyProgress:
             case "stage-finished" if event["stage"] in self._tasks:
                 total = self._bars.tasks[self._tasks[event["stage"]]].total
                 self._update(event["stage"], completed=total, total=total)
+                self._task(self._tasks[event["stage"]]).finished_time = event["seconds"]
             case "offer-answered" if not event["accepted"]:
                 self._bars.console.print(f"site {event['site']} declined: {event['reason']}")
             case "ledger-contradicted":
@@ -84,6 +123,25 @@ class StudyProgress:
             case "run-restarted":
                 self._bars.console.print("the ServerApp died; submitted again, it resumes from the ledger")
 
+    def _add(self, name: str, *, total: float, time: str) -> TaskID:
+        task = self._bars.add_task(name, total=total)
+        self._task(task).start_time = self._bars.get_time() - max(0.0, _seconds_since(datetime.fromisoformat(time)))
+        return task
+
+    def _task(self, task: TaskID) -> Task:
+        return next(one for one in self._bars.tasks if one.id == task)
+
+    def _update_run(self) -> None:
+        """How much of the run is done, by its stages' shares, and how long the rest takes if it goes on like this."""
+        stages = {stage: self._task(task) for stage, task in self._tasks.items() if stage in _SHARES}
+        done = sum(_SHARES[stage] * task.completed / (task.total or 1) for stage, task in stages.items())
+        eta_s = _seconds_since(self._begun) * (100 - done) / done if done >= 1 else None
+        self._bars.update(self._tasks["run"], completed=done, eta_s=eta_s)
+
     def _update(self, stage: str, *, completed: float | None, total: float | None) -> None:
         if stage in self._tasks:
             self._bars.update(self._tasks[stage], completed=completed, total=total)
+
+
+def _seconds_since(time: datetime) -> float:
+    return (datetime.now(UTC) - time).total_seconds()

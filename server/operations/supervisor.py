@@ -11,18 +11,19 @@ import contextlib
 import errno
 import http.client
 import ssl
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConsiliumError, DaemonFailed
+from common.errors import ConsiliumError, DaemonFailed, InvalidInput
 from common.events import read_events
 from common.objects import write_atomically
 from common.pki import ServerIdentity
-from common.process import DaemonSpec, base_env
+from common.process import DaemonSpec, base_env, plain_text
 from common.sockets import accepts, answers_http, reachable
 from common.supervision import Kept, Standing, keep_running, last_words, standings
 from server.aggregation.relay import SOCKET as CORE_SOCKET
@@ -43,6 +44,8 @@ from server.study.workspace import Workspace
 
 START_TIMEOUT_S = 120.0
 POLL_S = 0.3
+RESUBMITTED_S = 30.0
+"""How long a run that died may take to be submitted again by who supervises it."""
 SOCKET = "fleet.sock"
 PARTS = ("core", "network")
 """What may run as two users or in two containers."""
@@ -198,11 +201,72 @@ def start_run(workspace: Workspace) -> int:
 
 
 def request_stop(workspace: Workspace, *, now: bool = False) -> None:
-    """Ask the run to stop at its next safe point; ``now`` also tells Flower to end it. Stored answers stay."""
-    workspace.stop_file.touch()
+    """Ask the run to stop at its next safe point; ``now`` also tells Flower to end it. Stored answers stay.
+
+    InvalidInput where none goes on.
+    """
     run_id = workspace.run_id()
+    if not workspace.busy() and not _submitted(workspace, run_id):
+        raise InvalidInput(
+            "no run is going on", value=str(workspace.root), remedy="`consilium study status` tells more"
+        )
+    workspace.stop_file.touch()
     if now and run_id is not None:
         stop_run(flower_server(workspace), run_id)
+
+
+def _submitted(workspace: Workspace, run_id: int | None) -> bool:
+    """Whether a run that Flower knows has not ended; it may not have begun to hold the study's lock."""
+    try:
+        return run_id is not None and not run_status(flower_server(workspace), run_id).finished
+    except (DaemonFailed, InvalidInput):
+        return False
+
+
+def watch(workspace: Workspace, *, on_event: OnEvent) -> None:
+    """Follow the run that goes on, from its first event, until it ends; the run that ended last, where none does.
+
+    Looks, and changes nothing. RunFailed as :func:`supervise` raises it, or for a run that died.
+    """
+    events = list(read_events(workspace.events_file))
+    starts = [number for number, event in enumerate(events) if event["event"] == "run-started"]
+    if not starts and not workspace.busy():
+        raise InvalidInput("no run to watch", value=str(workspace.root), remedy="`consilium study run`")
+    silent_since: float | None = None
+    for event in _tail(workspace, seen=starts[-1] if starts else 0):
+        if event is not None:
+            silent_since = None
+            on_event(event)
+            if event["event"] == "run-failed":
+                raise RunFailed(event["reason"])
+            if event["event"] == "run-finished":
+                return
+        elif workspace.busy():
+            silent_since = None
+        else:
+            silent_since = silent_since or time.monotonic()
+            if time.monotonic() - silent_since > RESUBMITTED_S:
+                raise RunFailed("the run died; to fix: `consilium study resume`, which goes on from the ledger")
+
+
+def detach(workspace: Workspace, command: Sequence[str]) -> None:
+    """Start ``command``, which supervises a run, in a session of its own; returns once its run has begun.
+
+    What it says goes to ``logs/run.log``. DaemonFailed with its words if it ends before.
+    """
+    log = workspace.root / "logs" / "run.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    runs = sum(event["event"] == "run-started" for event in read_events(workspace.events_file))
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+    while process.poll() is None:
+        if sum(event["event"] == "run-started" for event in read_events(workspace.events_file)) > runs:
+            return
+        time.sleep(POLL_S)
+    if process.returncode:
+        raise DaemonFailed(last_words(plain_text(log)).removeprefix("error: "))
 
 
 def supervise(

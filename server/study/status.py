@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any
 
 from common.config import Study
 from common.events import EVENTS, read_events
@@ -30,12 +32,27 @@ class SiteStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """The stage a run is in, or was in when it ended: its name, since when, and how much of it is done."""
+
+    name: str
+    since: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class StudyStatus:
-    """A study's standing by its ledger and its event log; ``epsilon`` is what it spent, by accountant."""
+    """A study's standing by its ledger and its event log; ``epsilon`` is what it spent, by accountant.
+
+    ``admitted`` is how many sites are; ``stage`` is None before the first run and where a run has ended well.
+    """
 
     study: Study
     state: str
     running: bool
+    admitted: int
+    stage: Stage | None
     last_event: dict[str, object]
     answers: int
     epsilon: dict[str, float]
@@ -52,8 +69,11 @@ class StudyStatus:
             "id": self.study.id,
             "state": self.state,
             "running": self.running,
+            "stage": None if self.stage is None else asdict(self.stage),
+            "sites_admitted": self.admitted,
             "last_event": self.last_event,
             "answers": self.answers,
+            "answers_left": self.answers_left,
             "planned_queries": privacy.planned_queries,
             "epsilon": self.epsilon,
             "accountant": str(privacy.accountant),
@@ -67,23 +87,39 @@ class StudyStatus:
             "ledger_head": self.ledger_head,
         }
 
+    @property
+    def answers_left(self) -> int:
+        """Planned queries that are not answered yet."""
+        return max(0, self.study.privacy.planned_queries - self.answers)
+
     def lines(self) -> list[str]:
-        """The same for a reader."""
+        """The same for a reader; times are this machine's."""
         privacy = self.study.privacy
         stated = f"δ = {delta_text(privacy.delta)}, unit {privacy.unit}, relation {privacy.relation}"
         spent = ", ".join(f"ε = {epsilon_text(value)} ({name})" for name, value in self.epsilon.items())
         lines = [
             f"study {self.study.name}: {self.state}",
-            f"answers {self.answers} of {privacy.planned_queries} planned",
+            *([] if self.stage is None else [_stage_line(self.stage)]),
+            f"answers {self.answers} of {privacy.planned_queries} planned, {self.answers_left} left",
             f"guaranteed ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant}), {stated}",
             f"spent of it {spent or 'ε = 0'}, {stated}",
         ]
-        for name, site in sorted(self.sites.items()):
-            last = f"; {site.newest['event']} at {site.newest['time']}" if site.newest else ""
-            lines.append(
-                f"site {name}: {'spent' if site.spent else 'open'}; in {site.batches} of {len(self.batches)} releases "
-                f"with {site.answers} of {self.answers} answers{last}"
-                + (f", {site.newest['reason']}" if site.newest.get("reason") else "")
+        if self.admitted < privacy.quorum:
+            lines.append(f"sites admitted: {self.admitted}, of the {privacy.quorum} that a release needs")
+        if self.sites:
+            lines += _table(
+                ("site", "budget", "releases", "answers", "last heard", ""),
+                [
+                    (
+                        name,
+                        "spent" if site.spent else "open",
+                        f"{site.batches} of {len(self.batches)}",
+                        f"{site.answers} of {self.answers}",
+                        _local(site.newest["time"]) if site.newest else "never",
+                        " ".join(filter(None, (site.newest.get("event", ""), site.newest.get("reason", "")))),
+                    )
+                    for name, site in sorted(self.sites.items())
+                ],
             )
         lines += [f"warning: {warning}" for warning in self.warnings]
         for number, batch in enumerate(self.batches, start=1):
@@ -93,18 +129,45 @@ class StudyStatus:
         return lines
 
 
+def _stage_line(stage: Stage) -> str:
+    return f"stage {stage.name}: {stage.done} of {stage.total}, since {_local(stage.since)}"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
+
+
+def _local(time: str) -> str:
+    """A time of the event log in this machine's zone."""
+    return datetime.fromisoformat(time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _stage(before: Stage | None, event: dict[str, Any]) -> Stage | None:
+    """The stage after one more event."""
+    match event["event"]:
+        case "stage-started":
+            return Stage(event["stage"], event["time"], 0, event["total"])
+        case "stage-progress" if before is not None:
+            return replace(before, done=event["done"], total=event["total"])
+        case "student-step" if before is not None:
+            return replace(before, done=event["step"], total=event["total"])
+        case "label-decoded" if before is not None:
+            return replace(before, done=before.done + 1)
+        case "run-started" | "run-finished":
+            return None
+    return before
+
+
 def study_status(workspace: Workspace) -> StudyStatus:
     """A study's standing, from the ledger and the event log."""
     study = workspace.study()
     with Ledger.open(workspace.ledger_file) as ledger:
         answers = ledger.answers(study.id)
         batches = rosters(answers)
+        registered = workspace.registered()
         declared = {pool.pool for pool in ledger.pools()}
-        spent = {
-            site.name: is_spent(ledger, study, pool=site.pool)
-            for site in workspace.registered()
-            if site.pool in declared
-        }
+        spent = {site.name: is_spent(ledger, study, pool=site.pool) for site in registered if site.pool in declared}
         epsilon = {str(name): one.epsilon for name, one in ledger.study_guarantees(study.id).items()}
         head = ledger.head().hash
     sites = {
@@ -118,8 +181,9 @@ def study_status(workspace: Workspace) -> StudyStatus:
     last: dict[str, object] = {}
     weighed: dict[str, object] | None = None
     warnings: tuple[str, ...] = ()
+    at: Stage | None = None
     for event in read_events(workspace.events_file):
-        kind = event["event"]
+        kind, at = event["event"], _stage(at, event)
         if kind in _TURNS:
             last = event
         elif kind == "answers-weighed":
@@ -129,11 +193,14 @@ def study_status(workspace: Workspace) -> StudyStatus:
             sites[event["site"]] = replace(sites.get(event["site"], SiteStatus(False, 0, 0)), newest=newest)
     running = workspace.busy()
     done = len(answers) >= study.privacy.planned_queries
-    out_of_budget = bool(spent) and sum(not gone for gone in spent.values()) < study.privacy.quorum
+    enough = len(spent) >= study.privacy.quorum  # else sites are missing, not their budgets
+    out_of_budget = enough and sum(not gone for gone in spent.values()) < study.privacy.quorum
     return StudyStatus(
         study=study,
         state="running" if running else "complete" if done else "budget spent" if out_of_budget else "not running",
         running=running,
+        admitted=len(registered),
+        stage=at,
         last_event=last,
         answers=len(answers),
         epsilon=epsilon,

@@ -1,17 +1,19 @@
 import io
+from datetime import UTC, datetime, timedelta
 
+import pytest
 from rich.console import Console
 
 from server.aggregation.progress import StudyProgress, bar_a_stage, stage_bars
 
 RUN = [
     {"event": "run-started", "run": "1", "pid": 1, "resumed": False},
-    {"event": "stage-started", "stage": "collect", "total": 4},
+    {"event": "stage-started", "time": "2026-11-22T10:00:00.000+00:00", "stage": "collect", "total": 4},
     {"event": "offer-answered", "batch": "b", "site": "south", "accepted": False, "reason": "paused"},
     {"event": "reply-missing", "batch": "b", "attempt": 1, "site": "north", "reason": "deadline"},
     {"event": "stage-progress", "stage": "collect", "done": 4, "total": 4},
     {"event": "stage-finished", "stage": "collect", "seconds": 1.0},
-    {"event": "stage-started", "stage": "student", "total": 10},
+    {"event": "stage-started", "time": "2026-11-22T10:00:00.000+00:00", "stage": "student", "total": 10},
     {"event": "student-step", "step": 5, "total": 10, "loss": 1.0},
     {"event": "label-decoded", "volume": "v", "query": "q"},
     {"event": "run-restarted", "run": "1"},
@@ -41,3 +43,27 @@ def test_work_that_tells_of_its_stages_has_a_bar_for_each() -> None:
     assert "public start" in last
     assert "tangent kern" in last
     assert last.count("100%") == 2
+
+
+def test_who_attaches_in_the_middle_sees_the_whole_run_its_age_and_when_it_will_be_over() -> None:
+    begun = datetime.now(UTC) - timedelta(seconds=300)
+    at = lambda seconds: (begun + timedelta(seconds=seconds)).isoformat()  # noqa: E731
+    events = [
+        {"event": "run-started", "time": at(0), "run": "1"},
+        {"event": "stage-started", "time": at(0), "stage": "collect", "total": 4},
+        {"event": "stage-finished", "time": at(100), "stage": "collect", "seconds": 100.0},
+        {"event": "stage-started", "time": at(100), "stage": "student", "total": 10},
+        {"event": "student-step", "time": at(299), "step": 5, "total": 10, "loss": 1.0},
+    ]
+    with stage_bars(Console(file=io.StringIO(), force_terminal=True)) as bars:
+        progress = StudyProgress(bars, overall=True)
+        for event in events:
+            progress.on_event(event)
+        run, collect, student = bars.tasks
+        assert run.description == "run"
+        assert 30 < run.percentage < 50
+        assert run.fields["eta_s"] == pytest.approx(300 * (100 - run.completed) / run.completed, rel=0.05)
+        assert (collect.finished, collect.finished_time) == (True, 100.0)
+        assert student.elapsed == pytest.approx(200, abs=10)
+        progress.on_event({"event": "run-finished", "time": at(300), "run": "1", "seconds": 300.0})
+        assert (run.percentage, run.fields["eta_s"]) == (100, 0)

@@ -1,0 +1,91 @@
+"""Where a study stands, in words that are true: stages, missing sites, and a run that can be attached to."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from common.errors import DaemonFailed, InvalidInput
+from common.events import EventLog
+from consilium.cli.study import study_app
+from server.operations.supervisor import RunFailed, detach, request_stop, watch
+from server.study import create_study as setup
+from server.study.status import study_status
+from server.study.workspace import Workspace
+from tests.federation import make_study
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    made = Workspace(tmp_path / "study")
+    setup.create_study(made, make_study())
+    return made
+
+
+def events_of(workspace: Workspace) -> EventLog:
+    return EventLog(workspace.events_file, study=workspace.study().id)
+
+
+def test_a_study_that_waits_for_sites_is_not_said_to_have_spent_its_budget(workspace: Workspace) -> None:
+    status = study_status(workspace)
+    assert status.state == "not running"
+    assert "sites admitted: 0, of the 2 that a release needs" in status.lines()
+
+
+def test_the_stage_and_how_much_of_it_is_done_are_shown(workspace: Workspace) -> None:
+    events = events_of(workspace)
+    events.emit("run-started", run="1", pid=1, resumed=False)
+    events.emit("stage-started", stage="student", total=40)
+    events.emit("student-step", step=10, total=40, loss=0.5)
+    shown = CliRunner().invoke(study_app, ["status", str(workspace.root)]).stdout
+    assert "stage student: 10 of 40, since 2" in shown
+    assert "+00:00" not in shown  # times are the reader's own
+    events.emit("run-finished", run="1", seconds=1.0)
+    assert study_status(workspace).stage is None
+
+
+def test_a_stop_with_no_run_is_refused_and_leaves_no_request_for_the_next(workspace: Workspace) -> None:
+    with pytest.raises(InvalidInput, match="no run is going on"):
+        request_stop(workspace)
+    assert not workspace.stop_file.exists()
+    with workspace.locked():
+        request_stop(workspace)
+    assert workspace.stop_file.exists()
+
+
+def test_who_watches_in_the_middle_sees_the_run_from_its_beginning_to_its_end(workspace: Workspace) -> None:
+    events, seen = events_of(workspace), []
+    events.emit("run-started", run="1", pid=1, resumed=False)
+    events.emit("run-failed", run="1", reason="an earlier one")
+    events.emit("run-started", run="2", pid=1, resumed=True)
+    events.emit("stage-started", stage="collect", total=4)
+
+    def goes_on() -> None:
+        events.emit("stage-progress", stage="collect", done=4, total=4)
+        events.emit("run-finished", run="2", seconds=1.0)
+
+    with workspace.locked():
+        timer = threading.Timer(0.5, goes_on)
+        timer.start()
+        watch(workspace, on_event=lambda event: seen.append(event["event"]))
+        timer.join()
+    assert seen == ["run-started", "stage-started", "stage-progress", "run-finished"]
+
+
+def test_a_run_that_ended_badly_or_never_was_is_said_to_who_watches(workspace: Workspace) -> None:
+    with pytest.raises(InvalidInput, match="no run to watch"):
+        watch(workspace, on_event=lambda event: None)
+    events = events_of(workspace)
+    events.emit("run-started", run="1", pid=1, resumed=False)
+    events.emit("run-failed", run="1", reason="quorum not reached")
+    with pytest.raises(RunFailed, match="quorum not reached"):
+        watch(workspace, on_event=lambda event: None)
+
+
+def test_a_run_that_cannot_begin_says_why_to_who_detached_it(workspace: Workspace) -> None:
+    with pytest.raises(DaemonFailed, match=r"^endpoint\.json is missing.*to fix"):
+        detach(workspace, (sys.executable, "-c", "raise SystemExit('error: endpoint.json is missing; to fix: x')"))
