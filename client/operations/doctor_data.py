@@ -14,7 +14,7 @@ from client.data.cases import delta_warning
 from client.data.layouts import DatasetSettings, match_study, open_dataset
 from client.operations.findings import Finding, State
 from common.config import DataConfig, StatedBudget
-from common.data.dataset import Case, Dataset, PatientIdentity
+from common.data.dataset import Case, Dataset, Doubled, PatientIdentity
 from common.data.patients import counted_once
 from common.data.volume import Volume, load_label, load_volume
 from common.errors import InvalidInput
@@ -58,16 +58,7 @@ def check_data(
             old.unlink()
     total = len(dataset.cases) + len(dataset.problems)
     findings = [_patients(dataset), *_delta(dataset, stated)]
-    findings += [
-        Finding(
-            "patients",
-            State.FAIL,
-            "one scan under two patients, who count as a group of two",
-            "take one of them out, or give both one patient in patients.csv",
-            subject=f"{pair.same_as}, {pair.case}",
-        )
-        for pair in counted_once(dataset).doubled
-    ]
+    findings += map(_doubled, counted_once(dataset).doubled)
     results = examine(dataset, data, on_case=lambda done: on_case(done, total))
     good = sum(result.verdict is CaseVerdict.GOOD for result in results)
     usable = sum(result.verdict is not CaseVerdict.BROKEN for result in results)
@@ -84,6 +75,16 @@ def check_data(
         if result.verdict is not CaseVerdict.GOOD:
             findings.append(_case(result, cases.get(result.case), data, pictures))
     return findings
+
+
+def _doubled(pair: Doubled) -> Finding:
+    return Finding(
+        "patients",
+        State.FAIL,
+        "one scan under two patients, who count as a group of two",
+        "take one of them out, or give both one patient in patients.csv",
+        subject=f"{pair.same_as}, {pair.case}",
+    )
 
 
 def _case(result: Examined, case: Case | None, data: DataConfig, pictures: Path | None) -> Finding:

@@ -171,8 +171,8 @@ def evaluate(
     dataset = open_for_training(data or config.path(config.data), study.data, config.dataset)
     parts = _parts(site_dir, dataset) if data is None else {}
     cases = dataset.labelled
-    answers: dict[str, Answer] = {STUDENT: partial(predict, bundle.network, patch=bundle.patch)}
     found, missing = references(site_dir, study, codec=codec_of(folder_of_model))
+    answers: dict[str, Answer] = {STUDENT: partial(predict, bundle.network, patch=bundle.patch)}
     answers |= {reference.name: reference.answer for reference in found}
     scores: dict[str, list[CaseScore]] = {name: [] for name in answers}
     problems = list(dataset.problems)

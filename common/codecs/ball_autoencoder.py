@@ -188,25 +188,10 @@ class BallAutoencoder:
             (basis * np.sqrt(variances / powers)[:, None]).reshape(-1, *centre.shape) / metric,
             rng=np.random.default_rng([provenance.seed, 0]),
         )
-        fitted = _train(
-            weights,
-            ratios=np.stack(ratios),
-            truths=np.stack(truths),
-            centre=centre,
-            metric=metric,
-            powers=powers,
-            noise_std=noise,
-            rng=np.random.default_rng([provenance.seed, 1]),
-        )
-        return cls(
-            centre=centre,
-            metric=metric,
-            powers=powers,
-            weights=fitted,
-            radius=float(config.radius),
-            grid=(grid[0], grid[1], grid[2]),
-            provenance=provenance,
-        )
+        public = {"centre": centre, "metric": metric, "powers": powers}
+        rng = np.random.default_rng([provenance.seed, 1])
+        fitted = _train(weights, ratios=np.stack(ratios), truths=np.stack(truths), **public, noise_std=noise, rng=rng)
+        return cls(**public, weights=fitted, radius=float(config.radius), grid=tuple(grid), provenance=provenance)
 
 
 # ---- the network, as functions of its weights ------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from consilium.demo.options import DemoOptions, Places
 from consilium.reports.patient_report import patient_lines
 from consilium.reports.report_facts import DaemonFact, DiceScore, NamedScore, PrivacyFacts, ReportFacts, SiteFact
 from consilium.reports.report_pictures import Picture
-from server.ledger.server_ledger import Ledger
+from server.ledger.server_ledger import Ledger, StoredAnswer
 from server.postprocess.labels import read_released
 from server.postprocess.student import control_trained, load_control, load_student
 from server.protocols.controls import CONTROLS
@@ -52,20 +52,7 @@ def report_facts(
     images = [load_volume(case.image, study.data).image for case in test]
     truths = [_label(case, study) for case in test]
 
-    sums = [np.zeros((classes, *study.data.grid), dtype=np.float64) for _ in test]
-    teachers = []
-    names = sorted(site.name for site in workspace.sites())
-    for name in names:
-        site_teachers = Teachers.load(places.sites / name / "teachers")
-        votes = [list(site_teachers.predict(image)) for image in images]
-        for voter in range(len(site_teachers.models)):
-            maps = [probabilities for vote in votes if (probabilities := vote[voter]) is not None]
-            if not maps:  # an empty slot: no teacher
-                continue
-            for total, probabilities in zip(sums, maps, strict=True):
-                total += probabilities
-            label = name if len(site_teachers.models) == 1 else f"{name}, voter {voter}"
-            teachers.append(NamedScore(label, _score([_hard(m) for m in maps], truths, classes)))
+    teachers, sums = _teachers(places, study, images, truths)
     mean_shape = _hard(_mean_shape(places, study))
     student = load_student(study, workspace.student_dir)
     predictions = [_hard(predict(student, image)) for image in images]
@@ -84,23 +71,7 @@ def report_facts(
         spent = {site.name: ledger.pool_guarantees(site.pool)[privacy.accountant] for site in workspace.sites()}
     return ReportFacts(
         study=study,
-        privacy=PrivacyFacts(
-            epsilon_exact=guarantees[AccountantName.EXACT].epsilon,
-            epsilon_rdp=guarantees[AccountantName.RDP].epsilon,
-            epsilon_paper=guarantees[AccountantName.PAPER].epsilon
-            if privacy.accountant is AccountantName.PAPER
-            else None,
-            delta=privacy.delta,
-            unit=str(privacy.unit),
-            relation=str(privacy.relation),
-            accountant=str(privacy.accountant),
-            planned_epsilon=privacy.epsilon,
-            noise_multiplier=noise_multiplier(study_mechanism(study, dimension=1), privacy.protection),
-            queries=len(answers),
-            planned_queries=privacy.planned_queries,
-            voters=max((answer.voters for answer in answers), default=0),
-            clipping_norm=study.codec.radius,
-        ),
+        privacy=_privacy(study, guarantees, answers),
         teachers=tuple(teachers),
         ensemble=_score([_hard(total) for total in sums], truths, classes),
         mean_shape=_score([mean_shape] * len(truths), truths, classes),
@@ -111,7 +82,7 @@ def report_facts(
         else None,
         daemons=tuple(DaemonFact(role, pid) for role, pid in federation.daemons),
         refused_node=federation.refusal.line,
-        sites=tuple(_site(places, name, released=spent[name]) for name in names),
+        sites=tuple(_site(places, name, released=spent[name]) for name in sorted(spent)),
         releases=rosters(answers),
         seconds={**seconds, **_stage_seconds(workspace)},
         pictures=tuple(_pictures(study, places, images, truths, predictions, public, labels)),
@@ -121,6 +92,48 @@ def report_facts(
         seeds={"data, split and training": options.seed},
         spacing_mm=study.data.spacing_mm,
         finished=datetime.now(UTC),
+    )
+
+
+def _teachers(
+    places: Places, study: Study, images: Sequence[np.ndarray], truths: Sequence[np.ndarray]
+) -> tuple[list[NamedScore], list[np.ndarray]]:
+    """Every teacher's score, and the sum of all teachers' probabilities for every image."""
+    classes = len(study.data.labels)
+    sums = [np.zeros((classes, *study.data.grid), dtype=np.float64) for _ in images]
+    teachers = []
+    for name in sorted(site.name for site in places.workspace.sites()):
+        site_teachers = Teachers.load(places.sites / name / "teachers")
+        votes = [list(site_teachers.predict(image)) for image in images]
+        for voter in range(len(site_teachers.models)):
+            maps = [probabilities for vote in votes if (probabilities := vote[voter]) is not None]
+            if not maps:  # an empty slot: no teacher
+                continue
+            for total, probabilities in zip(sums, maps, strict=True):
+                total += probabilities
+            label = name if len(site_teachers.models) == 1 else f"{name}, voter {voter}"
+            teachers.append(NamedScore(label, _score([_hard(m) for m in maps], truths, classes)))
+    return teachers, sums
+
+
+def _privacy(
+    study: Study, guarantees: Mapping[AccountantName, Guarantee], answers: Sequence[StoredAnswer]
+) -> PrivacyFacts:
+    privacy = study.privacy
+    return PrivacyFacts(
+        epsilon_exact=guarantees[AccountantName.EXACT].epsilon,
+        epsilon_rdp=guarantees[AccountantName.RDP].epsilon,
+        epsilon_paper=guarantees[AccountantName.PAPER].epsilon if privacy.accountant is AccountantName.PAPER else None,
+        delta=privacy.delta,
+        unit=str(privacy.unit),
+        relation=str(privacy.relation),
+        accountant=str(privacy.accountant),
+        planned_epsilon=privacy.epsilon,
+        noise_multiplier=noise_multiplier(study_mechanism(study, dimension=1), privacy.protection),
+        queries=len(answers),
+        planned_queries=privacy.planned_queries,
+        voters=max((answer.voters for answer in answers), default=0),
+        clipping_norm=study.codec.radius,
     )
 
 

@@ -115,23 +115,7 @@ def approve(
     ``pool_epsilon``: the pool's lifetime ε over all studies, see :func:`setup.pool_to_declare`. A site that an earlier
     version admitted, without a key for its replies, is given the one of its new request.
     """
-    for what, asked, meant in (("site", request.site, site), ("patient pool", request.pool, pool)):
-        if asked != meant:
-            raise InvalidInput(
-                f"{what} of the join request",
-                value=asked,
-                limit=meant[:80],
-                remedy="admit nobody before you know who sent this request",
-            )
-    if request.study != workspace.study().id:
-        raise InvalidInput("study of the join request", value=request.study[:16], limit=workspace.study().id[:16])
-    if not request.has_fingerprint(fingerprint):  # the right one is not for this side to say: it would only be copied
-        raise InvalidInput(
-            "fingerprint of the join request",
-            value=fingerprint[:80],
-            limit="the one that the site reads out",
-            remedy="have the site read it out again; if it still differs, the request was exchanged on the way",
-        )
+    _check_asked(workspace, request, site=site, pool=pool, fingerprint=fingerprint)
     if request.books is None:
         raise InvalidInput(
             "join request of an earlier version",
@@ -168,6 +152,27 @@ def approve(
     write_admitted(workspace.nodes_file, (*admitted, node))
     publish_peers(workspace)
     return entry
+
+
+def _check_asked(workspace: Workspace, request: JoinRequest, *, site: str, pool: str, fingerprint: str) -> None:
+    """InvalidInput unless the request is of whom the operator means to admit, for this study, as it was read out."""
+    for what, asked, meant in (("site", request.site, site), ("patient pool", request.pool, pool)):
+        if asked != meant:
+            raise InvalidInput(
+                f"{what} of the join request",
+                value=asked,
+                limit=meant[:80],
+                remedy="admit nobody before you know who sent this request",
+            )
+    if request.study != workspace.study().id:
+        raise InvalidInput("study of the join request", value=request.study[:16], limit=workspace.study().id[:16])
+    if not request.has_fingerprint(fingerprint):  # the right one is not for this side to say: it would only be copied
+        raise InvalidInput(
+            "fingerprint of the join request",
+            value=fingerprint[:80],
+            limit="the one that the site reads out",
+            remedy="have the site read it out again; if it still differs, the request was exchanged on the way",
+        )
 
 
 def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]) -> bool:

@@ -103,24 +103,44 @@ class Plan:
     hospitals: int
     mechanism: Mechanism
     radius: float
-    noise_multiplier: float
     guarantees: tuple[Guarantee, ...]
     known_twice: Guarantee | None
     library_rdp_epsilon: float
     queries_left: int
-    noise_per_coordinate: float
-    power_ratio: float
     spectrum: tuple[float, ...]
-    ceiling_bits: float
-    bits_per_query: float
-    explained_at_most: float
     errors: SpectrumErrors | None
-    verdict: Outlook
-    advice: tuple[str, ...]
 
     @property
     def noise_std(self) -> Fraction:
         return self.mechanism.noise_std
+
+    @property
+    def noise_multiplier(self) -> float:
+        return noise_multiplier(self.mechanism, self.protection)
+
+    @property
+    def noise_per_coordinate(self) -> float:
+        return float(self.noise_std / 2**GRID_BITS) / self.voters
+
+    @property
+    def power_ratio(self) -> float:
+        return float(Fraction(self.hospitals * self.mechanism.site_radius_int) ** 2 / self.noise_std**2)
+
+    @property
+    def ceiling_bits(self) -> float:
+        return self.queries * self.power_ratio / 2 / log(2)
+
+    @property
+    def bits_per_query(self) -> float:
+        return capacity_bits(self.power_ratio, self.mechanism.dimension)
+
+    @property
+    def explained_at_most(self) -> float:
+        return explained_at_most(self.bits_per_query, self.spectrum)
+
+    @property
+    def verdict(self) -> Outlook:
+        return verdict_of(self.bits_per_query, self.explained_at_most)
 
     @property
     def code_norm(self) -> float:
@@ -146,6 +166,35 @@ class Plan:
             Outlook.WEAK: f"Weak: {share}.",
             Outlook.INFORMATIVE: f"Informative: {share}.",
         }[self.verdict]
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What, changed alone, would make the plan informative. P/σ² is (K·m·R/Δ)²·Σμ²/N, so each has a closed form."""
+        if self.verdict is Outlook.INFORMATIVE:
+            return ()
+        shape, queries, voters_per_site = self.spectrum, self.queries, self.mechanism.voters_per_site
+        factor = _least(lambda ratio: _informs(ratio, shape)) / self.power_ratio
+        more = max(self.hospitals + 1, ceil(self.hospitals * sqrt(factor)))
+        lines = [f"hospitals: {more} instead of {self.hospitals}"]
+        if (fewer := min(queries - 1, floor(queries / factor))) >= 1:
+            lines.append(f"queries: {fewer} instead of {queries}")
+        share = 1 if self.protection.unit is Unit.HOSPITAL else voters_per_site
+        voters = ceil(share * sqrt(factor * (4 if self.protection.relation is Relation.ZERO_OUT else 1)))
+        if self.protection.unit is Unit.PATIENT:
+            lines.append(f"voters a site: {voters} teachers on disjoint patients instead of {voters_per_site}")
+        else:
+            lines.append(
+                f"another promise: unit patient with {voters} teachers a site on disjoint patients; "
+                "it hides one patient, no longer a whole hospital"
+            )
+        larger = float(max_mu_squared(self.accountant, self.budget)) * factor
+        if larger < 1e4:
+            epsilon = epsilon_by(str(self.accountant), larger, self.budget.analytic_delta)
+            now, then = epsilon_text(self.budget.epsilon), epsilon_text(epsilon, 3)
+            if epsilon < 1000 and float(then) > float(now):
+                lines.append(f"budget: ε = {then} instead of {now}, at the same δ")
+        lines.append("a shorter code, whose spectrum falls faster: fewer coordinates share the same bits")
+        return tuple(lines)
 
     @property
     def guess_right_at_most(self) -> float:
@@ -235,14 +284,8 @@ def plan(
     )
     mechanism = Mechanism(dimension, bound, voters_per_site, noise_std)
     shape = _checked_spectrum(spectrum, dimension)
-    cost = mechanism.mu_squared(protection)
-    limit = max_mu_squared(accountant, budget)
-    power = float(Fraction(hospitals * mechanism.site_radius_int) ** 2 / noise_std**2)  # P/σ²
-    bits = capacity_bits(power, dimension)
-    explained = explained_at_most(bits, shape)
-    verdict = verdict_of(bits, explained)
+    total, limit = queries * mechanism.mu_squared(protection), max_mu_squared(accountant, budget)
     noise = float(noise_std) / 2**GRID_BITS / (hospitals * voters_per_site)
-    total = queries * cost
     return Plan(
         budget=budget,
         accountant=AccountantName(accountant),
@@ -251,22 +294,12 @@ def plan(
         hospitals=hospitals,
         mechanism=mechanism,
         radius=radius,
-        noise_multiplier=noise_multiplier(mechanism, protection),
         guarantees=tuple(guarantee(total, budget, protection, name) for name in ("exact", "rdp", "paper")),
         known_twice=_known_twice(total, budget, protection, accountant),
         library_rdp_epsilon=epsilon_rdp_library(total, budget.analytic_delta),
         queries_left=queries_left(mechanism, protection=protection, spent=spent, limit=limit),
-        noise_per_coordinate=noise,
-        power_ratio=power,
         spectrum=tuple(shape),
-        ceiling_bits=queries * power / 2 / log(2),
-        bits_per_query=bits,
-        explained_at_most=explained,
         errors=None if spectrum is None else spectrum_errors(shape, noise_variance=noise**2, power=radius**2),
-        verdict=verdict,
-        advice=_advice(
-            verdict, power, shape, limit, budget, accountant, protection, queries, hospitals, voters_per_site
-        ),
     )
 
 
@@ -339,47 +372,9 @@ def _known_twice(
         return None
 
 
-def _advice(
-    verdict: Outlook,
-    power: float,
-    shape: Sequence[float],
-    limit: Fraction,
-    budget: Budget,
-    accountant: AccountantName,
-    protection: Protection,
-    queries: int,
-    hospitals: int,
-    voters_per_site: int,
-) -> tuple[str, ...]:
-    """What, changed alone, would make the plan informative. P/σ² is (K·m·R/Δ)²·Σμ²/N, so each has a closed form."""
-    if verdict is Outlook.INFORMATIVE:
-        return ()
-    needed = _least(
-        lambda ratio: (
-            verdict_of(b := capacity_bits(ratio, len(shape)), explained_at_most(b, shape)) is Outlook.INFORMATIVE
-        )
-    )
-    factor = needed / power
-    lines = [f"hospitals: {max(hospitals + 1, ceil(hospitals * sqrt(factor)))} instead of {hospitals}"]
-    if (fewer := min(queries - 1, floor(queries / factor))) >= 1:
-        lines.append(f"queries: {fewer} instead of {queries}")
-    share = 1 if protection.unit is Unit.HOSPITAL else voters_per_site
-    voters = ceil(share * sqrt(factor * (4 if protection.relation is Relation.ZERO_OUT else 1)))
-    if protection.unit is Unit.PATIENT:
-        lines.append(f"voters a site: {voters} teachers on disjoint patients instead of {voters_per_site}")
-    else:
-        lines.append(
-            f"another promise: unit patient with {voters} teachers a site on disjoint patients; "
-            "it hides one patient, no longer a whole hospital"
-        )
-    larger = float(limit) * factor
-    if larger < 1e4:
-        epsilon = epsilon_by(str(accountant), larger, budget.analytic_delta)
-        now, then = epsilon_text(budget.epsilon), epsilon_text(epsilon, 3)
-        if epsilon < 1000 and float(then) > float(now):
-            lines.append(f"budget: ε = {then} instead of {now}, at the same δ")
-    lines.append("a shorter code, whose spectrum falls faster: fewer coordinates share the same bits")
-    return tuple(lines)
+def _informs(power_ratio: float, spectrum: Sequence[float]) -> bool:
+    bits = capacity_bits(power_ratio, len(spectrum))
+    return verdict_of(bits, explained_at_most(bits, spectrum)) is Outlook.INFORMATIVE
 
 
 def _least(holds: Callable[[float], bool]) -> float:

@@ -16,7 +16,7 @@ from common.admission import KitFacts, StatedBooks
 from common.canonical import sha256_file
 from common.config import Study, render_study
 from common.errors import InvalidInput
-from common.ledger.charges import PoolDeclaration
+from common.ledger.charges import PoolDeclaration, Spend
 from common.ledger.keys import (
     create_sealing_key,
     create_signing_key,
@@ -138,6 +138,12 @@ def neighbour_study(directory: Path) -> Path | None:
     return next((path for path in folders if path != here and Workspace(path).ledger_file.exists()), None)
 
 
+_REMEDY = (
+    "the site joins with the books it has (`consilium site join --from`), or carries them over to its new machine: "
+    "docs/deployment.md"
+)
+
+
 def pool_to_declare(
     workspace: Workspace, site: str, pool: str, *, books: StatedBooks | None, pool_epsilon: float | None
 ) -> PoolDeclaration:
@@ -154,14 +160,10 @@ def pool_to_declare(
         known = {declared.pool: declared for declared in ledger.pools()}
         spent, recorded = ledger.spent(pool), ledger.books_of(pool)
         owner = next((name for name in known if books and ledger.books_of(name) == books.ledger_id), pool)
-    remedy = (
-        "the site joins with the books it has (`consilium site join --from`), or carries them over to its new machine: "
-        "docs/deployment.md"
-    )
     other = next((name for name, declared in known.items() if declared.site == site and name != pool), None)
     if other is not None:
         raise InvalidInput(
-            f"patient pool of site {site}", value=pool, limit=f"{other}, as in the ledger", remedy=remedy
+            f"patient pool of site {site}", value=pool, limit=f"{other}, as in the ledger", remedy=_REMEDY
         )
     if owner != pool:
         raise InvalidInput(f"books of pool {owner}, named for pool {pool}", limit="one pool for one book")
@@ -171,20 +173,7 @@ def pool_to_declare(
         return _tightened(PoolDeclaration(pool, site, privacy.budget, privacy.accountant, protection), pool_epsilon)
     if known[pool].site != site:
         raise InvalidInput(f"site of pool {pool}", value=site, limit=f"{known[pool].site}, as first declared")
-    if books is None or books.ledger_id != (recorded or books.ledger_id):
-        raise InvalidInput(
-            f"books of pool {pool}, which this ledger knows",
-            value="none named" if books is None else books.ledger_id,
-            limit=recorded or "the site ledger that keeps them",
-            remedy=remedy,
-        )
-    if books.mu_squared < spent.mu_squared:
-        raise InvalidInput(
-            f"books of pool {pool} show less than this ledger charged",
-            value=f"Σμ² = {float(books.mu_squared):g}",
-            limit=f"at least {float(spent.mu_squared):g}",
-            remedy=f"{remedy}; for an older copy of them `consilium site recover --own-ledger`, then a new request",
-        )
+    _check_books(pool, books, recorded=recorded, spent=spent)
     if pool_epsilon is not None and pool_epsilon > known[pool].budget.epsilon:
         raise InvalidInput(
             f"ε of pool {pool} for life",
@@ -193,6 +182,24 @@ def pool_to_declare(
             remedy="a pool's budget is for its whole life and can only be made tighter",
         )
     return _tightened(known[pool], pool_epsilon)
+
+
+def _check_books(pool: str, books: StatedBooks | None, *, recorded: str | None, spent: Spend) -> None:
+    """InvalidInput unless these are the books on record of a known pool, and show all that was charged."""
+    if books is None or books.ledger_id != (recorded or books.ledger_id):
+        raise InvalidInput(
+            f"books of pool {pool}, which this ledger knows",
+            value="none named" if books is None else books.ledger_id,
+            limit=recorded or "the site ledger that keeps them",
+            remedy=_REMEDY,
+        )
+    if books.mu_squared < spent.mu_squared:
+        raise InvalidInput(
+            f"books of pool {pool} show less than this ledger charged",
+            value=f"Σμ² = {float(books.mu_squared):g}",
+            limit=f"at least {float(spent.mu_squared):g}",
+            remedy=f"{_REMEDY}; for an older copy of them `consilium site recover --own-ledger`, then a new request",
+        )
 
 
 def _tightened(declaration: PoolDeclaration, epsilon: float | None) -> PoolDeclaration:

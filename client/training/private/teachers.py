@@ -86,12 +86,8 @@ def train_privately(
         raise InvalidInput("clip of every layer", value=settings.strategy, limit="dp-sgd")
     setup = Setup(model, patients, settings, journal.plan.patients, seed, start is not None, layer_clip)
     strategy: VolumeStrategy = registered(STRATEGIES[settings.strategy])(setup)
-    spent = run(
-        strategy,
-        journal,
-        checkpoint=checkpoint,
-        on_step=None if on_step is None else lambda step: on_step(step, math.nan),
-    )
+    told = None if on_step is None else lambda step: on_step(step, math.nan)
+    spent = run(strategy, journal, checkpoint=checkpoint, on_step=told)
     fresh = _network(part, recipe, seed)  # without the hooks a strategy may have put on its own
     load_weights_into(fresh, strategy.weights)
     fresh.eval()
