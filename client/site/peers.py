@@ -112,7 +112,7 @@ class PeersView:
         if missing > 0 or unknown:
             text = f"not confirmed here: {_names(unknown) or 'none is listed'}"
             if missing > 0:
-                text += f"; {missing} more must be, of the {self.quorum} sites without which nothing is released"
+                text += f"; nothing is released with fewer than {self.quorum} sites, so {missing} more are needed"
             remedy = "call them and `consilium site peers --confirm NAME`"
             found.append(Problem(missing > 0, text, remedy if unknown else "`consilium site peers --fetch`"))
         return tuple(found)

@@ -140,8 +140,9 @@ def peers(
     if as_json:
         typer.echo(json.dumps(listed.to_json(), indent=1))
         return
+    width = max((len(peer.site) for peer in listed.peers), default=0)
     for peer in listed.peers:
-        typer.echo(f"{peer.site}  {fingerprint(peer.key)}")
+        typer.echo(f"{peer.site:{width}}  {fingerprint(peer.key)}")
 
 
 @provision_app.command("renew")

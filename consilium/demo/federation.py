@@ -14,8 +14,11 @@ from pathlib import Path
 
 from client.operations.daemons import Refusal, SiteNode, expect_refused, launcher, site_node, supernode, worker
 from client.site.enrolment import SiteKit, create_site
+from client.site.peers import confirm_shown, look, take
 from client.site.registry import Registry
 from common.admission import read_request
+from common.errors import InvalidInput
+from common.peers import fingerprint
 from common.pki import create_node_keys
 from common.process import ProcessGroup
 from common.sockets import free_ports
@@ -89,6 +92,9 @@ def running(
                     register=lambda key, name: register_node(server, key, name=name),
                     pool_epsilon=pool_epsilon,
                 )
+        if workspace.study().privacy.sealed:
+            on_step("hospitals compare each other's keys")
+            introduce(workspace, sites)
         on_step("workers and nodes")
         ports = free_ports(len(sites) + 1, host=HOST)
         nodes = [
@@ -103,6 +109,19 @@ def running(
         on_step("a stranger")
         daemons = tuple((daemon.spec.role, daemon.pid) for daemon in group.daemons)
         yield Federation(group=group, daemons=daemons, refusal=_refuse_stranger(group, workspace, port=ports[-1]))
+
+
+def introduce(workspace: Workspace, sites: dict[str, Path]) -> None:
+    """Every hospital compares every other's listed fingerprint with what that one reads out itself, and confirms it."""
+    listed = provision.publish_peers(workspace)
+    read_out = {name: fingerprint(look(directory).own.key) for name, directory in sites.items()}
+    for name, directory in sites.items():
+        take(directory, listed)
+        view = look(directory)
+        for known in view.peers:
+            if known.fingerprint != read_out[known.peer.site]:
+                raise InvalidInput(f"key of {known.peer.site}", limit=f"the one it reads out to {name}")
+        confirm_shown(directory, view)
 
 
 def _refuse_stranger(group: ProcessGroup, workspace: Workspace, *, port: int) -> Refusal:
