@@ -21,11 +21,11 @@ from server.dashboard.auth import Session
 from server.dashboard.labels import labels_page, student_page
 from server.dashboard.security import SignedIn
 from server.dashboard.service import Here, Service
-from server.dashboard.wording import duration
+from server.dashboard.wording import MISSED, declined_words, duration
 
 HERE = Path(__file__).parent
 LIVE: Mapping[str, tuple[str, ...]] = {
-    "overview": ("status", "alarms", "budget", "sites", "run", "recent"),
+    "overview": ("status", "verdict", "alarms", "budget", "sites", "run", "recent"),
     "study": ("status", "budget", "batches", "refusals"),
     "sites": ("status", "sites"),
     "ledger": ("status",),
@@ -153,6 +153,7 @@ def _marked(text: str) -> Markup:
 
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
+    "declined": lambda reason: MISSED.get(reason, declined_words(reason)),
     "marked": _marked,
     "clock": _clock,
     "day": _day,

@@ -17,12 +17,13 @@ from server.dashboard.jobs import Job, work
 from server.dashboard.label_files import LabelFiles
 from server.dashboard.notify import FAILED, Telling, Webhook
 from server.dashboard.pictures import Picture
-from server.dashboard.planning import Desk, Spectra
+from server.dashboard.planning import Desk, Spectra, planned, wishes_of
 from server.dashboard.read_model import Follower
 from server.dashboard.reports import SiteReport, read_reports
 from server.dashboard.views.alarms import Alarm
 from server.dashboard.views.overview import Overview, overview
 from server.dashboard.views.study import NoiseView, StudyPage, noise_view, study_page
+from server.planning.planner import Plan
 from server.postprocess.decisions import Decision, DecisionStore
 
 T = TypeVar("T")
@@ -102,8 +103,23 @@ class Service:
     def overview(self) -> Overview:
         return self.view(
             "overview",
-            lambda: overview(self.follower, now=self.now(), reports=self.reports(), more=self._own_alarms()),
+            lambda: overview(
+                self.follower, now=self.now(), reports=self.reports(), more=self._own_alarms(), outlook=self._outlook()
+            ),
         )
+
+    def _outlook(self) -> Plan | None:
+        """The study's own plan; None before a site is registered, and for terms the planner has no answer to."""
+        follower = self.follower
+        if not follower.sites:
+            return None
+        try:
+            spectrum = self.spectra.get()
+            dimension = len(spectrum.stds) if spectrum else 64
+            wishes = wishes_of(follower.study, hospitals=len(follower.sites), dimension=dimension)
+            return planned(wishes, follower.study, spectrum).plan
+        except (InvalidInput, ValueError):  # of a study that the planner's form would not take
+            return None
 
     def _own_alarms(self) -> list[Alarm]:
         """Alarms that no file of the study tells of."""

@@ -13,7 +13,9 @@ from server.dashboard.views.alarms import Alarm, alarms, worst_first
 from server.dashboard.views.budget import BudgetView, study_budget
 from server.dashboard.views.run import RunView, run_view
 from server.dashboard.views.sites import SiteView, site_views
+from server.dashboard.views.verdict import Verdict, read_measured, verdict
 from server.dashboard.wording import EventView
+from server.planning.planner import Plan
 
 RECENT_SHOWN = 12
 NO_REPORTS: Mapping[str, SiteReport] = MappingProxyType({})
@@ -41,6 +43,7 @@ class Overview:
     answers: int
     refused: int
     quorum: int
+    verdict: Verdict
     alarms: tuple[Alarm, ...]
     run: RunView
     budget: BudgetView
@@ -55,8 +58,9 @@ def overview(
     now: datetime,
     reports: Mapping[str, SiteReport] = NO_REPORTS,
     more: Sequence[Alarm] = (),
+    outlook: Plan | None = None,
 ) -> Overview:
-    """Everything on the first screen; ``more`` alarms are about the dashboard itself."""
+    """Everything on the first screen: ``more`` alarms of the dashboard itself, ``outlook`` is the study's plan."""
     study, ledger = follower.study, follower.ledger
     run = run_view(follower, now=now)
     sites = site_views(follower, run=run, now=now)
@@ -68,6 +72,13 @@ def overview(
         answers=len(ledger.points),
         refused=sum(refusal.queries for refusal in ledger.refusals),
         quorum=study.privacy.quorum,
+        verdict=verdict(
+            study,
+            measured=read_measured(follower.workspace.root, study.id),
+            outlook=outlook,
+            hospitals=len(follower.sites),
+            answers=len(ledger.points),
+        ),
         alarms=worst_first((*alarms(follower, run=run, sites=sites, budget=budget, reports=reports, now=now), *more)),
         run=run,
         budget=budget,

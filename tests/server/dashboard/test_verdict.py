@@ -1,0 +1,92 @@
+"""The first line says whether anything was learned, and says so in green only where it was measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scipy.stats import ttest_1samp
+
+from server.dashboard.views.verdict import Measured, interval_of, read_measured, verdict
+from tests.federation import make_study
+
+STUDY = make_study(planned_queries=4)
+
+
+def report(student: float, controls: dict[str, float | None], **more: object) -> str:
+    scored = {name: {"dice": None if value is None else {"mean": value}} for name, value in controls.items()}
+    return json.dumps({"study": {"id": STUDY.id}, "student": {"dice": {"mean": student, **more}}, "controls": scored})
+
+
+def said(measured: Measured | None, *, joint: bool = False, hospitals: int = 4):
+    study = replace(STUDY, codec=replace(STUDY.codec, joint=joint))
+    return verdict(study, measured=measured, outlook=None, hospitals=hospitals, answers=4)
+
+
+@pytest.mark.parametrize(
+    ("gain", "interval", "name"),
+    [
+        (0.05, None, "informative"),
+        (0.05, (0.03, 0.07), "informative"),
+        (0.05, (-0.001, 0.1), "weak"),
+        (0.05, (-0.2, 0.3), "prior"),
+        (0.01, None, "weak"),
+        (0.004, None, "prior"),
+        (-0.03, None, "prior"),
+    ],
+)
+def test_green_is_a_gain_that_was_measured_and_its_interval_is_beyond_what_seeds_do(gain, interval, name):
+    found = said(Measured(0.5 + gain, 0.5, "public_only", interval, 12 if interval else None))
+    assert found.name == name
+    assert found.learned is (name == "informative")
+    assert "public only" in found.basis
+    assert found.next
+
+
+@pytest.mark.parametrize("hospitals", [0, 2, 8, 500])
+def test_nothing_is_green_before_it_was_measured_however_good_the_plan(hospitals):
+    found = said(None, joint=True, hospitals=hospitals)
+    assert not found.learned
+    assert found.name != "informative"
+    assert found.words.startswith("Not measured yet")
+
+
+def test_the_gain_is_over_the_best_control_and_of_this_study_alone(tmp_path: Path):
+    folder = tmp_path / "study"
+    folder.mkdir()
+    assert read_measured(folder, STUDY.id) is None
+    (tmp_path / "report.json").write_text(report(0.8, {"zero_code": 0.6, "shuffled_codes": 0.75, "public_only": None}))
+    found = read_measured(folder, STUDY.id)
+    assert found is not None
+    assert (found.best, found.interval) == ("shuffled_codes", None)
+    assert found.gain == pytest.approx(0.05)
+    assert read_measured(folder, "f" * 64) is None
+
+
+@pytest.mark.parametrize(
+    "bad", ["[" * 100_000, "{}", "null", report(float("nan"), {"a": 0.1}), report(2.0, {"a": 0.1})]
+)
+def test_a_report_that_does_not_hold_is_no_measurement(tmp_path: Path, bad: str):
+    (tmp_path / "report.json").write_text(bad)
+    assert read_measured(tmp_path, STUDY.id) is None
+
+
+def test_a_report_without_controls_is_no_measurement(tmp_path: Path):
+    (tmp_path / "report.json").write_text(report(0.8, {"zero_code": None}))
+    assert read_measured(tmp_path, STUDY.id) is None
+
+
+def test_the_interval_is_students_of_the_paired_differences():
+    differences = [0.01, 0.04, -0.02, 0.06, 0.03]
+    expected = ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert interval_of(differences) == pytest.approx((expected.low, expected.high))
+    assert interval_of([0.3]) is None
+
+
+def test_the_first_page_begins_with_the_verdict(reader):
+    text = reader.get("/").text
+    assert "Not measured yet; by the plan" in text
+    assert text.index("Not measured yet") < text.index("Privacy budget of the study")
+    assert " learned" not in text.split("<main")[1].split("</section>")[0]
