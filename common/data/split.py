@@ -95,25 +95,12 @@ def plan_split(dataset: Dataset, counts: SplitCounts, *, seed: int, folds: int |
     turn, so that every patient that may be set aside is once tested on.
     Raises InvalidInput where the cases do not suffice or hospitals do not match.
     """
-    if folds is not None:
-        counts = replace(counts, test=0)
+    counts = counts if folds is None else replace(counts, test=0)
     cases, repeated = _distinct(sorted(dataset.labelled, key=lambda case: case.id))
-    named = {case.hospital for case in cases}
-    by_hospital = None not in named and bool(named)
-    if by_hospital and counts.hospitals not in (None, len(named)):
-        raise InvalidInput(
-            "hospitals", value=counts.hospitals, limit=f"the {len(named)} the dataset names", remedy="leave it out"
-        )
-    if not by_hospital and counts.hospitals is None:
-        raise InvalidInput("number of hospitals is missing", remedy="give --hospitals: this dataset names none")
-    hospitals = len(named) if by_hospital else counts.hospitals or 0
-    patients: dict[str, list[Case]] = {}
-    for case in cases:
-        patients.setdefault(case.patient or case.id, []).append(case)
-    moved = [name for name, own in patients.items() if len({case.hospital for case in own}) > 1]
-    if by_hospital and moved:
-        raise InvalidInput("patient at two hospitals", value=moved[0], remedy="give all scans one hospital")
-    rest, test = list(patients.values()), []
+    named = _named_hospitals(cases, asked=counts.hospitals)
+    hospitals = len(named) or counts.hospitals or 0
+    patients = rest = _patients(cases, by_hospital=bool(named))
+    test: list[list[Case]] = []
     if folds is not None:
         order, kept = _in_turn(rest, np.random.default_rng(0))
         size = len(order) // folds
@@ -129,33 +116,19 @@ def plan_split(dataset: Dataset, counts: SplitCounts, *, seed: int, folds: int |
             remedy="lower the counts or add cases",
         )
     order, kept = _in_turn(rest, np.random.default_rng(seed if folds is None else [1, seed]))
-    parts = []
-    for count in (counts.test, counts.validation, counts.label_maps, counts.public_images, counts.paired):
-        part: list[Case] = []
-        while len(part) < count and order:
-            part += order.pop(0)
-        if len(part) < count:
-            raise InvalidInput(
-                "patients to set aside",
-                value=len(patients) - hospitals,
-                limit=f"enough for {counts.set_aside + fold} cases, a patient of each hospital left out",
-                remedy="lower the counts or add cases",
-            )
-        parts.append(tuple(part))
-    order += kept
-    dealt = (
-        {str(name): [own for own in order if own[0].hospital == name] for name in sorted(filter(None, named))}
-        if by_hospital
-        else {f"hospital-{i + 1:02d}": order[i::hospitals] for i in range(hospitals)}
-    )
-    sites = {name: tuple(case for own in each for case in own) for name, each in dealt.items()}
-    empty = [name for name, own in sites.items() if not own]
-    if empty:
-        raise InvalidInput("hospital without a case left", value=empty[0], remedy="lower the counts or add cases")
+    asked = (counts.test, counts.validation, counts.label_maps, counts.public_images, counts.paired)
+    parts = [_taken(order, count) for count in asked]
+    if any(len(part) < count for part, count in zip(parts, asked, strict=True)):
+        raise InvalidInput(
+            "patients to set aside",
+            value=len(patients) - hospitals,
+            limit=f"enough for {counts.set_aside + fold} cases, a patient of each hospital left out",
+            remedy="lower the counts or add cases",
+        )
     tested, validation, label_maps, public_images, paired = parts
     return Split(
         seed=seed,
-        sites=sites,
+        sites=_dealt([*order, *kept], hospitals=named or hospitals),
         public_images=public_images,
         label_maps=label_maps,
         validation=validation,
@@ -163,6 +136,51 @@ def plan_split(dataset: Dataset, counts: SplitCounts, *, seed: int, folds: int |
         paired=paired,
         problems=(*dataset.problems, *repeated),
     )
+
+
+def _named_hospitals(cases: Sequence[Case], *, asked: int | None) -> list[str]:
+    """The hospitals that the cases name, none unless all do; as many as ``asked`` for, where a number was."""
+    named = sorted({case.hospital for case in cases if case.hospital is not None})
+    if not all(case.hospital is not None for case in cases) or not named:
+        if asked is None:
+            raise InvalidInput("number of hospitals is missing", remedy="give --hospitals: this dataset names none")
+        return []
+    if asked not in (None, len(named)):
+        raise InvalidInput("hospitals", value=asked, limit=f"the {len(named)} the dataset names", remedy="leave it out")
+    return named
+
+
+def _patients(cases: Iterable[Case], *, by_hospital: bool) -> list[list[Case]]:
+    """Every patient's cases."""
+    patients: dict[str, list[Case]] = {}
+    for case in cases:
+        patients.setdefault(case.patient or case.id, []).append(case)
+    moved = [name for name, own in patients.items() if len({case.hospital for case in own}) > 1]
+    if by_hospital and moved:
+        raise InvalidInput("patient at two hospitals", value=moved[0], remedy="give all scans one hospital")
+    return list(patients.values())
+
+
+def _taken(order: list[list[Case]], count: int) -> tuple[Case, ...]:
+    """The first patients' cases, as many as asked for if there are; ``order`` loses them."""
+    part: list[Case] = []
+    while len(part) < count and order:
+        part += order.pop(0)
+    return tuple(part)
+
+
+def _dealt(order: Sequence[list[Case]], *, hospitals: Sequence[str] | int) -> dict[str, tuple[Case, ...]]:
+    """The patients' cases by site: the hospital that each names, or as many hospitals in turn."""
+    dealt = (
+        {f"hospital-{i + 1:02d}": order[i::hospitals] for i in range(hospitals)}
+        if isinstance(hospitals, int)
+        else {name: [own for own in order if own[0].hospital == name] for name in hospitals}
+    )
+    sites = {name: tuple(case for own in each for case in own) for name, each in dealt.items()}
+    empty = [name for name, own in sites.items() if not own]
+    if empty:
+        raise InvalidInput("hospital without a case left", value=empty[0], remedy="lower the counts or add cases")
+    return sites
 
 
 def _in_turn(patients: Sequence[list[Case]], draws: np.random.Generator) -> tuple[list[list[Case]], list[list[Case]]]:

@@ -63,12 +63,12 @@ def report_facts(
     public = _public_truths(places, study, source)
     labels = read_released(workspace).labels()
     known = [volume for volume in labels if volume in public]
-    privacy = study.privacy
+    decoded = _score([_hard(labels[v]) for v in known], [public[v] for v in known], classes) if known else None
     with Ledger.open(workspace.ledger_file) as ledger:
         guarantees = ledger.study_guarantees(study.id)
         answers = ledger.answers(study.id)
         head, rows = ledger.head(), ledger.row_count
-        spent = {site.name: ledger.pool_guarantees(site.pool)[privacy.accountant] for site in workspace.sites()}
+        spent = {site.name: ledger.pool_guarantees(site.pool)[study.privacy.accountant] for site in workspace.sites()}
     return ReportFacts(
         study=study,
         privacy=_privacy(study, guarantees, answers),
@@ -77,9 +77,7 @@ def report_facts(
         mean_shape=_score([mean_shape] * len(truths), truths, classes),
         student=_score(predictions, truths, classes),
         controls=controls,
-        decoded_labels=_score([_hard(labels[v]) for v in known], [public[v] for v in known], classes)
-        if known
-        else None,
+        decoded_labels=decoded,
         daemons=tuple(DaemonFact(role, pid) for role, pid in federation.daemons),
         refused_node=federation.refusal.line,
         sites=tuple(_site(places, name, released=spent[name]) for name in sorted(spent)),

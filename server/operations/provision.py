@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from common.admission import JoinRequest
+from common.admission import JoinRequest, StatedBooks
 from common.canonical import check_name
 from common.errors import ConsiliumError, DaemonFailed, InvalidInput
 from common.node_auth import AdmittedNode, read_admitted, write_admitted
@@ -115,30 +115,24 @@ def approve(
     ``pool_epsilon``: the pool's lifetime ε over all studies, see :func:`setup.pool_to_declare`. A site that an earlier
     version admitted, without a key for its replies, is given the one of its new request.
     """
-    _check_asked(workspace, request, site=site, pool=pool, fingerprint=fingerprint)
-    if request.books is None:
-        raise InvalidInput(
-            "join request of an earlier version",
-            limit="one that names the site's books and the key of its replies",
-            remedy="upgrade Consilium at the site, and write it anew there with `consilium site request`",
-        )
+    books = _check_asked(workspace, request, site=site, pool=pool, fingerprint=fingerprint)
     known, admitted = workspace.registered(), _admitted(workspace)
     unsigned = {(one.name, one.pool): one for one in known if not one.answer_key}
     before = unsigned.get((request.site, request.pool))
     if before is not None and (request.site, request.node_key) in {(node.site, node.key) for node in admitted}:
-        entry = replace(before, answer_key=request.books.answer_key)
+        entry = replace(before, answer_key=books.answer_key)
         workspace.save_sites(tuple(entry if one == before else one for one in known))
         publish_peers(workspace)
         return entry
     for what, value, taken in (
         ("site", request.site, {site.name for site in known}),
         ("patient pool", request.pool, {site.pool for site in known}),
-        ("key of the replies", request.books.answer_key, {site.answer_key for site in known}),
+        ("key of the replies", books.answer_key, {site.answer_key for site in known}),
         ("node key", request.node_key, {node.key for node in admitted} | _other_keys(workspace, request.site)),
     ):
         if value in taken:
             raise InvalidInput(f"{what} is registered already", value=value[:64], remedy="`consilium provision list`")
-    setup.pool_to_declare(workspace, request.site, request.pool, books=request.books, pool_epsilon=pool_epsilon)
+    setup.pool_to_declare(workspace, request.site, request.pool, books=books, pool_epsilon=pool_epsilon)
     key_file = workspace.node_keys_dir / f"{request.site}.pub"
     write_atomically(key_file, f"{request.node_key} {request.site}\n".encode())
     try:
@@ -146,16 +140,16 @@ def approve(
     except (ConsiliumError, OSError):
         key_file.unlink()  # it was not admitted, so its key is not taken
         raise
-    entry = Site(name=request.site, pool=request.pool, node_id=node_id, answer_key=request.books.answer_key)
-    setup.add_site(workspace, entry, books=request.books, pool_epsilon=pool_epsilon)
+    entry = Site(name=request.site, pool=request.pool, node_id=node_id, answer_key=books.answer_key)
+    setup.add_site(workspace, entry, books=books, pool_epsilon=pool_epsilon)
     node = AdmittedNode(site=request.site, key=request.node_key, node_id=node_id)
     write_admitted(workspace.nodes_file, (*admitted, node))
     publish_peers(workspace)
     return entry
 
 
-def _check_asked(workspace: Workspace, request: JoinRequest, *, site: str, pool: str, fingerprint: str) -> None:
-    """InvalidInput unless the request is of whom the operator means to admit, for this study, as it was read out."""
+def _check_asked(workspace: Workspace, request: JoinRequest, *, site: str, pool: str, fingerprint: str) -> StatedBooks:
+    """The request's books; InvalidInput unless it is of whom the operator means to admit, as it was read out."""
     for what, asked, meant in (("site", request.site, site), ("patient pool", request.pool, pool)):
         if asked != meant:
             raise InvalidInput(
@@ -173,6 +167,13 @@ def _check_asked(workspace: Workspace, request: JoinRequest, *, site: str, pool:
             limit="the one that the site reads out",
             remedy="have the site read it out again; if it still differs, the request was exchanged on the way",
         )
+    if request.books is None:
+        raise InvalidInput(
+            "join request of an earlier version",
+            limit="one that names the site's books and the key of its replies",
+            remedy="upgrade Consilium at the site, and write it anew there with `consilium site request`",
+        )
+    return request.books
 
 
 def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]) -> bool:
