@@ -14,9 +14,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from common.config import PrivacyConfig, load_study
+from common.config import OPEN, PrivacyConfig, load_study
 from common.errors import InvalidInput
-from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from common.privacy.mechanism import HONEST_SITES, AccountantName, Budget, Protection, Relation, Unit
 from consilium.cli.options import PLAIN, AsJson
 from consilium.reports.plan_report import check_chart, delta_warning, plan_table, write_chart
 from server.planning.planner import Plan, plan
@@ -34,6 +34,16 @@ Gate = Annotated[AccountantName | None, typer.Option("--accountant", help="The a
 UnitOption = Annotated[Unit | None, typer.Option("--unit", help="Whom the guarantee hides [hospital].")]
 RelationOption = Annotated[Relation | None, typer.Option("--relation", help="Neighbouring relation [replace-one].")]
 Voters = Annotated[int | None, typer.Option("--voters", help="Teachers a hospital, m [1].")]
+Aggregation = Annotated[
+    str | None,
+    typer.Option("--aggregation", help="Who adds the noise: open, the server, or sealed-sum, the sites [open]."),
+]
+Colluders = Annotated[
+    int | None, typer.Option("--colluders", help="Sealed sum: sites that may conspire with the server, t [1].")
+]
+SpareDraws = Annotated[
+    int | None, typer.Option("--spare-draws", help="Sealed sum: charges for sums that a dying site spoils [0].")
+]
 Radius = Annotated[float | None, typer.Option(help="Clipping norm C [1].")]
 
 
@@ -50,6 +60,9 @@ def plan_command(
     unit: UnitOption = None,
     relation: RelationOption = None,
     accountant: Gate = None,
+    aggregation: Aggregation = None,
+    colluders: Colluders = None,
+    spare_draws: SpareDraws = None,
     patients: Annotated[
         int | None, typer.Option(help="Patients of a site, for the recommended voters [many].", **PLAIN)
     ] = None,
@@ -65,9 +78,13 @@ def plan_command(
 
     Example: consilium plan --study study.toml --hospitals 12 --json
 
+    Example: consilium plan --hospitals 8 --aggregation sealed-sum --colluders 2 --spare-draws 4
+
     Example: consilium plan --unit patient --epsilon 8 --delta 1e-5 --queries 1 --hospitals 8 --patients 15
     """
-    privacy, clip = settings_of(study, Flags(epsilon, delta, queries, voters, radius, unit, relation, accountant))
+    sealed = aggregation, colluders, spare_draws
+    given = Flags(epsilon, delta, queries, voters, radius, unit, relation, accountant, *sealed)
+    privacy, clip = settings_of(study, given)
     if chart is not None:
         check_chart(chart)
     values = None if spectrum is None else _read_spectrum(spectrum, length=dimension)
@@ -81,6 +98,8 @@ def plan_command(
         radius=clip,
         dimension=len(values) if values is not None else 128 if dimension is None else dimension,
         spectrum=values,
+        colluders=privacy.colluders if privacy.sealed else None,
+        spare_draws=privacy.spare_draws,
     )
     if chart is not None:
         write_chart(result, chart)
@@ -94,6 +113,7 @@ def _print(result: Plan, *, patients: int | None, as_json: bool) -> None:
         protection=result.protection,
         hospitals=result.hospitals,
         patients=patients,
+        colluders=result.mechanism.colluders,
     )
     if as_json:
         recommended = {**asdict(advised), "recipe": "joint", "worth_asking": advised.worth_asking}
@@ -116,9 +136,12 @@ class Flags:
     unit: Unit | None
     relation: Relation | None
     accountant: AccountantName | None
+    aggregation: str | None = None
+    colluders: int | None = None
+    spare_draws: int | None = None
 
     def given(self) -> list[str]:
-        return [f"--{field.name}" for field in fields(self) if getattr(self, field.name) is not None]
+        return [f"--{field.name.replace('_', '-')}" for field in fields(self) if getattr(self, field.name) is not None]
 
 
 def settings_of(study: Path | None, flags: Flags) -> tuple[PrivacyConfig, float]:
@@ -134,15 +157,19 @@ def settings_of(study: Path | None, flags: Flags) -> tuple[PrivacyConfig, float]
         epsilon=8.0 if flags.epsilon is None else flags.epsilon, delta=1e-3 if flags.delta is None else flags.delta
     )
     protection = Protection(unit=flags.unit or Unit.HOSPITAL, relation=flags.relation or Relation.REPLACE_ONE)
+    aggregation, colluders = flags.aggregation or OPEN, 1 if flags.colluders is None else flags.colluders
     privacy = PrivacyConfig(
         epsilon=budget.epsilon,
         delta=budget.delta,
         planned_queries=80 if flags.queries is None else flags.queries,
-        quorum=1,
+        quorum=1 if aggregation == OPEN else colluders + HONEST_SITES,
         accountant=flags.accountant or AccountantName.EXACT,
         relation=protection.relation,
         unit=protection.unit,
         voters_per_site=1 if flags.voters is None else flags.voters,
+        aggregation=aggregation,
+        colluders=colluders,
+        spare_draws=flags.spare_draws or 0,
     )
     return privacy, 1.0 if flags.radius is None else flags.radius
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from common.errors import InvalidInput
 from common.privacy.accounting import max_mu_squared
+from common.privacy.coalitions import against_whom, coalition_sentences, spare_sentence
 from common.privacy.consent import warn_about
 from common.privacy.mechanism import Unit
 from server.planning.planner import INFORMATIVE_FROM, PRIOR_BELOW, Plan, capacity_bits, explained_at_most
@@ -47,6 +48,7 @@ def plan_table(plan: Plan, *, recommended: str, patients: int | None = None) -> 
         ("voters", voters),
         ("noise σ on the sum", f"{float(plan.noise_std):.6g} grid steps (exactly {plan.noise_std})"),
         ("noise multiplier z", f"{plan.noise_multiplier:.6g}"),
+        *_sealed_rows(plan),
         ("noise on the mean", f"{plan.noise_per_coordinate:.6g} a coordinate, about {plan.noise_norm:.4g} in norm"),
         ("code norm C", f"{plan.code_norm:.6g} at most, over {plan.mechanism.dimension} coordinates"),
         ("information ceiling", f"{plan.ceiling_bits:.1f} bits in all, {plan.bits_per_query:.3g} bits an answer"),
@@ -68,6 +70,24 @@ def plan_table(plan: Plan, *, recommended: str, patients: int | None = None) -> 
     return table
 
 
+def _sealed_rows(plan: Plan) -> list[tuple[str, str]]:
+    colluders = plan.mechanism.colluders
+    if colluders is None:
+        return []
+    found = against_whom(
+        (plan.queries + plan.spare_draws) * plan.mechanism.mu_squared(plan.protection),
+        *(plan.budget, plan.protection, plan.accountant),
+        sites=plan.hospitals,
+        colluders=colluders,
+    )
+    return [
+        ("noise in the sum", f"{plan.noise_overhead:.4f} σ, in {plan.hospitals} shares drawn at the hospitals"),
+        ("smallest roster", f"{plan.smallest_roster} hospitals, two beside {colluders} that may collude"),
+        ("sealed sum", coalition_sentences(found, sites=plan.hospitals, colluders=colluders)[1]),
+        ("", spare_sentence(answers=plan.queries, spare=plan.spare_draws)),
+    ]
+
+
 def plan_figure(plan: Plan) -> Any:
     """A matplotlib figure: the most an answer can explain against the number of hospitals and of queries.
 
@@ -78,15 +98,20 @@ def plan_figure(plan: Plan) -> Any:
 
     shape = plan.spectrum
     limit = float(max_mu_squared(plan.accountant, plan.budget))
-    power = plan.queries * plan.power_ratio  # (K·m·R/Δ)²·Σμ²: does not depend on N
+    colluders, spare = plan.mechanism.colluders or 0, plan.spare_draws
+    power = (plan.queries + spare) * plan.power_ratio  # K(K − t)·(m·R/Δ)²·Σμ²: does not depend on N
 
-    def ceiling(hospitals: float, queries: float) -> float:
-        ratio = power * (hospitals / plan.hospitals) ** 2 / queries
+    def pairs(hospitals: int) -> int:
+        return hospitals * (hospitals - colluders)
+
+    def ceiling(hospitals: int, queries: int) -> float:
+        ratio = power * (pairs(hospitals) / pairs(plan.hospitals)) / (queries + spare)
         return explained_at_most(capacity_bits(ratio, len(shape)), shape)
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    hospitals = sorted({*(round(2 ** (i / 4)) for i in range(4, 33)), plan.hospitals})
+    least = plan.smallest_roster or 1
+    hospitals = sorted({k for i in range(4, 33) if (k := round(2 ** (i / 4))) >= least} | {plan.hospitals})
     queries = sorted({*(round(10 ** (i / 8)) for i in range(33)), plan.queries})
     left.plot(hospitals, [ceiling(k, plan.queries) for k in hospitals], color=_MARK)
     left.plot([plan.hospitals], [ceiling(plan.hospitals, plan.queries)], "o", color=_NOISE)

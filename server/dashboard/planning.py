@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from fastapi import HTTPException
@@ -44,6 +45,9 @@ class Wishes(BaseModel, frozen=True):
     accountant: AccountantName = AccountantName.EXACT
     unit: Unit = Unit.HOSPITAL
     relation: Relation = Relation.REPLACE_ONE
+    aggregation: Literal["open", "sealed-sum"] = "open"
+    colluders: int = Field(1, ge=0, le=1000, description="Sites t that may conspire with the server of a sealed sum")
+    spare_draws: int = Field(0, ge=0, le=1000, description="Draws of a sealed sum that may be lost")
 
 
 def wishes_of(study: Study, *, hospitals: int, dimension: int) -> Wishes:
@@ -53,12 +57,15 @@ def wishes_of(study: Study, *, hospitals: int, dimension: int) -> Wishes:
         epsilon=privacy.epsilon,
         delta=privacy.delta,
         queries=privacy.planned_queries,
-        hospitals=max(1, hospitals),
+        hospitals=max(privacy.quorum if privacy.sealed else 1, hospitals),
         voters=privacy.voters_per_site,
         dimension=dimension,
         accountant=privacy.accountant,
         unit=privacy.unit,
         relation=privacy.relation,
+        aggregation="sealed-sum" if privacy.sealed else "open",
+        colluders=privacy.colluders,
+        spare_draws=privacy.spare_draws,
     )
 
 
@@ -103,6 +110,8 @@ def _planned(wishes: Wishes, radius: float, spectrum: Spectrum | None) -> Wished
         radius=radius,
         dimension=wishes.dimension,
         spectrum=None if stds is None else [std**2 for std in stds],
+        colluders=None if wishes.aggregation == "open" else wishes.colluders,
+        spare_draws=0 if wishes.aggregation == "open" else wishes.spare_draws,
     )
     above = None if stds is None else sum(std > result.noise_per_coordinate for std in stds)
     return WishedPlan(wishes, result, stds is not None, above)

@@ -31,7 +31,7 @@ from common.privacy.calibration import calibrate, noise_multiplier, queries_left
 from common.privacy.consent import guess_right_at_most, guess_sentence
 from common.privacy.figures import epsilon_text
 from common.privacy.mechanism import (
-    GRID_BITS,
+    HONEST_SITES,
     AccountantName,
     Budget,
     Mechanism,
@@ -40,6 +40,7 @@ from common.privacy.mechanism import (
     Unit,
     radius_int,
 )
+from common.privacy.shares import share_std
 
 PRIOR_BELOW = 0.25
 INFORMATIVE_FROM = 0.60
@@ -92,8 +93,8 @@ class Plan:
     ``code_norm`` = C, the most any code can measure, and ``noise_norm`` ≈ √l times it. ``ceiling_bits`` bounds what the
     whole run can tell about the codes, whatever the code's length or the decoder; ``bits_per_query`` uses l as well.
     ``known_twice`` is the gate's ε for somebody known at two hospitals (None if beyond any use): no ε in ``guarantees``
-    covers such a person. ``power_ratio`` is P/σ² = (K·m·R)²/σ² of one answer; ``spectrum`` the eigenvalues the verdict
-    used.
+    covers such a person. ``power_ratio`` is (K·m·R)² over the variance of the noise in one answer's sum; ``spectrum``
+    the eigenvalues the verdict used. ``spare_draws`` of a sealed sum are charged beside the queries.
     """
 
     budget: Budget
@@ -109,6 +110,17 @@ class Plan:
     queries_left: int
     spectrum: tuple[float, ...]
     errors: SpectrumErrors | None
+    spare_draws: int = 0
+
+    @property
+    def noise_overhead(self) -> float:
+        """The noise in the sum over σ: √(K/(K − t)) where t sites may know their shares of it, else 1."""
+        return self.mechanism.noise_in_sum(self.hospitals) / float(self.noise_std)
+
+    @property
+    def smallest_roster(self) -> int | None:
+        """Fewest sites of a sealed sum, t + 2; None where the server adds the noise."""
+        return None if self.mechanism.colluders is None else self.mechanism.colluders + HONEST_SITES
 
     @property
     def noise_std(self) -> Fraction:
@@ -120,11 +132,12 @@ class Plan:
 
     @property
     def noise_per_coordinate(self) -> float:
-        return float(self.noise_std / 2**GRID_BITS) / self.voters
+        return self.mechanism.mean_noise_std(voters=self.voters)
 
     @property
     def power_ratio(self) -> float:
-        return float(Fraction(self.hospitals * self.mechanism.site_radius_int) ** 2 / self.noise_std**2)
+        noise_of_sum = self.noise_std**2 * Fraction(self.hospitals, self.hospitals - (self.mechanism.colluders or 0))
+        return float(Fraction(self.hospitals * self.mechanism.site_radius_int) ** 2 / noise_of_sum)
 
     @property
     def ceiling_bits(self) -> float:
@@ -169,14 +182,16 @@ class Plan:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What, changed alone, would make the plan informative. P/σ² is (K·m·R/Δ)²·Σμ²/N, so each has a closed form."""
+        """What, changed alone, would make the plan informative. P/σ² is K(K − t)·(m·R/Δ)²·Σμ²/N: closed forms."""
         if self.verdict is Outlook.INFORMATIVE:
             return ()
         shape, queries, voters_per_site = self.spectrum, self.queries, self.mechanism.voters_per_site
         factor = _least(lambda ratio: _informs(ratio, shape)) / self.power_ratio
-        more = max(self.hospitals + 1, ceil(self.hospitals * sqrt(factor)))
-        lines = [f"hospitals: {more} instead of {self.hospitals}"]
-        if (fewer := min(queries - 1, floor(queries / factor))) >= 1:
+        hospitals, colluders, spare = self.hospitals, self.mechanism.colluders or 0, self.spare_draws
+        half = colluders / 2
+        more = max(hospitals + 1, ceil(half + sqrt(half**2 + factor * hospitals * (hospitals - colluders))))
+        lines = [f"hospitals: {more} instead of {hospitals}"]
+        if (fewer := min(queries - 1, floor((queries + spare) / factor) - spare)) >= 1:
             lines.append(f"queries: {fewer} instead of {queries}")
         share = 1 if self.protection.unit is Unit.HOSPITAL else voters_per_site
         voters = ceil(share * sqrt(factor * (4 if self.protection.relation is Relation.ZERO_OUT else 1)))
@@ -249,6 +264,15 @@ class Plan:
             "unit": str(self.protection.unit),
             "verdict": str(self.verdict),
             "voters_per_site": self.mechanism.voters_per_site,
+            **({} if self.mechanism.colluders is None else {"sealed_sum": self._sealed_json()}),
+        }
+
+    def _sealed_json(self) -> dict[str, object]:
+        return {
+            "colluders": self.mechanism.colluders,
+            "noise_overhead": self.noise_overhead,
+            "smallest_roster": self.smallest_roster,
+            "spare_draws": self.spare_draws,
         }
 
 
@@ -264,12 +288,15 @@ def plan(
     dimension: int,
     spectrum: Sequence[float] | None = None,
     spent: Fraction = Fraction(0),
+    colluders: int | None = None,
+    spare_draws: int = 0,
 ) -> Plan:
     """Everything a consortium should know about a budget before it agrees to it.
 
     ``spectrum`` holds the ``dimension`` public eigenvalues of the code's covariance, in squared code units; without it
     all coordinates are taken to be equally uncertain. ``spent`` is the Σμ² a pool has already used. Guarantee: the
-    verdict never gets worse with more hospitals, a larger limit on Σμ², or fewer queries.
+    verdict never gets worse with more hospitals, a larger limit on Σμ², or fewer queries. With ``colluders`` the noise
+    is drawn at the sites, for ``queries`` answers and ``spare_draws`` sums that may be lost.
     Edge cases: no charge is made and nothing is drawn; nonsense is refused with InvalidInput.
     """
     check_integer("hospitals", hospitals, least=1, most=MAX_HOSPITALS, limit=f"an integer from 1 to {MAX_HOSPITALS}")
@@ -277,15 +304,18 @@ def plan(
     noise_std = calibrate(
         budget=budget,
         accountant=accountant,
-        queries=queries,
+        queries=queries + check_integer("spare draws", spare_draws, least=0),
         radius_int=bound,
         voters_per_site=voters_per_site,
         protection=protection,
     )
-    mechanism = Mechanism(dimension, bound, voters_per_site, noise_std)
+    mechanism = Mechanism(dimension, bound, voters_per_site, noise_std, colluders=colluders)
+    if colluders is not None:
+        share_std(mechanism, sites=hospitals)  # refuses rosters too small to hide a site
     shape = _checked_spectrum(spectrum, dimension)
-    total, limit = queries * mechanism.mu_squared(protection), max_mu_squared(accountant, budget)
-    noise = float(noise_std) / 2**GRID_BITS / (hospitals * voters_per_site)
+    total = (queries + spare_draws) * mechanism.mu_squared(protection)
+    limit = max_mu_squared(accountant, budget)
+    noise = mechanism.mean_noise_std(voters=hospitals * voters_per_site)
     return Plan(
         budget=budget,
         accountant=AccountantName(accountant),
@@ -300,6 +330,7 @@ def plan(
         queries_left=queries_left(mechanism, protection=protection, spent=spent, limit=limit),
         spectrum=tuple(shape),
         errors=None if spectrum is None else spectrum_errors(shape, noise_variance=noise**2, power=radius**2),
+        spare_draws=spare_draws,
     )
 
 

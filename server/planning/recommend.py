@@ -18,7 +18,7 @@ from common.codecs.pca import water_fill
 from common.config import JOINT_ROUNDS
 from common.errors import InvalidInput
 from common.privacy.calibration import calibrate
-from common.privacy.mechanism import AccountantName, Budget, Protection, Unit, radius_int
+from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Unit, radius_int
 
 OCTAVES = (0.088, 0.067, 0.102, 0.128, 0.108, 0.091, 0.080, 0.077, 0.076, 0.072)
 """Shares of the variance in directions 1, 2, 3–4, 5–8 … 257–512; the rest lies beyond and is never sent."""
@@ -77,7 +77,13 @@ class Recommendation:
 
 
 def recommend(
-    *, budget: Budget, accountant: AccountantName, protection: Protection, hospitals: int, patients: int | None = None
+    *,
+    budget: Budget,
+    accountant: AccountantName,
+    protection: Protection,
+    hospitals: int,
+    patients: int | None = None,
+    colluders: int | None = None,
 ) -> Recommendation:
     """The recipe and the voters a site for a budget, of a consortium whose sites have ``patients`` each (None: many).
 
@@ -90,7 +96,12 @@ def recommend(
 
     def at(voters: int) -> Recommendation:
         noise = joint_noise(
-            budget=budget, accountant=accountant, protection=protection, hospitals=hospitals, voters=voters
+            budget=budget,
+            accountant=accountant,
+            protection=protection,
+            hospitals=hospitals,
+            voters=voters,
+            colluders=colluders,
         )
         return Recommendation(voters, noise, recovered_share(noise), predicted_gain(noise))
 
@@ -107,9 +118,18 @@ def recommend(
 
 
 def joint_noise(
-    *, budget: Budget, accountant: AccountantName, protection: Protection, hospitals: int, voters: int
+    *,
+    budget: Budget,
+    accountant: AccountantName,
+    protection: Protection,
+    hospitals: int,
+    voters: int,
+    colluders: int | None = None,
 ) -> float:
-    """Noise on every coordinate of the mean code when one release spends the budget, in units of the clipping norm."""
+    """Noise on every coordinate of the mean code when one release spends the budget, in units of the clipping norm.
+
+    ``colluders`` of a sealed sum, whose noise is drawn at the sites.
+    """
     _check_count("hospitals", hospitals)
     bound = radius_int(1.0)
     noise_std = calibrate(
@@ -120,7 +140,8 @@ def joint_noise(
         voters_per_site=voters,
         protection=protection,
     )
-    return float(noise_std) / bound / (hospitals * voters)
+    mechanism = Mechanism(1, bound, voters, noise_std, colluders=colluders)
+    return mechanism.noise_in_sum(hospitals) / bound / (hospitals * voters)
 
 
 def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:

@@ -133,7 +133,7 @@ def test_help_gives_examples_that_run_and_no_stray_escapes(app: typer.Typer, tmp
     assert code == 0
     assert "\\" not in text
     examples = [" ".join(part.split("\n\n")[0].split()) for part in text.split("Example: ")[1:]]
-    assert len(examples) == (3 if app is plan_app else 2)
+    assert len(examples) == (4 if app is plan_app else 2)
     small = STUDY.replace("= 40", "= 2").replace("= 6", "= 2")
     (tmp_path / "study.toml").write_text(STUDY if app is plan_app else small)
     for example in examples:

@@ -25,6 +25,7 @@ from server.planning.planner import (
     spectrum_errors,
     verdict_of,
 )
+from server.planning.recommend import recommend
 
 REPLACE = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
 ZERO_OUT = Protection(Unit.HOSPITAL, Relation.ZERO_OUT)
@@ -277,3 +278,49 @@ def test_nonsense_numbers_are_refused(bad: float) -> None:
     ):
         with pytest.raises(InvalidInput):
             call()
+
+
+@pytest.mark.parametrize(("hospitals", "colluders"), [(3, 1), (8, 1), (8, 2), (64, 5), (4, 0)])
+def test_a_sealed_sum_is_planned_with_the_noise_of_all_its_shares(hospitals: int, colluders: int) -> None:
+    """The same budget and plan: √(K/(K − t)) times the noise on the mean, and that much less to be learned."""
+    open_plan, sealed = make(hospitals=hospitals), make(hospitals=hospitals, colluders=colluders)
+    overhead = (hospitals / (hospitals - colluders)) ** 0.5
+    assert sealed.noise_overhead == pytest.approx(overhead)
+    assert sealed.noise_per_coordinate == pytest.approx(overhead * open_plan.noise_per_coordinate)
+    assert sealed.power_ratio == pytest.approx(open_plan.power_ratio / overhead**2)
+    assert sealed.noise_std == open_plan.noise_std
+    assert [one.epsilon for one in sealed.guarantees] == [one.epsilon for one in open_plan.guarantees]
+    assert sealed.verdict.rank <= open_plan.verdict.rank
+    assert (sealed.smallest_roster, open_plan.smallest_roster) == (colluders + 2, None)
+    assert "sealed_sum" in sealed.to_json()
+    assert "sealed_sum" not in open_plan.to_json()
+
+
+@pytest.mark.parametrize("colluders", [1, 2])
+def test_a_sealed_sum_needs_two_hospitals_beside_the_colluders(colluders: int) -> None:
+    with pytest.raises(InvalidInput, match="roster"):
+        make(hospitals=colluders + 1, colluders=colluders)
+    make(hospitals=colluders + 2, colluders=colluders)
+
+
+def test_draws_that_may_be_lost_are_paid_like_answers() -> None:
+    spare, more = make(queries=60, colluders=1, spare_draws=20), make(queries=80, colluders=1)
+    assert spare.noise_std == more.noise_std
+    assert spare.guarantees == more.guarantees
+    assert spare.ceiling_bits == pytest.approx(more.ceiling_bits * 60 / 80)
+
+
+def test_more_hospitals_as_advised_make_a_sealed_sum_informative() -> None:
+    poor = make(hospitals=8, colluders=2)
+    line = next(line for line in poor.advice if line.startswith("hospitals"))
+    needed = int(line.split()[1])
+    assert make(hospitals=needed, colluders=2).verdict is Outlook.INFORMATIVE
+    assert make(hospitals=needed - 1, colluders=2).verdict is not Outlook.INFORMATIVE
+
+
+def test_what_is_recommended_for_a_sealed_sum_knows_its_noise() -> None:
+    terms = {"budget": Budget(8.0, 1e-3), "accountant": AccountantName.EXACT, "hospitals": 8}
+    hidden = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
+    apart, sealed = (recommend(**terms, protection=hidden, colluders=t) for t in (None, 2))  # type: ignore[arg-type]
+    assert sealed.noise == pytest.approx(apart.noise * (8 / 6) ** 0.5)
+    assert sealed.gain < apart.gain
