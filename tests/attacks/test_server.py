@@ -20,21 +20,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from client.operations.fetch import PublicObjects
 from client.teachers.student import pull
 from common.bundle_archive import from_archive, to_archive
 from common.canonical import sha256_bytes
-from common.config import DataConfig, TrainingConfig, parse_study, render_study
+from common.config import DataConfig, parse_study, render_study
 from common.errors import InvalidInput
-from common.events import EventLog
-from common.models.unet import build_unet, save_weights
+from common.models.unet import build_unet
 from common.student_statement import StudentStatement
-from server.operations.objects_app import statement_file
-from server.postprocess.bundle import export_student
-from server.study.workspace import Workspace
-from tests.federation import Federation, make_study
+from tests.exported import exported_study, statement_file
+from tests.federation import Federation
 
 Files = dict[str, bytes]
 COMMAND = "$__import__('os').system('touch RAN')"
@@ -44,20 +40,10 @@ COMMAND = "$__import__('os').system('touch RAN')"
 def fed(tmp_path_factory: pytest.TempPathFactory):
     """A study that was run and exported by an honest server, and a site that holds its receipts."""
     root = tmp_path_factory.mktemp("server")
-    study = replace(make_study(), student=TrainingConfig(channels=(4, 8), steps=1))
-    federation = Federation(root, study=study)
-    federation.core().run(federation.transport)
-    workspace = Workspace(root)
-    workspace.study_file.write_text(render_study(study))
-    workspace.signing_key_file.parent.mkdir()
-    pem = federation.signing_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    workspace.signing_key_file.touch(mode=0o600)
-    workspace.signing_key_file.write_bytes(pem)
-    save_weights(workspace.student_dir / "weights.pt", build_unet((4, 8), in_channels=1, out_channels=2, seed=5))
-    export_student(workspace, events=EventLog(federation.events_file, study=study.id))
+    federation = exported_study(root)
     site = federation.sites[0]
     (root / site.name / "site.toml").write_text(federation.site_toml(site.name, site.pool))
-    (root / site.name / "study.toml").write_text(render_study(study))
+    (root / site.name / "study.toml").write_text(render_study(federation.study))
     yield federation
     federation.close()
 
@@ -67,7 +53,7 @@ def serve(fed: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> C
     """Pull what a server serves that signs the archive it is given; the folder the bundle would be in."""
 
     def served(archive: bytes, *, size: int = 0) -> Path:
-        honest = StudentStatement.parse(statement_file(fed.root / "objects", fed.study.id).read_bytes())
+        honest = StudentStatement.parse(statement_file(fed).read_bytes())
         signed = replace(honest, bundle=sha256_bytes(archive), size=size or len(archive)).signed(fed.signing_key)
 
         def get(_self: PublicObjects, _name: str, on_bytes: Callable[[int], None]) -> bytes:
@@ -84,7 +70,7 @@ def serve(fed: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> C
 
 @pytest.fixture
 def honest(fed: Federation) -> Files:
-    statement = StudentStatement.parse(statement_file(fed.root / "objects", fed.study.id).read_bytes())
+    statement = StudentStatement.parse(statement_file(fed).read_bytes())
     return from_archive((fed.root / "objects" / statement.bundle).read_bytes())
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import ssl
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -15,13 +13,9 @@ import pytest
 from client.operations import fetch
 from client.operations.fetch import PublicObjects
 from client.policy import load_site
-from client.site.enrolment import SiteKit, create_site
 from common.canonical import sha256_bytes
 from common.errors import InvalidInput
-from server.operations import provision
-from server.study import create_study as setup
-from server.study.workspace import Endpoint, Workspace
-from tests.federation import make_study
+from tests.client.operations.answering import answering
 
 OBJECT = bytes(range(256)) * 400
 NAME = sha256_bytes(OBJECT)
@@ -62,22 +56,8 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Line
         def log_message(self, *_: object) -> None:
             pass
 
-    workspace = Workspace(tmp_path / "study")
-    setup.create_study(workspace, make_study())
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    provision.set_up_server(workspace, Endpoint(host="localhost", port=server.server_port, internal_port=1))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(workspace.gateway_dir / "server.crt", workspace.gateway_dir / "server.key")
-    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    provision.make_kit(workspace, "north", tmp_path / "kit")
-    (tmp_path / "data").mkdir()
-    create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=SiteKit.load(tmp_path / "kit"))
-    yield line, PublicObjects(load_site(tmp_path / "site"))
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with answering(tmp_path, Answer) as (site, _, _):
+        yield line, PublicObjects(load_site(site))
 
 
 def test_a_download_that_breaks_goes_on_where_it_stopped(line: tuple[Line, PublicObjects]) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import ssl
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -19,15 +18,13 @@ from typer.testing import CliRunner
 from client.operations.findings import Finding, State
 from client.operations.readiness import _gpu, check_site
 from client.policy import load_site
-from client.site.enrolment import SiteKit, create_site
 from common.pki import create_authority, issue_server_certificate
 from common.supervision import FACTS, json_report, keeping
 from consilium.cli.site import site_app
 from server.operations import provision
-from server.study import create_study as setup
-from server.study.workspace import Endpoint, Workspace
+from server.study.workspace import Workspace
+from tests.client.operations.answering import answering
 from tests.client.teachers.written import write_teacher
-from tests.federation import make_study
 
 
 @dataclass
@@ -53,8 +50,6 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
-    workspace = Workspace(tmp_path / "study")
-    setup.create_study(workspace, make_study())
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -66,25 +61,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer, bind_and_activate=True)
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that do not trust us hang up
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    endpoint = Endpoint(host="localhost", port=server.server_port, internal_port=8000)
-    provision.set_up_server(workspace, endpoint, now=datetime.now(UTC) - timedelta(days=60))
-    context.load_cert_chain(workspace.gateway_dir / "server.crt", workspace.gateway_dir / "server.key")
-    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    provision.make_kit(workspace, "north", tmp_path / "kit")
-    (tmp_path / "data").mkdir()
-    create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=SiteKit.load(tmp_path / "kit"))
-    study = workspace.study()
-    write_teacher(tmp_path / "site" / "teachers" / "voter-000", seed=1, data=study.data, recipe=study.teacher)
-    world = World(tmp_path / "site", workspace, context)
-    yield world
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with answering(tmp_path, Answer, now=datetime.now(UTC) - timedelta(days=60)) as (site, workspace, context):
+        study = workspace.study()
+        write_teacher(site / "teachers" / "voter-000", seed=1, data=study.data, recipe=study.teacher)
+        world = World(site, workspace, context)
+        yield world
 
 
 def test_a_site_that_is_ready_hears_so_about_everything(world: World) -> None:

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from typer.testing import CliRunner
 
 from client.operations import fetch
@@ -29,7 +28,7 @@ from client.teachers.evaluation import evaluate
 from client.teachers.student import check_statement, pull
 from common.bundle_archive import from_archive, to_archive
 from common.canonical import sha256_bytes, sha256_file
-from common.config import Study, TrainingConfig, render_study
+from common.config import Study, render_study
 from common.data.msd import Case, write_dataset
 from common.errors import InvalidInput, LedgerCorrupt
 from common.events import EventLog
@@ -44,10 +43,10 @@ from common.privacy.mechanism import AccountantName
 from common.student_statement import StudentStatement
 from consilium.cli.site import site_app
 from server.operations.gateway import GatewayFiles, gateway_app
-from server.operations.objects_app import statement_file
 from server.postprocess.bundle import export_student
 from server.study.workspace import Workspace
-from tests.federation import Federation, ball, make_study
+from tests.exported import exported_study, statement_file
+from tests.federation import Federation, ball
 
 RUN = CliRunner()
 
@@ -56,17 +55,7 @@ RUN = CliRunner()
 def fed(tmp_path_factory: pytest.TempPathFactory):
     """A study that was run and exported, with its objects served over TLS on loopback."""
     root = tmp_path_factory.mktemp("student")
-    study = replace(make_study(), student=TrainingConfig(channels=(4, 8), steps=1))
-    federation = Federation(root, study=study)
-    federation.core().run(federation.transport)
-    workspace = Workspace(root)
-    workspace.study_file.write_text(render_study(study))
-    workspace.signing_key_file.parent.mkdir()
-    pem = federation.signing_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    workspace.signing_key_file.touch(mode=0o600)
-    workspace.signing_key_file.write_bytes(pem)
-    save_weights(workspace.student_dir / "weights.pt", build_unet((4, 8), in_channels=1, out_channels=2, seed=5))
-    export_student(workspace, events=EventLog(federation.events_file, study=study.id))
+    federation, workspace = exported_study(root), Workspace(root)
     identity = issue_server_certificate(create_authority(root / "authority"), root / "tls", names=["localhost"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -104,7 +93,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory):
         folder = root / site.name
         text = federation.site_toml(site.name, site.pool).replace("https://localhost", f"https://localhost:{port}")
         (folder / "site.toml").write_text(text)
-        (folder / "study.toml").write_text(render_study(study))
+        (folder / "study.toml").write_text(render_study(federation.study))
         (folder / "ca.crt").write_bytes(identity.authority.read_bytes())
     yield federation
     server.should_exit = True
@@ -114,7 +103,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture
 def statement(fed: Federation) -> StudentStatement:
-    return StudentStatement.parse(statement_file(fed.root / "objects", fed.study.id).read_bytes())
+    return StudentStatement.parse(statement_file(fed).read_bytes())
 
 
 def check(fed: Federation, statement: StudentStatement, *, study: Study | None = None) -> int:
@@ -207,9 +196,9 @@ def test_a_statement_past_the_studys_budget_is_refused(fed: Federation, statemen
 def test_exporting_again_publishes_nothing_new_and_packs_the_same_bytes(
     fed: Federation, statement: StudentStatement
 ) -> None:
-    before = statement_file(fed.root / "objects", fed.study.id).read_bytes()
+    before = statement_file(fed).read_bytes()
     export_student(Workspace(fed.root), events=EventLog(fed.events_file, study=fed.study.id))
-    assert statement_file(fed.root / "objects", fed.study.id).read_bytes() == before
+    assert statement_file(fed).read_bytes() == before
     assert fed.events("bundle-exported")[-1]["sha256"] == statement.bundle
     assert sha256_file(fed.root / "objects" / statement.bundle) == statement.bundle
 

@@ -1,0 +1,37 @@
+"""A study that was run by an honest server, with its student exported: what a site can pull."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from common.config import TrainingConfig, render_study
+from common.events import EventLog
+from common.models.unet import build_unet, save_weights
+from server.operations.objects_app import STUDENTS, said_file
+from server.postprocess.bundle import export_student
+from server.study.workspace import Workspace
+from tests.federation import Federation, make_study
+
+
+def exported_study(root: Path) -> Federation:
+    """The study's federation in ``root``, its receipts at the sites; its network is tiny and trained on nothing."""
+    study = replace(make_study(), student=TrainingConfig(channels=(4, 8), steps=1))
+    federation = Federation(root, study=study)
+    federation.core().run(federation.transport)
+    workspace = Workspace(root)
+    workspace.study_file.write_text(render_study(study))
+    workspace.signing_key_file.parent.mkdir()
+    pem = federation.signing_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    workspace.signing_key_file.touch(mode=0o600)
+    workspace.signing_key_file.write_bytes(pem)
+    save_weights(workspace.student_dir / "weights.pt", build_unet((4, 8), in_channels=1, out_channels=2, seed=5))
+    export_student(workspace, events=EventLog(federation.events_file, study=study.id))
+    return federation
+
+
+def statement_file(federation: Federation) -> Path:
+    """What the server signed about the exported student."""
+    return said_file(federation.root / "objects", STUDENTS, federation.study.id)
