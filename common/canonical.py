@@ -114,8 +114,12 @@ def check_hash(text: object) -> str:
 def check_name(text: object, *, what: str) -> str:
     """Return ``text`` if it can stand in a path as one segment and in a command as one word, else refuse it."""
     if not isinstance(text, str) or not _NAME.fullmatch(text):
+        like = re.sub(r"[^A-Za-z0-9._-]+", "-", str(text)).strip("-._")[:64]
         raise InvalidInput(
-            what, value=str(text)[:80], limit="1 to 64 letters, digits, '-', '_', '.', beginning with a letter or digit"
+            what,
+            value=str(text)[:80],
+            limit="1 to 64 letters, digits, '-', '_', '.', beginning with a letter or digit, no space",
+            remedy=f"for instance {like!r}" if _NAME.fullmatch(like) else "",
         )
     return text
 

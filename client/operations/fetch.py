@@ -40,6 +40,10 @@ OnBytes = Callable[[int], None]
 """Called with the bytes of an object that are here so far."""
 
 
+class NotThere(InvalidInput):
+    """The server answers, and has no such thing."""
+
+
 class PublicObjects:
     """Reads through the site's cache to ``GET {objects_url}/public/{sha256}``."""
 
@@ -69,7 +73,12 @@ class PublicObjects:
     def statement(self, study_id: str) -> bytes:
         """What the server says about the student of a study, unverified and never cached; InvalidInput if it says
         nothing yet."""
-        return self._said("students", study_id, limit=MAX_STATEMENT_BYTES)
+        try:
+            return self._said("students", study_id, limit=MAX_STATEMENT_BYTES)
+        except NotThere as error:
+            raise InvalidInput(
+                "this study has no student yet", remedy="pull again once the consortium's run has ended"
+            ) from error
 
     def peers(self, study_id: str) -> Peers:
         """The sites of a study with their keys, as the server says: to be shown, and believed of nobody."""
@@ -108,8 +117,12 @@ class PublicObjects:
                 status = error.code if isinstance(error, urllib.error.HTTPError) else 0
                 if status == 416:  # what lies here is no beginning of the object
                     partial.unlink(missing_ok=True)
-                if remaining == 0 or status in (401, 404):
-                    remedy = "`consilium site doctor`" if status != 404 else "tell the server's operator"
+                if status == 404:
+                    raise NotThere(
+                        "public object cannot be fetched", value=path, remedy="tell the server's operator"
+                    ) from error
+                if remaining == 0 or status == 401:
+                    remedy = "`consilium site doctor`"
                     raise InvalidInput("public object cannot be fetched", value=path, remedy=remedy) from error
                 time.sleep(PAUSE_S)
 

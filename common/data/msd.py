@@ -21,6 +21,16 @@ __all__ = ["Case", "Dataset", "Problem", "case_id", "check_labels", "read_datase
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
 
 
+def nifti_files(folder: Path, *, what: str) -> tuple[Path, ...]:
+    """The NIfTI files of a folder by name; InvalidInput where there is no such folder, or none in it."""
+    if not folder.is_dir():
+        raise InvalidInput(what, value=str(folder), limit="a folder that is there")
+    files = sorted(p for p in folder.iterdir() if p.name.endswith(NIFTI_SUFFIXES) and not p.name.startswith("."))
+    if not files:
+        raise InvalidInput(what, value=str(folder), limit="a folder with .nii or .nii.gz files right in it")
+    return tuple(files)
+
+
 def case_id(file_name: str) -> str:
     """``imagesTr/patient_001.nii.gz`` → ``patient_001``; other suffixes are refused."""
     name = PurePosixPath(file_name).name

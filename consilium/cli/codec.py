@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from common.data.msd import nifti_files
 from common.data.split import private_label_hashes
 from consilium.cli.options import StudyDir
 from server.aggregation.progress import bar_a_stage
@@ -35,7 +36,7 @@ def fit(
 
     Example: consilium codec fit trial --label-maps public/label-maps --sites 8
     """
-    files = sorted(path for path in label_maps.iterdir() if path.name.endswith((".nii", ".nii.gz")))
+    files = nifti_files(label_maps, what="folder of public label maps")
     private = private_label_hashes(split) if split else frozenset()
     typer.echo(f"fitting on {len(files)} label maps and their deformed copies; ball-ae takes a minute", err=True)
     with bar_a_stage(Console(stderr=True)) as on_stage:

@@ -131,6 +131,8 @@ def _refusal(error: OSError) -> str:
     match error.errno:
         case errno.EACCES | errno.EPERM | errno.EROFS:
             remedy = f"user {os.getuid()} runs this: give it the folder, or run this as the user who has it"
+        case errno.ENOENT | errno.ENOTDIR | errno.EISDIR:
+            remedy = "check the path"
         case errno.ENOSPC:
             remedy = "make room on this disk"
         case _:

@@ -34,6 +34,10 @@ def predict(
     code 2: not one file could be used.
     Example: consilium predict scans --model bundle --out predictions --labels drawn
     """
+    for what, path in (("images", images), ("--model", model), ("--labels", labels), ("--label-map", label_map)):
+        if path is not None and not path.exists():  # before anything that takes long is loaded
+            raise InvalidInput(what, value=str(path), limit="a file or folder that is there")
+
     from consilium.predict import predict_images
 
     with counting("predicting") as on_case:

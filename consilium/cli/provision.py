@@ -94,6 +94,7 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
     Example: consilium provision list trial
     """
     workspace = Workspace(directory)
+    workspace.endpoint()  # says what to do where the server is not set up
     until = expires(workspace.gateway_dir / "server.crt")
     sites = provision.standings(workspace, nodes=_nodes(workspace))
     if as_json:

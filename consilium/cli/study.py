@@ -15,6 +15,7 @@ from rich.console import Console
 
 from common.codecs.paper import codec_terms
 from common.config import OPEN, DataConfig, PrivacyConfig, Study, load_study
+from common.data.msd import nifti_files
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from common.process import executable
 from consilium.cli import options
@@ -155,8 +156,7 @@ def publish(
 
     Example: consilium study publish trial --images public/images
     """
-    files = sorted(path for path in images.iterdir() if path.name.endswith((".nii", ".nii.gz")))
-    volumes = setup.publish_volumes(Workspace(directory), files)
+    volumes = setup.publish_volumes(Workspace(directory), nifti_files(images, what="folder of public volumes"))
     typer.echo(f"published {len(volumes)} volumes")
 
 

@@ -124,6 +124,13 @@ def approve(
         workspace.save_sites(tuple(entry if one == before else one for one in known))
         publish_peers(workspace)
         return entry
+    if request.site in {site.name for site in known} - {node.site for node in admitted}:
+        raise InvalidInput(
+            "site is registered already, and was revoked",
+            value=request.site,
+            limit="a site that was revoked is admitted to this study no more, by no name, pool or key",
+            remedy="it can take part in a study of yours to come: `consilium site join` there, `study init` here",
+        )
     for what, value, taken in (
         ("site", request.site, {site.name for site in known}),
         ("patient pool", request.pool, {site.pool for site in known}),

@@ -115,7 +115,19 @@ def fit_study_codec(
     study = workspace.study()
     if not label_maps:
         raise InvalidInput("public label maps", value=0, limit="at least 4")
-    maps = [load_label(path, study.data) for path in label_maps]
+    if study.codec.joint:
+        workspace.volumes()  # what comes after the codec asks about them, and they may have been forgotten
+    maps, last = [], len(study.data.labels) - 1
+    for path in label_maps:
+        try:
+            maps.append(load_label(path, study.data))
+        except InvalidInput as error:
+            raise InvalidInput(
+                f"{path.name} is no label map of this study ({error.what})",
+                value=error.value,
+                limit=error.limit,
+                remedy=f"give --label-maps a folder of label maps, values 0 to {last}, not images",
+            ) from error
     voters = sites * study.privacy.voters_per_site
     noise_std = study_mechanism(study, dimension=1).mean_noise_std(voters=voters)
     codec = fit_codec(

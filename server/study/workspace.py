@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,6 +64,15 @@ class Endpoint(Document):
     host: str
     port: int
     internal_port: int
+
+    def __post_init__(self) -> None:
+        for name in ("port", "internal_port"):
+            if not 1 <= getattr(self, name) <= 65535:
+                raise InvalidInput(f"--{name.replace('_', '-')}", value=getattr(self, name), limit="1 to 65535")
+        if self.port == self.internal_port:
+            raise InvalidInput("--internal-port", value=self.port, limit="another one than --port")
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*", self.host):
+            raise InvalidInput("--host", value=self.host[:80], limit="a name or an address, without https:// and port")
 
     @property
     def superlink(self) -> str:
@@ -270,6 +280,9 @@ class Workspace:
 
     def busy(self) -> bool:
         """Whether a run holds the study's lock now."""
+        self._check_there()
+        if not (self.root / "run.lock").exists():
+            return False
         try:
             with self.locked():
                 return False
@@ -279,6 +292,7 @@ class Workspace:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the study's lock; the kernel frees it when the process dies, however it dies."""
+        self._check_there()
         with (self.root / "run.lock").open("a") as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -288,7 +302,14 @@ class Workspace:
                 ) from error
             yield
 
+    def _check_there(self) -> None:
+        if not self.root.is_dir():
+            raise InvalidInput(
+                "directory of a study", value=str(self.root), limit="one that is there", remedy="`consilium study init`"
+            )
+
     def _read(self, name: str, *, remedy: str) -> Any:
+        self._check_there()
         return read_record(self.root / name, remedy=remedy)
 
     def _write(self, name: str, value: object) -> None:

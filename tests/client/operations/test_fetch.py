@@ -140,3 +140,12 @@ def test_a_server_that_has_volumes_fetched_without_end_fills_no_disk(
     assert set(used) == {OBJECT}
     server.content, server.breaks = (0).to_bytes(2) + OBJECT[2:], 0
     assert objects.get(sha256_bytes(server.content)) == server.content  # deleted, and fetched again
+
+
+def test_a_study_without_a_student_yet_is_told_apart_from_a_server_that_misses_something(
+    line: tuple[Line, PublicObjects],
+) -> None:
+    server, objects = line
+    server.status = 404
+    with pytest.raises(InvalidInput, match=r"no student yet; to fix: pull again once the consortium's run has ended"):
+        objects.statement(NAME)

@@ -256,3 +256,11 @@ def test_two_sites_with_one_key_are_not_both_admitted(tmp_path: Path) -> None:
     copied = replace(requests[1], books=replace(requests[1].books, answer_key=requests[0].books.answer_key))
     with pytest.raises(InvalidInput, match="key of the replies"):
         approve(workspace, copied, node_id=8)
+
+
+def test_a_site_that_was_revoked_hears_so_and_not_that_it_is_registered(workspace: Workspace, tmp_path: Path) -> None:
+    request = join(workspace, tmp_path, "north")
+    approve(workspace, request)
+    provision.revoke(workspace, "north", unregister=lambda node: None)
+    with pytest.raises(InvalidInput, match=r"was revoked.*admitted to this study no more"):
+        approve(workspace, request)

@@ -1,0 +1,92 @@
+"""What a command says to the mistakes people make: what is wrong and what to do, before anything is written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from common.data.synthetic import write_phantoms
+from common.errors import ConsiliumError
+from consilium.cli.main import app
+from server.study import create_study as setup
+from server.study.workspace import Workspace
+from tests.federation import make_study
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("world")
+    setup.create_study(Workspace(root / "trial"), make_study())
+    (root / "empty").mkdir()
+    (root / "bundle").mkdir()
+    write_phantoms(root / "phantoms", cases=2, seed=1)
+    return root
+
+
+def said(world: Path, command: str) -> str:
+    """The error of a command; paths are of the world."""
+    words = [word.replace("@", f"{world}/") for word in command.split(" ")]
+    result = CliRunner().invoke(app, [word.replace("+", " ") for word in words])
+    assert isinstance(result.exception, ConsiliumError), (result.output, result.exception)
+    return str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("study publish @trial --images @nowhere", "folder of public volumes: got|a folder that is there"),
+        ("study publish @trial --images @empty", "with .nii or .nii.gz files right in it"),
+        ("codec fit @trial --label-maps @nowhere --sites 2", "folder of public label maps: got|a folder that is there"),
+        (
+            "codec fit @trial --label-maps @phantoms/imagesTr --sites 2",
+            "phantom_0000.nii.gz is no label map of this study|to fix: give --label-maps a folder of label maps",
+        ),
+        ("provision server @trial --host pate.example.org --port 99999", "--port: got 99999; allowed: 1 to 65535"),
+        ("provision server @trial --host pate.example.org --port 0", "--port: got 0; allowed: 1 to 65535"),
+        ("provision server @trial --host pate.example.org --internal-port 8443", "another one than --port"),
+        ("provision server @trial --host https://pate.example.org:443", "--host: got|without https://"),
+        (
+            "provision kit @trial hospital+4 --out @kit",
+            "name of the site: got 'hospital 4'|to fix: for instance 'hospital-4'",
+        ),
+        ("provision list @trial", "to fix: set it with `consilium provision server`"),
+        ("provision list @nowhere", "directory of a study: got|one that is there"),
+        ("server up @nowhere", "directory of a study: got|one that is there"),
+        ("study run @nowhere", "directory of a study: got|one that is there"),
+        ("study watch @nowhere", "directory of a study: got|one that is there"),
+        ("study stop @trial", "no run is going on"),
+        ("study watch @trial", "no run to watch|to fix: `consilium study run`"),
+        ("predict @nowhere --model @bundle --out @out", "images: got|a file or folder that is there"),
+        ("predict @phantoms --model @nowhere --out @out", "--model: got|a file or folder that is there"),
+        (
+            "predict @phantoms --model @bundle --out @out --labels @nowhere",
+            "--labels: got|a file or folder that is there",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_what_to_do(world: Path, command: str, words: str) -> None:
+    before = sorted(world.rglob("*"))
+    message = said(world, command)
+    for word in words.split("|"):
+        assert word in message
+    assert sorted(world.rglob("*")) == before
+
+
+def test_a_wrong_path_to_predict_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
+    code = (
+        "import sys; from consilium.cli.main import main\n"
+        f"sys.argv = ['consilium', 'predict', {str(tmp_path / 'nowhere')!r}, '--model', 'x', '--out', 'y']\n"
+        "try: main()\nexcept SystemExit as end: print(end.code, 'torch' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.split() == ["2", "False"]
+
+
+def test_a_path_that_the_system_does_not_find_is_one_to_check() -> None:
+    from consilium.cli.main import _refusal
+
+    assert _refusal(FileNotFoundError(2, "No such file or directory", "/x")).endswith("to fix: check the path")
