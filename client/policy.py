@@ -237,11 +237,12 @@ class Consent:
     noise_std: Fraction
     radius_int: int
     protocol: SiteProtocol
+    colluders: int | None = None
 
     @classmethod
     def of(cls, study: Study) -> Consent:
         mechanism = study_mechanism(study, dimension=1)
-        return cls(study, mechanism.noise_std, mechanism.radius_int, site_protocol(study))
+        return cls(study, mechanism.noise_std, mechanism.radius_int, site_protocol(study), mechanism.colluders)
 
 
 def review(offer: Offer, consent: Consent) -> str:
@@ -253,6 +254,8 @@ def review(offer: Offer, consent: Consent) -> str:
         return "unknown-study"
     if not offer.queries or len({query.id for query in offer.queries}) != len(offer.queries):
         return "malformed"
+    if (offer.draw is not None) != consent.study.privacy.sealed:
+        return "wrong-mechanism"
     for query in offer.queries:
         reason = _review_query(query, consent)
         if reason != "accepted":
@@ -270,6 +273,7 @@ def _review_query(query: QuerySpec, consent: Consent) -> str:
     sound = (
         mechanism.radius_int == consent.radius_int
         and mechanism.voters_per_site == study.privacy.voters_per_site
+        and mechanism.colluders == consent.colluders
         and mechanism.noise_std == consent.noise_std  # more would be charged less, and many more codes be had for it
     )
     return "accepted" if sound else "wrong-mechanism"

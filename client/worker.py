@@ -14,6 +14,7 @@ with the codes of all queries asked for or of none, whatever each of them cost. 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import threading
@@ -26,11 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.ledger.site_ledger import SiteLedger
+from client.masked import check_roster, masked_code, strangers
 from client.policy import Consent, SiteConfig, review
 from common.codecs.base import Codec, load_codec
 from common.envelope import answered, open_asked
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, Refused
 from common.ledger.receipts import Receipt
+from common.masking import MaskedRoster, signed_mask_key
 from common.messages import (
     MAX_DEADLINE_S,
     CodesReply,
@@ -44,8 +47,11 @@ from common.messages import (
     decode,
     encode,
 )
-from common.privacy.mechanism import QuerySpec
+from common.peers import Peer
+from common.privacy.gaussian import Sampler, rounded_gaussian
+from common.privacy.mechanism import HONEST_SITES, QuerySpec
 from common.privacy.quantise import quantise
+from common.privacy.shares import share_std
 from common.protocols.base import Encoder, Fetch
 from common.sealing import SealContext, seal
 
@@ -74,7 +80,9 @@ class Worker:
 
     ``teachers`` is the digest of what the voters were loaded from, as the ledger gave it, and ``loaded_at`` the
     ledger's row count before they were: a voter that lost a patient since is asked like the others, and its answer
-    thrown away. ``sleep`` may end early and give true, which says that the worker is being stopped.
+    thrown away. ``sampler`` draws the site's share of the noise where the study's sum is sealed, and ``note_peers``
+    hears whom the server would have on its roster. ``sleep`` may end early and give true, which says that the worker is
+    being stopped.
     """
 
     def __init__(
@@ -88,6 +96,8 @@ class Worker:
         teachers: str = "",
         loaded_at: int | None = None,
         tick_s: float = 0.0,
+        sampler: Sampler = rounded_gaussian,
+        note_peers: Callable[[Sequence[Peer]], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
@@ -96,6 +106,7 @@ class Worker:
         self._config, self._consent, self._ledger = config, consent, ledger
         self._voters, self._fetch, self._teachers = voters, fetch, teachers
         self._loaded_at = ledger.row_count if loaded_at is None else loaded_at
+        self._sampler, self._note_peers = sampler, note_peers
         self._tick_s, self._clock, self._sleep = tick_s, clock, sleep
         self._codecs: dict[str, Codec] = {}
         self._lock = threading.Lock()
@@ -155,8 +166,7 @@ class Worker:
         """Do all of a message's work that may take long; what is given back makes the reply."""
         match message:
             case Offer():
-                reason, held = self._decide(message), self._ledger.held(message.ledger)
-                reply = OfferReply(message.batch, reason, ledger_row=held.seq, ledger_head=held.hash)
+                reply = self._offered(message)
                 return lambda: reply
             case CodesRequest():
                 self._compute(message, until=arrived + message.deadline_s)
@@ -168,14 +178,41 @@ class Worker:
             case _:
                 raise Refused("malformed", "a worker answers offers, codes requests and receipts")
 
-    def _decide(self, offer: Offer) -> str:
+    def _offered(self, offer: Offer) -> OfferReply:
+        """The site's word on an offer; in a sealed sum with its mask key, and the peers nobody here has confirmed."""
+        study, peers = offer.study, offer.peers or ()
+        unknown: tuple[str, ...] = ()
+        if peers and study == self._consent.study.id:
+            self._note_peers(peers)
+            unknown = strangers(peers, me=self._config.site, confirmed=self._ledger.peers(study))
+        reason, held = self._decide(offer, unknown), self._ledger.held(offer.ledger)
+        reply = OfferReply(offer.batch, reason, ledger_row=held.seq, ledger_head=held.hash)
+        if offer.draw is None:
+            return reply
+        mask = None
+        if reason == "accepted":
+            draw = {"study": study, "batch": offer.batch, "draw": offer.draw}
+            private = self._ledger.mask_key(study, offer.batch, offer.draw)
+            site, sign = self._config.site, self._ledger.sign
+            mask = signed_mask_key(private, sign=sign, ledger=offer.ledger, site=site, **draw)  # type: ignore[arg-type]
+        last = self._ledger.last_draw(offer.queries)
+        return dataclasses.replace(reply, mask=mask, unconfirmed=unknown, last_draw=last)
+
+    @property
+    def _least_roster(self) -> int:
+        privacy = self._consent.study.privacy
+        return max(privacy.quorum, privacy.colluders + HONEST_SITES)
+
+    def _decide(self, offer: Offer, unknown: tuple[str, ...]) -> str:
         reason = review(offer, self._consent)
         if reason == "accepted" and (reason := self._config.allow.review(offer)) != "accepted":
             self._ledger.refuse(offer.study, offer.queries, "not-allowed")
+        if reason == "accepted" and len(offer.peers or ()) - len(unknown) < self._least_roster:
+            reason = "unknown-peers" if offer.peers is not None else reason
         if reason == "accepted":
             try:
                 key = self._config.server.sealing_key
-                self._ledger.reserve(offer.study, offer.queries, ledger=offer.ledger, sealing_key=key)
+                self._ledger.reserve(offer.study, offer.queries, ledger=offer.ledger, sealing_key=key, draw=offer.draw)
             except Refused as error:
                 reason = error.reason
         log.info("event=offer batch=%s queries=%d decision=%s", offer.batch[:12], len(offer.queries), reason)
@@ -197,19 +234,46 @@ class Worker:
     def _sealed(self, request: CodesRequest) -> CodesReply:
         """The codes of all queries asked for, sealed; of none while one is missing, which another attempt goes on with.
 
-        So their number says nothing of how long each took.
+        So their number says nothing of how long each took. In a sealed sum they leave under masks.
         """
         sealed: list[tuple[str, bytes]] = []
+        roster = request.roster
+        if roster is not None:
+            privacy, confirmed = self._consent.study.privacy, self._ledger.peers(request.study)
+            check_roster(roster, me=self._config.site, confirmed=confirmed, privacy=privacy)
         for query_id in request.queries:
-            self._accepted(request, query_id)
+            query = self._accepted(request, query_id)
             code = self._ledger.code(query_id)
             if code is None:
                 sealed.clear()
                 break
+            if roster is not None:
+                code = self._masked(query, roster)
             context = SealContext(study=request.study, query=query_id, site=self._config.site, attempt=request.attempt)
             sealed.append((query_id, seal(code, public_key=self._config.server.sealing_public_key, context=context)))
         log.info("event=codes batch=%s attempt=%d codes=%d", request.batch[:12], request.attempt, len(sealed))
         return CodesReply(batch=request.batch, attempt=request.attempt, codes=tuple(sealed))
+
+    def _masked(self, query: QuerySpec, roster: MaskedRoster) -> NDArray[np.int64]:
+        """The query's code with this site's noise, under the masks of this roster: one message for a draw, ever."""
+        me, mechanism = self._config.site, query.mechanism
+        share = share_std(mechanism, sites=len(roster.members))
+        private = self._ledger.mask_key(roster.study, roster.batch, roster.draw)
+
+        def make(code: NDArray[np.int64]) -> NDArray[np.uint64]:
+            return masked_code(
+                code,
+                roster,
+                me=me,
+                private=private,
+                query=query.id,
+                mechanism=mechanism,
+                share=share,
+                sampler=self._sampler,
+            )
+
+        words = self._ledger.masked(query.id, roster.draw, roster=roster.id, share_std=share, make=make)
+        return words.view(np.int64)
 
     def _accepted(self, request: CodesRequest, query_id: str) -> QuerySpec:
         """The query, if its code may leave for who asks. Refused for another study or server than it was accepted for,
@@ -219,7 +283,8 @@ class Worker:
             raise Refused("unknown-study", "codes asked for another study than the one consented to")
         self._check_open(request)
         key = self._config.server.sealing_key
-        return self._ledger.accepted(query_id, study_id=request.study, ledger=request.ledger, sealing_key=key)
+        asked = {"study_id": request.study, "ledger": request.ledger, "sealing_key": key}
+        return self._ledger.accepted(query_id, **asked, draw=request.draw)
 
     def _check_open(self, request: CodesRequest) -> None:
         """That no veto and no alarm stands."""

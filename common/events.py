@@ -33,6 +33,8 @@ EVENTS: dict[str, frozenset[str]] = {
         {"batch", "queries", "roster", "voters", "epsilon_exact", "epsilon_rdp", "delta", "unit", "relation"}
     ),
     "budget-refused": frozenset({"batch", "queries"}),
+    "draw-lost": frozenset({"batch", "draw", "queries", "sites", "reason"}),
+    "peers-unconfirmed": frozenset({"site", "peers"}),
     "ledger-contradicted": frozenset({"site", "ledger_row"}),
     "receipts-held": frozenset({"site", "ledger_row"}),
     "receipts-missing": frozenset({"site", "reason"}),

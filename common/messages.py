@@ -16,6 +16,9 @@ from typing import Annotated, Any
 from common.canonical import canonical_bytes, check_schema, parse_canonical
 from common.document import Between, Count, Document, OneOf, Sha256
 from common.errors import InvalidInput
+from common.ledger.charges import SiteName
+from common.masking import MAX_MEMBERS, DrawNumber, MaskedRoster, MaskKey, Member
+from common.peers import Peer
 from common.privacy.mechanism import QuerySpec
 
 MESSAGE_SCHEMA = 3
@@ -47,8 +50,10 @@ REASONS = (
     "busy",
     "daily-cap",
     "malformed",
+    "old-draw",
     "paused",
     "unavailable",
+    "unknown-peers",
     "unknown-study",
     "wrong-codec",
     "wrong-edition",
@@ -88,7 +93,10 @@ _LedgerId = Annotated[str, _check_ledger_id]
 
 @dataclass(frozen=True, slots=True)
 class Offer(Document):
-    """A batch of queries under one study, for a site to accept or decline as a whole; ``ledger`` is the server's."""
+    """A batch of queries under one study, for a site to accept or decline as a whole; ``ledger`` is the server's.
+
+    In a sealed sum the offer is of one ``draw``, and ``peers`` are the sites that may be on its roster.
+    """
 
     study: Sha256
     ledger: _LedgerId
@@ -98,22 +106,33 @@ class Offer(Document):
         Count("queries of an offer", most=MAX_QUERIES),
         Count("volumes of an offer", most=MAX_VOLUMES, of=_volumes),
     ]
+    draw: DrawNumber | None = None
+    peers: Annotated[tuple[Peer, ...], Count("peers of an offer", most=MAX_MEMBERS)] | None = None
 
     def check(self) -> None:
         for query in self.queries:
             Between("edition of a query", 1, MAX_COUNTER)(query.edition)
             Between("round of a query", 1, MAX_COUNTER)(query.round)
+        if (self.draw is None) != (self.peers is None):
+            raise InvalidInput("draw of an offer", limit="a number with the peers it is offered to, or neither")
 
 
 @dataclass(frozen=True, slots=True)
 class OfferReply(Document):
     """A site's decision about a batch, and the newest head of the server's ledger it holds a receipt for: row and hash,
-    0 and :data:`NO_HEAD` for none."""
+    0 and :data:`NO_HEAD` for none.
+
+    In a sealed sum: the site's mask key for the draw if it accepts, the peers whose keys nobody there has confirmed,
+    and the newest draw of one of the queries that it has accepted.
+    """
 
     batch: Sha256
     reason: Annotated[str, OneOf("reason of an offer's reply", REASONS)]
     ledger_row: int
     ledger_head: Sha256
+    mask: MaskKey | None = None
+    unconfirmed: Annotated[tuple[SiteName, ...], Count("peers of a reply", most=MAX_MEMBERS)] | None = None
+    last_draw: DrawNumber | None = None
 
     @property
     def accepted(self) -> bool:
@@ -127,7 +146,8 @@ class OfferReply(Document):
 class CodesRequest(Document):
     """Ask for the sealed codes of queries that were accepted for this very study and server (``ledger`` is its id).
 
-    ``attempt`` numbers the asking, ``deadline_s`` bounds the work.
+    ``attempt`` numbers the asking, ``deadline_s`` bounds the work. In a sealed sum the codes are to be masked for this
+    ``draw`` and these ``members``: the same for every asking.
     """
 
     study: Sha256
@@ -136,9 +156,22 @@ class CodesRequest(Document):
     attempt: Annotated[int, Between("attempt of a codes request", 1, MAX_ATTEMPT)]
     deadline_s: Annotated[int, Between("deadline_s of a codes request", 1, MAX_DEADLINE_S)]
     queries: Annotated[tuple[Sha256, ...], Count("queries of a codes request", least=1, most=MAX_QUERIES)]
+    draw: DrawNumber | None = None
+    members: Annotated[tuple[Member, ...], Count("members of a roster", least=2, most=MAX_MEMBERS)] | None = None
 
     def check(self) -> None:
         _once("queries of a codes request", self.queries)
+        if (self.draw is None) != (self.members is None):
+            raise InvalidInput("draw of a codes request", limit="a number with its members, or neither")
+
+    @property
+    def roster(self) -> MaskedRoster | None:
+        """For whom the codes are to be masked, None for an open study; InvalidInput for one that is none."""
+        if self.draw is None or self.members is None:
+            return None
+        roster = MaskedRoster(self.study, self.ledger, self.batch, self.draw, self.members)
+        roster.check()
+        return roster
 
 
 @dataclass(frozen=True, slots=True)

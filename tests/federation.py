@@ -26,11 +26,13 @@ from common.ledger.charges import PoolDeclaration
 from common.ledger.keys import public_hex
 from common.messages import CodesReply, CodesRequest, Offer, Part, Several, decode
 from common.objects import ObjectStore
+from common.peers import Peer
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import QuerySpec
 from common.sealing import SealContext, unseal
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.exchange import Reply
+from server.aggregation.sealed_sums import aggregator_of
 from server.ledger.server_ledger import Ledger
 from server.protocols.joint.rounds import round_query
 from server.protocols.per_volume import plan_queries
@@ -138,8 +140,10 @@ class Federation:
         sites: int = 3,
         volumes: int | None = None,
         sampler: Sampler = rounded_gaussian,
+        share_sampler: Sampler = rounded_gaussian,
     ):
         self.root, self.study, self.sampler = root, study or make_study(), sampler
+        self.share_sampler = share_sampler
         self.objects = ObjectStore(root / "objects")
         self.codec = make_codec(self.study)
         self.codec_hash = self.objects.put(self.codec.to_bytes())
@@ -167,6 +171,10 @@ class Federation:
             self.workers[site.node_id] = self._worker(site)
         keys = {name: ledger.head().public_key for name, ledger in self.site_ledgers.items()}
         self.sites = tuple(replace(site, answer_key=keys[site.name]) for site in self.sites)
+        for site in self.sites if self.study.privacy.sealed else ():
+            for peer in self.sites:
+                if peer != site:
+                    self.site_ledgers[site.name].confirm_peer(self.study.id, Peer(peer.name, peer.answer_key))
         self.transport = LoopTransport(self.workers)
         self.events_file = root / "events.jsonl"
 
@@ -196,6 +204,7 @@ class Federation:
             ledger=ledger,
             voters=self.voters[site.name],
             fetch=self.objects.get,
+            sampler=self.share_sampler,
         )
 
     def site_toml(self, name: str, pool: str, more: str = "") -> str:
@@ -212,7 +221,7 @@ class Federation:
 
     def core(self, queries: Sequence[QuerySpec] | None = None, *, before: int = 0) -> Aggregator:
         """A new core, as after a restart: it knows only what is on disk. By default it asks all that is planned."""
-        return Aggregator(
+        return aggregator_of(self.study)(
             study=self.study,
             queries=self.planned() if queries is None else queries,
             before=before,

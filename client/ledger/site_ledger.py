@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol as StructuralType
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from numpy.typing import NDArray
 
+from client.ledger.site_codes import KeepsCodes
 from client.ledger.site_peers import KeepsPeers
 from client.ledger.site_receipts import KeepsReceipts
 from client.ledger.site_teachers import KeepsTeachers
-from common.canonical import check_hash, rational, sha256_bytes
+from common.canonical import check_hash, rational
 from common.clock import Clock, utc_now
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
@@ -33,7 +32,6 @@ from common.ledger.keys import create_signing_key, load_signing_key
 from common.ledger.records import (
     DECISIONS,
     CapsRecord,
-    CodeRecord,
     ConsentRecord,
     DecisionRecord,
     NoteRecord,
@@ -45,7 +43,6 @@ from common.ledger.rollback_guard import kept_standing
 from common.ledger.rows import format_time
 from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.mechanism import AccountantName, Budget, Protection, QuerySpec
-from common.privacy.quantise import within
 
 
 class Caps(StructuralType):
@@ -64,7 +61,7 @@ class Caps(StructuralType):
     def queries_per_day(self) -> int: ...
 
 
-class SiteLedger(KeepsPeers, KeepsReceipts, KeepsTeachers):
+class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
     """A site's ledger file, one for each patient pool. :meth:`open` or :meth:`read` it; a context manager."""
 
     @classmethod
@@ -174,7 +171,15 @@ class SiteLedger(KeepsPeers, KeepsReceipts, KeepsTeachers):
 
     # --- accepting and answering
 
-    def reserve(self, study_id: str, queries: Sequence[QuerySpec], *, ledger: str = "", sealing_key: str = "") -> None:
+    def reserve(
+        self,
+        study_id: str,
+        queries: Sequence[QuerySpec],
+        *,
+        ledger: str = "",
+        sealing_key: str = "",
+        draw: int | None = None,
+    ) -> None:
         """Accept a batch as a whole: charge every query of it that was not accepted before, or none.
 
         ``ledger`` is the server ledger's id in the offer, ``sealing_key`` the server's key (hex) that the codes are to
@@ -186,23 +191,30 @@ class SiteLedger(KeepsPeers, KeepsReceipts, KeepsTeachers):
         accepted stays accepted, and costs nothing when it is offered again; but a released query is never asked for by
         a server that still has its ledger. After :meth:`recover` it is accepted and charged as a new one, since its
         answer will be drawn anew.
+
+        In a sealed sum a ``draw`` is accepted and charged: a later one of the same query again, an earlier one never
+        (``old-draw``). Its receipt comes before its code leaves, so it does not close the query.
         """
         with self._writing():
-            refusal = self._reserve(study_id, queries, ledger=ledger, sealing_key=sealing_key)
+            refusal = self._reserve(study_id, queries, ledger=ledger, sealing_key=sealing_key, draw=draw)
         if refusal is not None:  # raised outside: the refusal row is committed
             raise refusal
 
-    def _reserve(self, study_id: str, queries: Sequence[QuerySpec], *, ledger: str, sealing_key: str) -> Refused | None:
+    def _reserve(
+        self, study_id: str, queries: Sequence[QuerySpec], *, ledger: str, sealing_key: str, draw: int | None
+    ) -> Refused | None:
         books = self._books
         study = books.studies.get(study_id)
         if study is None:
             return Refused("unknown-study", "this site has not consented to that study")
-        new = {q.id: q for q in queries if q.id not in books.reservations or q.id in books.reopened}
+        new = {q.id: q for q in queries if books.is_new(q.id, draw)}
         if study_id in books.paused:
             return self._refuse(study_id, new, "paused", word="paused")
         if books.alarms:
             return self._refuse(study_id, new, "alarm", word="paused")
-        again = {q.id: q for q in queries if books.is_settled(q.id)}
+        if draw is not None and draw < (self._last_draw(queries) or draw):
+            return Refused("old-draw", "a later draw of one of the queries was accepted before")
+        again = {q.id: q for q in queries if draw is None and books.is_settled(q.id)}
         if again:
             return self._refuse(study_id, again, "released-before", word="paused")
         asker = {"study_id": study_id, "ledger": ledger, "sealing_key": sealing_key}
@@ -212,7 +224,7 @@ class SiteLedger(KeepsPeers, KeepsReceipts, KeepsTeachers):
         mechanisms = [
             query.mechanism
             for query_id, query in new.items()
-            if not books.is_prepaid(query_id, query.mechanism, study_id=study_id)
+            if draw is not None or not books.is_prepaid(query_id, query.mechanism, study_id=study_id)
         ]
         if any(query.mechanism.voters_per_site != study.voters_per_site for query in new.values()):
             return Refused("wrong-mechanism", "a query asks for other voters than the study says")
@@ -223,7 +235,7 @@ class SiteLedger(KeepsPeers, KeepsReceipts, KeepsTeachers):
         if books.per_day.get(self._chain.today, 0) + len(mechanisms) > books.declared.queries_per_day:
             return self._refuse(study_id, new, "daily-cap", word="daily-cap")
         for query_id, query in new.items():
-            self._append(ReservationRecord(study_id, query, query_id, self.pool, ledger, sealing_key))
+            self._append(ReservationRecord(study_id, query, query_id, self.pool, ledger, sealing_key, draw))
         return None
 
     def refuse(self, study_id: str, queries: Sequence[QuerySpec], reason: str) -> None:
@@ -249,13 +261,16 @@ class SiteLedger(KeepsPeers, KeepsReceipts, KeepsTeachers):
             self._append(RefusalRecord(study_id, "offer", tuple(queries), reason, self.pool, *amounts))
         return Refused(word, f"the site's ledger declines {len(queries)} queries ({reason})")
 
-    def accepted(self, query_id: str, *, study_id: str, ledger: str, sealing_key: str) -> QuerySpec:
+    def accepted(
+        self, query_id: str, *, study_id: str, ledger: str, sealing_key: str, draw: int | None = None
+    ) -> QuerySpec:
         """The query accepted under this id, for whoever asks for its code now: a study, and the server by its ledger's
         id and its sealing key.
 
         Refused (``not-accepted``) unless it was accepted for just these, or for a sealing key that the server has
         announced this one in the place of; and (``released-before``) if receipts show every release that was paid for.
-        An acceptance of before ledger and key were recorded is held to its study alone.
+        An acceptance of before ledger and key were recorded is held to its study alone. In a sealed sum the newest
+        ``draw`` is asked for, and no other.
         """
         check_hash(query_id)
         self._catch_up()
@@ -264,65 +279,11 @@ class SiteLedger(KeepsPeers, KeepsReceipts, KeepsTeachers):
             reservation, study_id=study_id, ledger=ledger, sealing_key=sealing_key
         ):
             raise Refused("not-accepted", f"query {query_id[:12]} was never accepted here for who asks")
-        if not self._books.awaits_release(query_id):
+        if reservation.draw != draw:
+            raise Refused("not-accepted", f"another draw of query {query_id[:12]} was accepted than is asked for")
+        if draw is None and not self._books.awaits_release(query_id):
             raise Refused("released-before", f"query {query_id[:12]} was released, as its receipt shows")
         return reservation.query
-
-    def store_code(
-        self,
-        query_id: str,
-        code: NDArray[np.int64],
-        *,
-        outcome: str = "stored",
-        teachers: str = "",
-        computed_at: int | None = None,
-    ) -> bool:
-        """Fix the code that answers an accepted query, before it leaves. # the code is sensitive until noised
-
-        The same code again adds nothing; another one for the same query is refused unless a patient was withdrawn
-        since, and so is a code that is not int64[l] within the norm m·R, or of a query never accepted. ``outcome`` is
-        the site's own word for how it came about (a zero code's reason, say); it never leaves the site. ``teachers`` is
-        what :meth:`state_teachers` gave; empty: nobody can say which they were.
-
-        ``computed_at`` is the row count when its computation began. False, with nothing kept, if a patient was
-        withdrawn after it: the code may hold that patient's vote.
-        """
-        check_hash(query_id)
-        check_ledger_name(outcome, what="outcome")
-        with self._writing():
-            reservation = self._books.reservations.get(query_id)
-            if reservation is None:
-                raise Refused("not-accepted", f"query {query_id[:12]} was never accepted here")
-            mechanism = reservation.query.mechanism
-            if not isinstance(code, np.ndarray) or code.dtype != np.int64 or code.shape != (mechanism.dimension,):
-                raise InvalidInput("code", value=type(code).__name__, limit=f"int64[{mechanism.dimension}]")
-            if not within(code, bound_int=mechanism.site_radius_int):
-                raise InvalidInput("norm of a code", limit=f"{mechanism.site_radius_int} grid steps, m·R")
-            if computed_at is not None and self._books.teachers.last_withdrawal > computed_at:
-                return False
-            data = code.astype("<i8").tobytes()
-            if self._books.teachers.code_stands(query_id):
-                if self._books.teachers.codes[query_id][1].code_sha256 != sha256_bytes(data):
-                    raise InvalidInput(f"code of query {query_id[:12]}", limit="the one already stored")
-                return True
-            record = CodeRecord(query_id, mechanism.dimension, outcome, sha256_bytes(data), teachers)
-            self._append(record, payload=(query_id, data))
-        return True
-
-    def code(self, query_id: str) -> NDArray[np.int64] | None:
-        """The stored code (read-only int64[l]) of a query; None if there is none of after the last withdrawal of a
-        patient. # sensitive until noised"""
-        check_hash(query_id)
-        self._catch_up()
-        if not self._books.teachers.code_stands(query_id):
-            return None
-        seq, record = self._books.teachers.codes[query_id]
-        found = self._chain.payload(query_id)
-        if found is None or found[0] != seq or sha256_bytes(found[1]) != record.code_sha256:
-            raise LedgerCorrupt("the stored code is not the one on record", row=seq)
-        code = np.frombuffer(found[1], dtype="<i8").astype(np.int64)
-        code.flags.writeable = False
-        return code
 
     # --- reading
 

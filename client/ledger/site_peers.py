@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from client.ledger.site_file import SiteFile
-from common.ledger.records import PeerRecord
+from common.ledger.sealed_records import PeerRecord
 from common.peers import Peer
 
 
@@ -25,10 +25,10 @@ class KeepsPeers(SiteFile):
     def peers(self, study_id: str) -> dict[str, str]:
         """The confirmed key (hex) of each peer in a study; with what other processes wrote since."""
         self._catch_up()
-        return dict(self._books.peers.get(study_id, {}))
+        return dict(self._books.sealed.peers.get(study_id, {}))
 
     def _note_peer(self, record: PeerRecord) -> None:
         with self._writing():
             self._books.check_peer(record)
-            if self._books.peers.get(record.study_id, {}).get(record.site) != record.key:
+            if self._books.sealed.peers.get(record.study_id, {}).get(record.site) != record.key:
                 self._append(record)

@@ -12,11 +12,12 @@ from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Annotated, ClassVar
 
-from common.canonical import check_integer, digest, rational
-from common.config import Study
-from common.document import FLAT, Document, Key, Sha256
+from common.canonical import check_hash, check_integer, digest, rational
+from common.config import OPEN, SEALED_SUM, Study
+from common.document import FLAT, Between, Document, Key, OrEmpty, Sha256
 from common.errors import InvalidInput
 from common.privacy.mechanism import (
+    HONEST_SITES,
     AccountantName,
     Budget,
     Mechanism,
@@ -40,6 +41,9 @@ def check_ledger_name(text: object, *, what: str) -> str:
 SiteName = Annotated[str, partial(check_ledger_name, what="site name")]
 PoolName = Annotated[str, partial(check_ledger_name, what="pool name")]
 BatchName = Annotated[str, partial(check_ledger_name, what="batch id")]
+HashOrEmpty = Annotated[str, OrEmpty(check_hash)]
+StudyId = Annotated[Sha256, Key("study")]
+Number = Annotated[int, Between("number in a record", 0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,13 @@ class StudyTerms:
     quorum: int
     voters_per_site: int
     radius: float
+    colluders: int | None = None
+    """Of a sealed sum; None where the server adds the noise."""
+
+    @property
+    def least_roster(self) -> int:
+        """Sites that a release names at least: the quorum, and in a sealed sum two beside the colluders."""
+        return max(self.quorum, 0 if self.colluders is None else self.colluders + HONEST_SITES)
 
     @classmethod
     def of(cls, study: Study) -> StudyTerms:
@@ -82,6 +93,7 @@ class StudyTerms:
             if not isinstance(text, dict):
                 raise TypeError("not a mapping")
             privacy, codec = text["privacy"], text["codec"]
+            sealed = privacy.get("aggregation", OPEN) == SEALED_SUM
             return cls(
                 id=digest("study", text),
                 name=text["name"],
@@ -91,6 +103,7 @@ class StudyTerms:
                 quorum=_whole(privacy["quorum"]),
                 voters_per_site=_whole(privacy["voters_per_site"]),
                 radius=_number(codec["radius"]),
+                colluders=check_integer("colluders", privacy["colluders"], least=0) if sealed else None,
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InvalidInput(
@@ -198,7 +211,12 @@ def event_json(mechanism: Mechanism, protection: Protection) -> dict[str, object
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRecord(Document):
-    """One charged and answered query; ``event`` is what :func:`event_json` gives, which who knows the study checks."""
+    """One charged query; ``event`` is what :func:`event_json` gives, which who knows the study checks.
+
+    Its answer stands beside the row, with its hash in it. In a sealed sum the row is written before any site is asked:
+    ``draw`` counts the sums begun for the query, ``masks`` is the id of the roster with its mask keys, the hash of an
+    answer is empty, and the answer, if it comes, gets a row of its own.
+    """
 
     study_id: Annotated[Sha256, Key("study")]
     batch_id: Annotated[BatchName, Key("batch")]
@@ -207,16 +225,25 @@ class ReleaseRecord(Document):
     roster: Roster
     voters: int
     event: dict[str, object]
-    answer_sha256: Sha256
+    answer_sha256: HashOrEmpty
+    draw: Annotated[int, Between("number of a draw", 1)] | None = None
+    masks: Sha256 | None = None
 
     @classmethod
     def of(
-        cls, study: StudyTerms, batch_id: str, query: QuerySpec, query_id: str, roster: Roster, answer_sha256: str
+        cls,
+        study: StudyTerms,
+        batch_id: str,
+        query: QuerySpec,
+        query_id: str,
+        roster: Roster,
+        answer_sha256: str,
+        draw: tuple[int, str] | None = None,
     ) -> ReleaseRecord:
-        """What an answer under a study is put on record as."""
+        """What an answer under a study is put on record as; or a ``draw`` by its number and its roster's id."""
         mechanism = query.mechanism
         voters, event = len(roster) * mechanism.voters_per_site, event_json(mechanism, study.protection)
-        return cls(study.id, batch_id, query, query_id, roster, voters, event, answer_sha256)
+        return cls(study.id, batch_id, query, query_id, roster, voters, event, answer_sha256, *(draw or (None, None)))
 
     def check(self) -> None:
         check_query_id(self.query, self.query_id)
@@ -225,6 +252,11 @@ class ReleaseRecord(Document):
         voters = len(self.roster) * self.query.mechanism.voters_per_site
         if self.voters != voters:
             raise InvalidInput("voters", value=self.voters, limit=str(voters))
+        sealed = self.query.mechanism.colluders is not None
+        if {sealed} != {self.draw is not None, self.masks is not None, not self.answer_sha256}:
+            raise InvalidInput(
+                "release", limit="a draw with its masks and no answer yet in a sealed sum, else an answer"
+            )
 
 
 def check_query_id(query: QuerySpec, query_id: str) -> None:

@@ -11,23 +11,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
-from common.canonical import canonical_bytes, check_hash, digest, parse_canonical, parse_rational, sha256_bytes
+from common.canonical import canonical_bytes, digest, parse_canonical, parse_rational, sha256_bytes
 from common.data.dataset import PatientIdentity
 from common.document import FLAT, LATER, Between, Count, Document, Key, OneOf, OrEmpty, Sha256
 from common.errors import InvalidInput
 from common.ledger.charges import (
     BatchName,
+    HashOrEmpty,
+    Number,
     PoolDeclaration,
     PoolName,
     ReleaseRecord,
     SiteName,
     Spend,
     Spends,
+    StudyId,
     StudyTerms,
     check_ledger_name,
     check_query_id,
 )
 from common.ledger.receipts import Receipt
+from common.ledger.sealed_records import AnswerRecord, LostDrawRecord, MaskedRecord, MaskKeyRecord, PeerRecord
 from common.privacy.mechanism import QuerySpec
 from common.privacy.training import TrainingEvent
 
@@ -51,11 +55,8 @@ def check_note(text: str) -> None:
         raise InvalidInput("note", value=len(text), limit=f"1 to {MAX_NOTE_CHARACTERS} characters")
 
 
-StudyId = Annotated[Sha256, Key("study")]
 LedgerName = Annotated[str, partial(check_ledger_name, what="ledger id")]
 Amount = Annotated[str, OrEmpty(parse_rational)]
-Number = Annotated[int, Between("number in a record", 0)]
-HashOrEmpty = Annotated[str, OrEmpty(check_hash)]
 
 
 # --- in both ledgers
@@ -204,9 +205,13 @@ class ReservationRecord(Document):
     pool: PoolName
     ledger: Annotated[str, OrEmpty(partial(check_ledger_name, what="ledger id")), LATER] = ""
     sealing_key: Annotated[HashOrEmpty, LATER] = ""
+    draw: Number | None = None
+    """Which sum of the query this pays for, in a sealed study: another sum is another charge."""
 
     def check(self) -> None:
         check_query_id(self.query, self.query_id)
+        if (self.draw is None) != (self.query.mechanism.colluders is None):
+            raise InvalidInput("draw of a reservation", value=self.draw, limit="one in a sealed sum, none elsewhere")
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,18 +304,6 @@ class SealingKeyRecord(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class PeerRecord(Document):
-    """A person at this site has compared the public key of another site of a study with that hospital itself.
-
-    A later row for the same site takes the place of this one; an empty ``key`` takes the confirmation back.
-    """
-
-    study_id: StudyId
-    site: SiteName
-    key: HashOrEmpty
-
-
-@dataclass(frozen=True, slots=True)
 class IdentityRecord(Document):
     """What counts as one patient of the site's pool from this row on, as its dataset says it."""
 
@@ -372,6 +365,8 @@ KINDS: dict[str, dict[str, type[Document]]] = {
         "lost": LostRecord,
         "books": BooksRecord,
         "reuse": ReuseRecord,
+        "answer": AnswerRecord,
+        "lost-draw": LostDrawRecord,
         "refusal": RefusalRecord,
         "key": KeyRecord,
         "note": NoteRecord,
@@ -382,6 +377,8 @@ KINDS: dict[str, dict[str, type[Document]]] = {
         "pool": CapsRecord,
         "reservation": ReservationRecord,
         "code": CodeRecord,
+        "mask-key": MaskKeyRecord,
+        "masked": MaskedRecord,
         "decision": DecisionRecord,
         "patient": PatientRecord,
         "training": TrainingRecord,

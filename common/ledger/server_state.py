@@ -7,7 +7,7 @@ does not verify. Sums of μ² are exact rationals; nothing is read from a cached
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -34,6 +34,7 @@ from common.ledger.records import (
     StudyRecord,
 )
 from common.ledger.rows import Row
+from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
 from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import Mechanism
@@ -58,17 +59,29 @@ class Charge:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """Where a noisy answer stands, by row and hash, and the SHA-256 of its bytes."""
+
+    seq: int
+    row_hash: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
-    """Where a query was answered and what it was charged as."""
+    """What a query was charged as in row ``seq``, and which row has its answer; a draw has none at first, or ever."""
 
     seq: int
     study_id: str
     batch_id: str
+    query_id: str
     mechanism: Mechanism
     roster: Roster
     voters: int
-    answer_sha256: str
-    row_hash: str
+    draw: int | None = None
+    masks: str | None = None
+    answer: Answer | None = None
+    lost: bool = False
 
 
 class Books(RowState):
@@ -82,7 +95,11 @@ class Books(RowState):
         self.study_rows: dict[str, int] = {}
         self.pools: dict[str, PoolDeclaration] = {}
         self.pool_books: dict[str, str] = {}
+        self.charges: dict[int, Release] = {}
         self.releases: dict[str, Release] = {}
+        self.draw_rows: dict[tuple[str, int | None], int] = {}
+        self.rosters: dict[str, int] = {}
+        self.last_draws: dict[str, int] = {}
         self.reused: dict[str, dict[str, None]] = {}
         self.recovered: dict[str, tuple[int, ReleaseRecord]] = {}
         self.lost: dict[int, LostRecord] = {}
@@ -118,9 +135,17 @@ class Books(RowState):
     @property
     def last_charge(self) -> int:
         """The newest row that charged a pool; 0 for none."""
-        newest = next(reversed(self.releases.values()), None), next(reversed(self.recovered.values()), None)
-        rows = (newest[0].seq if newest[0] else 0, newest[1][0] if newest[1] else 0)
-        return max(*rows, max(self.lost, default=0))
+        recovered = next(reversed(self.recovered.values()), None)
+        return max(next(reversed(self.charges), 0), recovered[0] if recovered else 0, max(self.lost, default=0))
+
+    def answered(self, query_id: str) -> bool:
+        """Whether a query has its answer, whichever study asked it."""
+        return query_id in self.releases and self.releases[query_id].answer is not None
+
+    def open_draws(self, study_id: str) -> tuple[Release, ...]:
+        """Draws of a study that were charged and have no answer, in order; those that were lost are not among them."""
+        waiting = (one for one in self.releases.values() if one.study_id == study_id and one.answer is None)
+        return tuple(sorted((one for one in waiting if not one.lost), key=lambda one: one.seq))
 
     def study_pools(self, study_id: str) -> tuple[str, ...]:
         """Pools that took part in any release the study used, by name."""
@@ -248,8 +273,15 @@ class Books(RowState):
     def _enter(self, row: Row, record: Document, charge: Charge | None) -> None:
         match record:
             case ReleaseRecord():
-                once(record.query_id, self.releases, "query")
                 self._release(row, record, charge)
+            case AnswerRecord():
+                release = self._open_draw(record.query_id, record.draw)
+                answer = Answer(row.seq, row.hash, record.answer_sha256)
+                self._set(self.releases, record.query_id, replace(release, answer=answer))
+            case LostDrawRecord():
+                for query_id in record.query_ids:
+                    release = self._open_draw(query_id, record.draw)
+                    self._set(self.releases, query_id, replace(release, lost=True))
             case StudyRecord(terms=terms):
                 once(terms.id, self.studies, "study")
                 self._set(self._study_limits, terms.id, max_mu_squared(terms.accountant, terms.budget))
@@ -275,7 +307,18 @@ class Books(RowState):
             case _:
                 raise InvalidInput("kind of row", value=row.kind)
 
+    def _open_draw(self, query_id: str, draw: int) -> Release:
+        release = self.releases[query_id]
+        if release.draw != draw or release.answer is not None or release.lost:
+            raise InvalidInput(f"draw of query {query_id[:12]}", value=draw, limit="the last one, while it is open")
+        return release
+
     def _release(self, row: Row, record: ReleaseRecord, charge: Charge | None) -> None:
+        before = self.releases.get(record.query_id)
+        if before is not None and before.answer is not None:
+            once(record.query_id, self.releases, "query")
+        if record.draw is not None and record.draw <= self.last_draws.get(record.query_id, 0):
+            raise InvalidInput("draw of a query", value=record.draw, limit="above those before it")
         study, mechanism = self.studies[record.study_id], record.query.mechanism
         if charge is None:  # a replayed row: every rule is applied again
             self.check_release(record.roster, mechanism, study)
@@ -290,18 +333,30 @@ class Books(RowState):
             seq=row.seq,
             study_id=record.study_id,
             batch_id=record.batch_id,
+            query_id=record.query_id,
             mechanism=mechanism,
             roster=record.roster,
             voters=record.voters,
-            answer_sha256=record.answer_sha256,
-            row_hash=row.hash,
+            draw=record.draw,
+            masks=record.masks,
+            answer=Answer(row.seq, row.hash, record.answer_sha256) if record.answer_sha256 else None,
         )
+        self._set(self.charges, row.seq, release)
         self._set(self.releases, record.query_id, release)
+        self._set(self.draw_rows, (record.query_id, record.draw), row.seq)
+        if record.draw is not None and record.masks is not None:
+            self._set(self.last_draws, record.query_id, record.draw)
+            if record.masks not in self.rosters:
+                self._set(self.rosters, record.masks, row.seq)
 
     def check_release(self, roster: Roster, mechanism: Mechanism, study: StudyTerms) -> None:
         """InvalidInput unless roster, pools and mechanism are what the study and the declarations allow."""
-        if len(roster) < study.quorum:
-            raise InvalidInput("roster", value=len(roster), limit=f"the study's quorum, {study.quorum}")
+        if len(roster) < study.least_roster:
+            raise InvalidInput("roster", value=len(roster), limit=f"the study's quorum, {study.least_roster}")
+        if mechanism.colluders != study.colluders:
+            raise InvalidInput(
+                "colluders of a query", value=mechanism.colluders, limit=f"the study's, {study.colluders}"
+            )
         if mechanism.voters_per_site != study.voters_per_site:
             raise InvalidInput(
                 "voters per site of a query",
@@ -319,6 +374,9 @@ class Books(RowState):
     def _recovered(self, release: ReleaseRecord) -> None:
         """A charge from a receipt stands even where it passes a limit: what was released was released."""
         study, mechanism = self.studies[release.study_id], release.query.mechanism
+        if release.draw is not None:
+            last = max(release.draw, self.last_draws.get(release.query_id, 0))
+            self._set(self.last_draws, release.query_id, last)
         own = mechanism.mu_squared(study.protection)
         for entry in release.roster:
             cost = charge_of(mechanism, self.pools[entry.pool].protection, study.protection)
@@ -338,6 +396,8 @@ class Books(RowState):
     def _reuse(self, record: ReuseRecord, charge: Charge | None) -> None:
         known = self.reused.get(record.study_id, {})
         for query_id in record.query_ids:
+            if not self.answered(query_id):
+                raise InvalidInput("reused answer", value=query_id, limit="a query that has its answer")
             if query_id in known or self.releases[query_id].study_id == record.study_id:
                 raise InvalidInput("reused answer", value=query_id, limit="another study's, named once")
             if len(self.releases[query_id].roster) < self.studies[record.study_id].quorum:

@@ -20,7 +20,6 @@ from common.ledger.records import (
     CodeRecord,
     ConsentRecord,
     DecisionRecord,
-    PeerRecord,
     ReceiptRecord,
     RecoveryRecord,
     RefusalRecord,
@@ -30,6 +29,8 @@ from common.ledger.records import (
     SupersededRecord,
 )
 from common.ledger.rows import Position, Row
+from common.ledger.sealed_records import MaskedRecord, MaskKeyRecord, PeerRecord
+from common.ledger.site_sealed import SealedSums
 from common.ledger.site_teachers import TeacherBooks
 from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
 from common.privacy.mechanism import Mechanism, QuerySpec
@@ -39,7 +40,7 @@ from common.privacy.mechanism import Mechanism, QuerySpec
 class Reservation:
     """An accepted query: charged on ``day`` (UTC date) in row ``seq``, for the server of this ledger and sealing key.
 
-    ``ledger`` and ``sealing_key`` are empty where the row does not say.
+    ``ledger`` and ``sealing_key`` are empty where the row does not say. ``draw`` is the newest sum paid for, if sealed.
     """
 
     query: QuerySpec
@@ -48,6 +49,7 @@ class Reservation:
     seq: int
     ledger: str
     sealing_key: str
+    draw: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class SiteBooks(RowState):
         self.heads: dict[tuple[str, int], str] = {}
         self.alarms: dict[str, AlarmRecord] = {}
         self.sealing_keys: dict[str, set[str]] = {}
-        self.peers: dict[str, dict[str, str]] = {}
+        self.sealed = SealedSums()
         self.lost: dict[str, Spend] = {}
         self.pending: set[str] = set()
         self.restored_at: list[int] = []
@@ -181,11 +183,15 @@ class SiteBooks(RowState):
                 self.caps = record
             case DecisionRecord():
                 self._decide(record)
+            case MaskKeyRecord():
+                self.sealed.enter_mask_key(record)
+            case MaskedRecord():
+                self.sealed.enter_masked(row, record, paid=self.reservations[record.query_id].draw)
             case SealingKeyRecord():
                 self.sealing_keys.setdefault(record.replaces, set()).add(record.sealing_key)
             case PeerRecord():
                 self.check_peer(record)
-                self._know_peer(record)
+                self.sealed.enter_peer(record)
             case AlarmRecord() | SupersededRecord():
                 self._contradicted(row, record)
             case RecoveryRecord():
@@ -203,6 +209,13 @@ class SiteBooks(RowState):
                     dimension = self.reservations[record.query_id].query.mechanism.dimension
                 if not self.teachers.enter(row, record, dimension=dimension):
                     raise InvalidInput("kind of row", value=row.kind)
+
+    def is_new(self, query_id: str, draw: int | None) -> bool:
+        """Whether accepting a query, or a further sum of it, is a charge that was not made yet."""
+        known = self.reservations.get(query_id)
+        if draw is None or known is None:
+            return known is None or query_id in self.reopened
+        return draw > (known.draw or 0)
 
     def _contradicted(self, row: Row, record: AlarmRecord | SupersededRecord) -> None:
         receipt = record.receipt
@@ -240,30 +253,11 @@ class SiteBooks(RowState):
                 )
 
     def check_peer(self, record: PeerRecord) -> None:
-        """InvalidInput for a peer that this site cannot have: in a study it has not consented to, under its own name or
-        with a key of its own, with a key confirmed under another name; and for one to distrust that was never trusted.
-        """
-        known = self.peers.get(record.study_id, {})
+        """InvalidInput for a peer that this site cannot have in a study it has consented to."""
         if record.study_id not in self.studies:
             raise InvalidInput("study of a peer", value=record.study_id[:16], limit="a study this site consented to")
-        if not record.key and record.site not in known:
-            raise InvalidInput("peer", value=record.site, limit=f"one that was confirmed: {', '.join(known) or 'none'}")
-        if record.site == self.declared.declaration.site or record.key in {own for _, own in self.key.history}:
-            raise InvalidInput("peer", value=record.site, limit="another site than this one, with a key of its own")
-        named = next((site for site, key in known.items() if key == record.key and site != record.site), None)
-        if named is not None and record.key:
-            raise InvalidInput(
-                f"key of peer {record.site}",
-                value=record.key[:16],
-                limit=f"another one than that of {named}, confirmed before",
-                remedy="two sites with one key are one site: talk to both, and to the consortium last",
-            )
-
-    def _know_peer(self, record: PeerRecord) -> None:
-        known = self.peers.setdefault(record.study_id, {})
-        known.pop(record.site, None)
-        if record.key:
-            known[record.site] = record.key
+        own_keys = {key for _, key in self.key.history}
+        self.sealed.check_peer(record, own_name=self.declared.declaration.site, own_keys=own_keys)
 
     def check_receipt(self, receipt: Receipt) -> None:
         """That a genuine receipt agrees with what this site consented to, accepted and was told before.
@@ -293,6 +287,8 @@ class SiteBooks(RowState):
                     )
             elif reservation.study_id != receipt.study_id:
                 raise LedgerCorrupt(f"query {record.query_id[:12]} was accepted for another study")
+            else:
+                self.sealed.check_draw(record, accepted=reservation.draw)
         try:
             check_continuity(receipt, self.known.get(receipt.ledger_id, Known()))
         except LedgerCorrupt:
@@ -325,8 +321,12 @@ class SiteBooks(RowState):
             self._spent += lost
             self._study_spent[receipt.study_id] = self.spent_in(receipt.study_id) + lost
         for item in receipt.releases:
+            draw = item.release.draw
             if item.release.query_id not in self.reservations:
-                self._regain(row, item.release.query, self.studies[receipt.study_id], ledger=receipt.ledger_id)
+                study = self.studies[receipt.study_id]
+                self._regain(row, item.release.query, study, ledger=receipt.ledger_id, draw=draw)
+            if draw is not None and item.release.masks is not None:
+                self.sealed.receipted[item.release.query_id, draw] = item.release.masks
         position = Position(receipt.head.seq, receipt.head.hash)
         self.known[receipt.ledger_id] = Known(position, receipt.after)
         self.lines[receipt.study_id] = receipt.ledger_id
@@ -340,32 +340,32 @@ class SiteBooks(RowState):
                 self._charge(query_id, reservation.query.mechanism, self.studies[reservation.study_id])
 
     def _reserve(self, row: Row, record: ReservationRecord) -> None:
-        if record.query_id not in self.reopened:
+        if not self.is_new(record.query_id, record.draw):
             once(record.query_id, self.reservations, "reservation of query")
         self.reopened.discard(record.query_id)
         if record.pool != self.declared.declaration.pool:
             raise InvalidInput("pool of a reservation", value=record.pool, limit=self.declared.declaration.pool)
         study, mechanism = self.studies[record.study_id], record.query.mechanism
-        if self.is_prepaid(record.query_id, mechanism, study_id=study.id):
+        if record.draw is None and self.is_prepaid(record.query_id, mechanism, study_id=study.id):
             self._regain(row, record.query, study, ledger=record.ledger, sealing_key=record.sealing_key)
             return
         if (short := self.shortfall([mechanism], study_id=study.id)) is not None:
             raise InvalidInput(f"the reservation passes a limit ({short.reason})")
-        if mechanism.voters_per_site != study.voters_per_site:
-            raise InvalidInput("voters of a reservation", value=mechanism.voters_per_site, limit="the study's")
+        if mechanism.voters_per_site != study.voters_per_site or mechanism.colluders != study.colluders:
+            raise InvalidInput("voters or colluders of a reservation", limit="the study's")
         day = row.time_utc[:10]
         if self.per_day.get(day, 0) >= self.declared.queries_per_day:
             raise InvalidInput("the reservation passes the daily cap", value=self.declared.queries_per_day)
         self._charge(record.query_id, mechanism, study)
         self.per_day[day] = self.per_day.get(day, 0) + 1
         self.reservations[record.query_id] = Reservation(
-            record.query, study.id, day, row.seq, record.ledger, record.sealing_key
+            record.query, study.id, day, row.seq, record.ledger, record.sealing_key, record.draw
         )
 
     def _restore(self, row: Row, record: RestoredRecord) -> None:
         """What an older copy forgot is spent. Studies wait for a person, since a veto may be among what is lost, and
         peers are confirmed anew, since a key may have been taken back."""
-        self.peers.clear()
+        self.sealed.peers.clear()
         self._spent += record.pool
         for study_id, spend in record.studies.items():
             _ = self.studies[study_id]
@@ -386,7 +386,16 @@ class SiteBooks(RowState):
         own = self._costs(mechanism, self.studies[study_id])[1]
         return query_id in self.pending and own <= self.lost.get(study_id, NOTHING).mu_squared
 
-    def _regain(self, row: Row, query: QuerySpec, study: StudyTerms, *, ledger: str, sealing_key: str = "") -> None:
+    def _regain(
+        self,
+        row: Row,
+        query: QuerySpec,
+        study: StudyTerms,
+        *,
+        ledger: str,
+        sealing_key: str = "",
+        draw: int | None = None,
+    ) -> None:
         """An acceptance whose row was lost, known by a receipt or offered again: it has been charged with the loss."""
         mechanism = query.mechanism
         self.pending.discard(query.id)
@@ -396,7 +405,8 @@ class SiteBooks(RowState):
         self._spent += uncounted
         self._study_spent[study.id] = self.spent_in(study.id) + uncounted
         self._paid[query.id] = 1
-        self.reservations[query.id] = Reservation(query, study.id, row.time_utc[:10], row.seq, ledger, sealing_key)
+        day = row.time_utc[:10]
+        self.reservations[query.id] = Reservation(query, study.id, day, row.seq, ledger, sealing_key, draw)
 
     def _owe(self, receipt: Receipt) -> None:
         """Add what a receipt off the line charged for this site's queries to what a recovered ledger must hold."""

@@ -35,9 +35,9 @@ from common.protocols.joint.frame import Frame
 from common.sealing import SealContext, seal
 from common.sealing_rotation import load_sealing_keys
 from consilium.audit.subject import Limit, Subject
-from server.aggregation.aggregator import Aggregator
 from server.aggregation.exchange import Reply
 from server.aggregation.pipeline import collect
+from server.aggregation.sealed_sums import aggregator_of
 from server.ledger.server_ledger import Candidate, Ledger
 from server.protocols.base import protocol_of
 from server.protocols.joint.rounds import keep_frame
@@ -168,7 +168,7 @@ class Service:
             return self._lie(node, body, reply, far=far)
 
         with closing(_Open(self)) as sites, self._ledger() as ledger:
-            core = Aggregator(
+            core = aggregator_of(self.study)(
                 study=self.study,
                 queries=self.planned()[:1],
                 sites=self.workspace.sites,

@@ -30,7 +30,8 @@ from consilium.demo.options import DemoOptions, Places
 from consilium.reports.patient_report import patient_lines
 from consilium.reports.report_facts import DaemonFact, DiceScore, NamedScore, PrivacyFacts, ReportFacts, SiteFact
 from consilium.reports.report_pictures import Picture
-from server.ledger.server_ledger import Ledger, StoredAnswer
+from server.ledger.server_draws import StoredAnswer
+from server.ledger.server_ledger import Ledger
 from server.postprocess.labels import read_released
 from server.postprocess.student import control_trained, load_control, load_student
 from server.protocols.controls import CONTROLS

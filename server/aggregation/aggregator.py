@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import floor
@@ -39,38 +38,15 @@ from common.privacy.mechanism import AccountantName, QuerySpec
 from common.privacy.quantise import within
 from common.privacy.release import noisy_sum
 from common.sealing import SealContext, SealingKeys, unseal
+from server.aggregation.batch import Batch, Next, Opened
 from server.aggregation.exchange import Transport, exchange
 from server.aggregation.receipts import ReceiptDelivery
-from server.ledger.server_ledger import Candidate, Ledger, StoredAnswer
+from server.ledger.server_draws import StoredAnswer
+from server.ledger.server_ledger import Candidate, Ledger
 from server.study.workspace import Site
 
 REPLY_MARGIN_S = 30.0
 """What a reply may take beyond the site's own deadline: the queues on both ways."""
-
-
-@dataclass(slots=True)
-class _Batch:
-    """A batch to be offered to the sites ``able`` to pay for it, and what sites have said to it so far, by name."""
-
-    offer: Offer
-    able: frozenset[str]
-    answers: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def id(self) -> str:
-        return self.offer.batch
-
-    @property
-    def queries(self) -> tuple[QuerySpec, ...]:
-        return self.offer.queries
-
-
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """One reply's codes by query id, and the ids of those refused with the word why. # sensitive until noised"""
-
-    codes: dict[str, NDArray[np.int64]]
-    refused: dict[str, str]
 
 
 class Aggregator:
@@ -123,21 +99,26 @@ class Aggregator:
         """
         queries = self.open_queries()
         self._progress(len(queries))
-        ahead: _Batch | None = None
+        ahead: Batch | None = None
         while queries and not should_stop():
             batch = ahead or self._plan(queries)
             if batch is None:
                 self._events.emit("budget-refused", batch="", queries=[query.id for query in queries])
                 break
-            roster = self._settle(batch, transport)
-            ahead = self._plan(queries[len(batch.queries) :], before=batch, roster=roster)
-            codes = self._collect(batch, roster, ahead, transport)
-            answered = self._release(batch, roster, codes)
-            queries = queries[answered:]
+            after = self._answer(batch, queries[len(batch.queries) :], transport)
+            queries, ahead = after.queries, after.ahead
             self._progress(len(queries))
-            if answered < len(batch.queries):
+            if after.budget_ended:
                 break
         self._send_receipts(transport)
+
+    def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Next:
+        """Ask and release one batch, and say what comes next."""
+        roster = self._settle(batch, transport)
+        ahead = self._plan(later, before=batch, roster=roster)
+        codes = self._collect(batch, roster, ahead, transport)
+        answered = self._release(batch, roster, codes)
+        return Next((*batch.queries[answered:], *later), ahead, budget_ended=answered < len(batch.queries))
 
     def _send_receipts(self, transport: Transport) -> None:
         self._receipts.send(self._sites(), transport, timeout_s=self._study.collection.offer_deadline_s)
@@ -147,8 +128,8 @@ class Aggregator:
         self._events.emit("stage-progress", stage="collect", done=done, total=self._study.privacy.planned_queries)
 
     def _plan(
-        self, queries: Sequence[QuerySpec], *, before: _Batch | None = None, roster: Sequence[Site] = ()
-    ) -> _Batch | None:
+        self, queries: Sequence[QuerySpec], *, before: Batch | None = None, roster: Sequence[Site] = ()
+    ) -> Batch | None:
         """The next batch: as many of ``queries`` as every site with any room has room for; None where too few have.
 
         The batch ``before``, which is not charged yet, counts as if it were, for the sites of its ``roster``.
@@ -158,9 +139,11 @@ class Aggregator:
         if len(room) < self._study.privacy.quorum:
             return None
         chosen = tuple(queries[: min(self._study.collection.batch_size, *room.values())])
-        batch = digest("batch", {"study": self._study.id, "queries": [query.id for query in chosen]})
-        offer = Offer(study=self._study.id, ledger=self._ledger.ledger_id, batch=batch, queries=chosen)
-        return _Batch(offer, able=frozenset(site.name for site in room))
+        return Batch(self._offer(chosen, tuple(room)), able=frozenset(site.name for site in room))
+
+    def _offer(self, queries: tuple[QuerySpec, ...], _able: tuple[Site, ...]) -> Offer:
+        batch = digest("batch", {"study": self._study.id, "queries": [query.id for query in queries]})
+        return Offer(study=self._study.id, ledger=self._ledger.ledger_id, batch=batch, queries=queries)
 
     def _room(self, query: QuerySpec, in_flight: Mapping[str, int] = MappingProxyType({})) -> dict[Site, int]:
         """For how many more such queries each site's pool has room; sites without any are left out.
@@ -181,7 +164,7 @@ class Aggregator:
 
     # --- offering
 
-    def _settle(self, batch: _Batch, transport: Transport) -> tuple[Site, ...]:
+    def _settle(self, batch: Batch, transport: Transport) -> tuple[Site, ...]:
         """The batch's roster: sites that accept it, have room for it and are there. Decided before any inference.
 
         Sites that have not answered the offer yet are asked now. Raises when fewer than the quorum are left.
@@ -229,21 +212,22 @@ class Aggregator:
                 return online
             time.sleep(0.5)
 
-    def _hear(self, site: Site, message: AnyMessage | None, batch: _Batch, *, problem: str = "") -> None:
+    def _hear(self, site: Site, message: AnyMessage | None, batch: Batch, *, problem: str = "") -> None:
         """Note what a site says to an offer; ``problem``, if given, stands for an answer that cannot be used."""
         if isinstance(message, OfferReply) and message.batch == batch.id:
+            batch.replies[site.name] = message
             self._note_answer(
                 site, batch, message.reason if self._receipts.note_held(site, message) else "ledger-contradicted"
             )
         elif problem:
             self._note_answer(site, batch, problem)
 
-    def _note_answer(self, site: Site, batch: _Batch, reason: str) -> None:
+    def _note_answer(self, site: Site, batch: Batch, reason: str) -> None:
         batch.answers[site.name] = reason
         accepted = reason == "accepted"
         self._events.emit("offer-answered", batch=batch.id, site=site.name, accepted=accepted, reason=reason)
 
-    def _below_quorum(self, batch: _Batch, accepted: int, transport: Transport) -> None:
+    def _below_quorum(self, batch: Batch, accepted: int, transport: Transport) -> None:
         """Put it on record, and send the receipts that are owed for earlier batches: the run ends here."""
         self._events.emit("quorum-missed", batch=batch.id, accepted=accepted, needed=self._study.privacy.quorum)
         self._send_receipts(transport)
@@ -251,7 +235,7 @@ class Aggregator:
     # --- asking
 
     def _collect(
-        self, batch: _Batch, roster: Sequence[Site], ahead: _Batch | None, transport: Transport
+        self, batch: Batch, roster: Sequence[Site], ahead: Batch | None, transport: Transport
     ) -> dict[tuple[str, str], NDArray[np.int64]]:
         """Opened and checked codes by (site, query id), asked for until all are in or patience is over.
 
@@ -261,6 +245,11 @@ class Aggregator:
         """
         codes: dict[tuple[str, str], NDArray[np.int64]] = {}
         refused: set[tuple[str, str]] = set()
+
+        def take(site: Site, opened: Opened) -> None:
+            codes.update(((site.name, query), code) for query, code in opened.codes.items())
+            refused.update((site.name, query) for query in opened.refused)
+
         until = self._clock() + self._study.collection.patience_s
         for attempt in count(1):
             waiting = {
@@ -272,9 +261,7 @@ class Aggregator:
                 break
             reachable = {node: waiting[node] for node in sorted(transport.online() & waiting.keys())}
             if reachable:
-                received, spoilt = self._ask(batch, attempt, reachable, roster, ahead, transport, until=until)
-                codes |= received
-                refused |= spoilt
+                self._ask(batch, attempt, reachable, roster, ahead, transport, take, until=until)
             if len(codes) + len(refused) < len(roster) * len(batch.queries):
                 time.sleep(max(0.0, min(self._retry_pause_s, until - self._clock())))
         answered, quorum = len({site for site, _ in codes}), self._study.privacy.quorum
@@ -288,27 +275,26 @@ class Aggregator:
 
     def _ask(
         self,
-        batch: _Batch,
+        batch: Batch,
         attempt: int,
         missing: Mapping[int, tuple[str, ...]],
         roster: Sequence[Site],
-        ahead: _Batch | None,
+        ahead: Batch | None,
         transport: Transport,
+        take: Callable[[Site, Opened], None],
         *,
         until: float,
-    ) -> tuple[dict[tuple[str, str], NDArray[np.int64]], set[tuple[str, str]]]:
+    ) -> None:
         """One attempt: ask each node for its missing codes, and every site for its word on the batch ``ahead``.
 
-        The codes that were opened, and those that were refused. Nobody is waited for but the nodes that owe codes.
-        # sensitive until noised
+        What a site sent is given to ``take`` as it comes, and not kept. Nobody is waited for but the nodes that owe
+        codes. # sensitive until noised
         """
         questions = self._questions(batch, attempt, missing, roster, ahead, transport)
         started, deadline_s = self._clock(), self._study.collection.deadline_s
         self._events.emit(
             "batch-dispatched", batch=batch.id, attempt=attempt, sites=len(missing), queries=len(batch.queries)
         )
-        codes: dict[tuple[str, str], NDArray[np.int64]] = {}
-        refused: set[tuple[str, str]] = set()
         timeout_s, owing = max(1.0, min(deadline_s + REPLY_MARGIN_S, until - started)), set(missing)
         for heard in exchange(transport, questions, sign=self._ledger.sign, timeout_s=timeout_s):
             site, parts = heard.site, heard.parts
@@ -322,8 +308,7 @@ class Aggregator:
             answer = next((part for part in parts if isinstance(part, CodesReply)), None)
             opened = self._open_reply(answer, heard.problem or "malformed", batch=batch, attempt=attempt, site=site)
             if opened is not None:
-                codes |= {(site.name, query): code for query, code in opened.codes.items()}
-                refused |= {(site.name, query) for query in opened.refused}
+                take(site, opened)
                 self._events.emit(
                     "reply-received",
                     batch=batch.id,
@@ -335,15 +320,14 @@ class Aggregator:
             owing.discard(site.node_id)
             if not owing:
                 break
-        return codes, refused
 
     def _questions(
         self,
-        batch: _Batch,
+        batch: Batch,
         attempt: int,
         missing: Mapping[int, tuple[str, ...]],
         roster: Sequence[Site],
-        ahead: _Batch | None,
+        ahead: Batch | None,
         transport: Transport,
     ) -> dict[int, tuple[Site, Several]]:
         """What each node is sent in one attempt: receipts it is owed, a request for its codes, the batch ``ahead``."""
@@ -351,14 +335,7 @@ class Aggregator:
         parts_for: dict[int, list[Part]] = {
             node: [
                 *self._receipts.owed(by_node[node]),
-                CodesRequest(
-                    study=self._study.id,
-                    ledger=self._ledger.ledger_id,
-                    batch=batch.id,
-                    attempt=attempt,
-                    deadline_s=max(1, int(self._study.collection.deadline_s)),
-                    queries=wanted,
-                ),
+                self._request(batch, attempt, wanted),
             ]
             for node, wanted in missing.items()
         }
@@ -368,23 +345,37 @@ class Aggregator:
                     parts_for.setdefault(node, self._receipts.owed(by_node[node])).append(ahead.offer)
         return {node: (by_node[node], Several(tuple(parts))) for node, parts in parts_for.items()}
 
+    def _request(self, batch: Batch, attempt: int, queries: tuple[str, ...]) -> CodesRequest:
+        return CodesRequest(
+            study=self._study.id,
+            ledger=self._ledger.ledger_id,
+            batch=batch.id,
+            attempt=attempt,
+            deadline_s=max(1, int(self._study.collection.deadline_s)),
+            queries=queries,
+        )
+
+    def _check_code(self, code: NDArray[np.int64], query: QuerySpec) -> None:
+        """Refused (``code-norm``) for a code longer than m·R."""
+        if not within(code, bound_int=query.mechanism.site_radius_int):
+            raise Refused("code-norm")
+
     def _open_reply(
-        self, message: CodesReply | None, problem: str, *, batch: _Batch, attempt: int, site: Site
-    ) -> _Opened | None:
+        self, message: CodesReply | None, problem: str, *, batch: Batch, attempt: int, site: Site
+    ) -> Opened | None:
         by_id = {query.id: query for query in batch.queries}
         expected = message is not None and (message.batch, message.attempt) == (batch.id, attempt)
         if message is None or not expected or any(query_id not in by_id for query_id, _ in message.codes):
             self._events.emit("reply-missing", batch=batch.id, attempt=attempt, site=site.name, reason=problem)
             return None
-        opened = _Opened({}, {})
+        opened = Opened({}, {})
         for query_id, sealed in message.codes:
             query = by_id[query_id]
             context = SealContext(study=self._study.id, query=query_id, site=site.name, attempt=attempt)
             dimension = query.mechanism.dimension
             try:
                 code = unseal(sealed, private_key=self._sealing_key, context=context, dimension=dimension)
-                if not within(code, bound_int=query.mechanism.site_radius_int):
-                    raise Refused("code-norm")
+                self._check_code(code, query)
             except Refused as error:
                 opened.refused[query_id] = error.reason
                 continue
@@ -399,9 +390,7 @@ class Aggregator:
 
     # --- releasing
 
-    def _release(
-        self, batch: _Batch, roster: Sequence[Site], codes: Mapping[tuple[str, str], NDArray[np.int64]]
-    ) -> int:
+    def _release(self, batch: Batch, roster: Sequence[Site], codes: Mapping[tuple[str, str], NDArray[np.int64]]) -> int:
         candidates = []
         for query in batch.queries:
             zero = np.zeros(query.mechanism.dimension, dtype=np.int64)
@@ -416,19 +405,22 @@ class Aggregator:
             candidates=candidates,
         )
         if result.answers:
-            guarantees = self._ledger.study_guarantees(self._study.id)
-            self._events.emit(
-                "released",
-                batch=batch.id,
-                queries=[answer.query.id for answer in result.answers],
-                roster=[site.name for site in roster],
-                voters=len(roster) * self._study.privacy.voters_per_site,
-                epsilon_exact=guarantees[AccountantName.EXACT].epsilon,
-                epsilon_rdp=guarantees[AccountantName.RDP].epsilon,
-                delta=self._study.privacy.delta,
-                unit=str(self._study.privacy.unit),
-                relation=str(self._study.privacy.relation),
-            )
+            self._note_released(batch, result.answers, roster)
         if result.refused:
             self._events.emit("budget-refused", batch=batch.id, queries=list(result.refused))
         return len(result.answers)
+
+    def _note_released(self, batch: Batch, answers: Sequence[StoredAnswer], roster: Sequence[Site]) -> None:
+        guarantees = self._ledger.study_guarantees(self._study.id)
+        self._events.emit(
+            "released",
+            batch=batch.id,
+            queries=[answer.query.id for answer in answers],
+            roster=[site.name for site in roster],
+            voters=len(roster) * self._study.privacy.voters_per_site,
+            epsilon_exact=guarantees[AccountantName.EXACT].epsilon,
+            epsilon_rdp=guarantees[AccountantName.RDP].epsilon,
+            delta=self._study.privacy.delta,
+            unit=str(self._study.privacy.unit),
+            relation=str(self._study.privacy.relation),
+        )

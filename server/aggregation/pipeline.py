@@ -16,8 +16,8 @@ from common.errors import ConsiliumError
 from common.events import EventLog, read_events
 from common.ledger.keys import load_signing_key
 from common.sealing_rotation import load_sealing_keys
-from server.aggregation.aggregator import Aggregator
 from server.aggregation.exchange import Transport
+from server.aggregation.sealed_sums import aggregator_of
 from server.ledger.server_ledger import Ledger
 from server.postprocess.labels import read_released, write_labels
 from server.protocols.base import protocol_of
@@ -56,7 +56,7 @@ def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> 
         stage(events, "collect", total=study.privacy.planned_queries),
     ):
         for queries in protocol_of(study).questions(workspace.public(), ledger.answer):
-            core = Aggregator(
+            core = aggregator_of(study)(
                 study=study,
                 queries=queries,
                 sites=workspace.sites,

@@ -14,7 +14,7 @@ from common.ledger.keys import signing_public_key
 from common.ledger.receipts import Receipt, check_arithmetic
 from common.ledger.records import LostRecord, PoolRecord, RecoveredRecord, release_digest
 from common.ledger.rollback_guard import ServerStanding, kept_standing, standing_path
-from common.ledger.server_state import Books, Release
+from common.ledger.server_state import Books
 
 
 class ServerFile(OpenLedger[Books]):
@@ -59,8 +59,8 @@ class ServerFile(OpenLedger[Books]):
 
     def _recover(self, release: ReleaseRecord, *, origin: str) -> bool:
         """Enter a receipted release as charged, unless its row is here or was entered before."""
-        release_hash, known = release_digest(release), self._books.releases.get(release.query_id)
-        if release_hash in self._books.recovered or (known is not None and self._is_here(known, release)):
+        release_hash, row = release_digest(release), self._books.draw_rows.get((release.query_id, release.draw))
+        if release_hash in self._books.recovered or (row is not None and self._is_here(row, release)):
             return False
         self._append(RecoveredRecord(release, origin, release_hash))
         return True
@@ -141,9 +141,8 @@ class ServerFile(OpenLedger[Books]):
             )
         check_arithmetic(receipt, study)
 
-    def _is_here(self, known: Release, release: ReleaseRecord) -> bool:
-        same = known.answer_sha256 == release.answer_sha256
-        return same and self._chain.row(known.seq).body == canonical_text(release.to_json())
+    def _is_here(self, row: int, release: ReleaseRecord) -> bool:
+        return self._chain.row(row).body == canonical_text(release.to_json())
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -22,7 +22,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from common.canonical import check_hash, rational, sha256_bytes
+from common.canonical import check_hash, sha256_bytes
 from common.clock import Clock, utc_now
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
@@ -43,16 +43,13 @@ from common.ledger.records import (
     KeyRecord,
     NoteRecord,
     PoolRecord,
-    RefusalRecord,
-    ReuseRecord,
     StudyRecord,
     check_note,
-    parse_body,
 )
-from common.ledger.server_state import Charge, Obstacle, Release
+from common.ledger.server_state import Charge, Obstacle
 from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.mechanism import AccountantName, QuerySpec
-from server.ledger.server_receipts import IssuesReceipts
+from server.ledger.server_draws import AnswersQueries, BatchResult, StoredAnswer, checked_answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,29 +61,7 @@ class Candidate:
     make_answer: Callable[[], NDArray[np.int64]]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAnswer:
-    """A released answer as it stands in the ledger: ``noisy_sum`` int64[l], read-only, over ``voters`` = K′ codes."""
-
-    query: QuerySpec
-    noisy_sum: NDArray[np.int64]
-    roster: Roster
-    voters: int
-    seq: int
-    row_hash: str
-    study_id: str
-    batch_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class BatchResult:
-    """Answers in the order asked, stored and new alike; and the ids of the queries that did not fit the budget."""
-
-    answers: tuple[StoredAnswer, ...]
-    refused: tuple[str, ...]
-
-
-class Ledger(IssuesReceipts):
+class Ledger(AnswersQueries):
     """A privacy ledger file. :meth:`create` or :meth:`open` it; a context manager, closed by ``close``."""
 
     # --- opening and closing
@@ -221,7 +196,7 @@ class Ledger(IssuesReceipts):
                 )
             obstacle: Obstacle | None = None
             for candidate, query_id in queries:
-                if query_id in self._books.releases:
+                if self._books.answered(query_id):
                     obstacle = obstacle or self._reuse(study, query_id)
                     if self._uses(study, query_id):
                         answers.append(self._stored(query_id))
@@ -240,45 +215,16 @@ class Ledger(IssuesReceipts):
                 self._refuse(study_id, batch_id, refused, obstacle)
         return BatchResult(tuple(answers), tuple(refused))
 
-    def _study(self, study_id: str) -> StudyTerms:
-        if study_id not in self._books.studies:
-            raise InvalidInput("study", value=study_id, limit="a study registered in this ledger")
-        return self._books.studies[study_id]
-
     def _charge(
         self, study: StudyTerms, batch_id: str, candidate: Candidate, query_id: str, roster: Roster, charge: Charge
     ) -> StoredAnswer:
         query = candidate.query
-        noisy = _checked_answer(candidate.make_answer(), dimension=query.mechanism.dimension)
+        noisy = checked_answer(candidate.make_answer(), dimension=query.mechanism.dimension)
         data = noisy.astype("<i8").tobytes()
         record = ReleaseRecord.of(study, batch_id, query, query_id, roster, sha256_bytes(data))
         row = self._chain.append("release", record.to_json(), payload=(query_id, data))
         self._books.enter(row, record, charge=charge)
-        return _answer(query, noisy, self._books.releases[query_id])
-
-    def _uses(self, study: StudyTerms, query_id: str) -> bool:
-        return self._books.releases[query_id].study_id == study.id or query_id in self._books.reused.get(study.id, {})
-
-    def _reuse(self, study: StudyTerms, query_id: str) -> Obstacle | None:
-        """Enter another study's answer as used by this one too, unless it already is; the obstacle if it cannot be."""
-        if self._uses(study, query_id):
-            return None
-        roster = self._books.releases[query_id].roster
-        if len(roster) < study.quorum:
-            raise QuorumNotReached(
-                f"query {query_id[:12]} was answered by {len(roster)} sites for another study and the quorum "
-                f"of this one is {study.quorum}; to fix: ask it with other settings, as a query of its own"
-            )
-        planned = self._books.plan_reuse(query_id, study_id=study.id)
-        if isinstance(planned, Obstacle):
-            return planned
-        record = ReuseRecord(study.id, (query_id,))
-        self._books.enter(self._chain.append("reuse", record.to_json()), record, charge=planned)
-        return None
-
-    def _refuse(self, study_id: str, batch_id: str, refused: list[str], obstacle: Obstacle) -> None:
-        amounts = rational(obstacle.requested), rational(obstacle.remaining)
-        self._append(RefusalRecord(study_id, batch_id, tuple(refused), obstacle.reason, obstacle.pool, *amounts))
+        return self._stored(query_id)
 
     # --- reading
 
@@ -286,12 +232,13 @@ class Ledger(IssuesReceipts):
         """The stored answer of a query, whichever study asked it, or None. LedgerCorrupt if it is not as charged."""
         check_hash(query_id)
         self._catch_up()
-        return self._stored(query_id) if query_id in self._books.releases else None
+        return self._stored(query_id) if self._books.answered(query_id) else None
 
     def answers(self, study_id: str) -> tuple[StoredAnswer, ...]:
         """Every answer a study may use, in the order released: its own, and those it reuses."""
         self._catch_up()
-        own = (query_id for query_id, release in self._books.releases.items() if release.study_id == study_id)
+        releases = self._books.releases.items()
+        own = (query_id for query_id, one in releases if one.study_id == study_id and one.answer is not None)
         found = [self._stored(query_id) for query_id in (*own, *self._books.reused.get(study_id, {}))]
         return tuple(sorted(found, key=lambda answer: answer.seq))
 
@@ -342,37 +289,3 @@ class Ledger(IssuesReceipts):
         return {
             name: guarantee(spend.mu_squared, declared.budget, declared.protection, name) for name in AccountantName
         }
-
-    # --- helpers
-
-    def _stored(self, query_id: str) -> StoredAnswer:
-        release = self._books.releases[query_id]
-        found = self._chain.payload(query_id)
-        if found is None or found[0] != release.seq or sha256_bytes(found[1]) != release.answer_sha256:
-            raise LedgerCorrupt("the stored answer is not the one that was charged", row=release.seq)
-        query = ReleaseRecord.from_json(parse_body(self._chain.row(release.seq).body)).query
-        noisy = np.frombuffer(found[1], dtype="<i8").astype(np.int64)
-        noisy.flags.writeable = False
-        return _answer(query, noisy, release)
-
-
-def _answer(query: QuerySpec, noisy: NDArray[np.int64], release: Release) -> StoredAnswer:
-    return StoredAnswer(
-        query=query,
-        noisy_sum=noisy,
-        roster=release.roster,
-        voters=release.voters,
-        seq=release.seq,
-        row_hash=release.row_hash,
-        study_id=release.study_id,
-        batch_id=release.batch_id,
-    )
-
-
-def _checked_answer(noisy: object, *, dimension: int) -> NDArray[np.int64]:
-    if not isinstance(noisy, np.ndarray) or noisy.dtype != np.int64 or noisy.shape != (dimension,):
-        got = f"{noisy.dtype}{list(noisy.shape)}" if isinstance(noisy, np.ndarray) else type(noisy).__name__
-        raise InvalidInput("noisy answer", value=got, limit=f"int64[{dimension}], the mechanism's dimension")
-    answer = noisy.copy()
-    answer.flags.writeable = False
-    return answer

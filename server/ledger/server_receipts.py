@@ -54,7 +54,7 @@ class IssuesReceipts(ServerFile):
 
     def _newest_charges(self) -> Iterator[tuple[int, _Charged]]:
         """Row and facts of every charge, the newest first."""
-        own = ((release.seq, release) for release in reversed(self._books.releases.values()))
+        own = ((seq, release) for seq, release in reversed(self._books.charges.items()))
         recovered, lost = reversed(self._books.recovered.values()), reversed(self._books.lost.items())
         return merge(own, recovered, lost, key=itemgetter(0), reverse=True)
 

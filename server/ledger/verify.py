@@ -282,20 +282,26 @@ class _Check:
             charged_id, sha256, size = expected.pop(seq)
             if query_id != charged_id:
                 bad.append(Problem(seq, f"the value in {table} is filed under another query"))
-            elif not isinstance(data, bytes) or len(data) != size or sha256_bytes(data) != sha256:
+            elif not isinstance(data, bytes) or len(data) != (size or len(data)) or sha256_bytes(data) != sha256:
                 bad.append(Problem(seq, f"the value in {table} is not the one that was charged"))
             self.payloads += 1
         # a withdrawal deletes the codes of before it
         bad += [Problem(seq, f"the charge has no value in {table}") for seq in expected if seq > dropped]
         self.problems += sorted(bad, key=lambda problem: problem.row or 0)[:20]
 
-    def _charged(self) -> Iterator[tuple[str, int, str, int]]:
+    def _charged(self) -> Iterator[tuple[str, int, str, int | None]]:
+        """What each payload is filed under, its row, hash and size; no size where the hash is of a text."""
         if isinstance(self.books, Books):
             for query_id, release in self.books.releases.items():
-                yield query_id, release.seq, release.answer_sha256, 8 * release.mechanism.dimension
+                if release.answer is not None:
+                    yield query_id, release.answer.seq, release.answer.sha256, 8 * release.mechanism.dimension
+            for masks, seq in self.books.rosters.items():
+                yield masks, seq, masks, None
         else:
             for query_id, (seq, record) in self.books.teachers.codes.items():
                 yield query_id, seq, record.code_sha256, 8 * record.dimension
+            for (query_id, draw), (seq, masked) in self.books.sealed.masked.items():
+                yield f"{query_id}/{draw}", seq, masked.words_sha256, None
 
     def _witnesses(self, witnesses: Sequence[SignedHead]) -> None:
         keys = {key for _, key in self.books.key.history}

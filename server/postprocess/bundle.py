@@ -22,7 +22,8 @@ from common.objects import write_atomically
 from common.privacy.calibration import noise_multiplier
 from common.privacy.mechanism import AccountantName
 from common.student_statement import StudentStatement
-from server.ledger.server_ledger import Ledger, StoredAnswer
+from server.ledger.server_draws import StoredAnswer
+from server.ledger.server_ledger import Ledger
 from server.operations.objects_app import STUDENTS, said_file
 from server.postprocess.student import load_student
 from server.study.workspace import Workspace

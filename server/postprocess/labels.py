@@ -10,7 +10,8 @@ from pathlib import Path
 
 from common.canonical import sha256_file
 from common.events import EventLog
-from server.ledger.server_ledger import Ledger, StoredAnswer
+from server.ledger.server_draws import StoredAnswer
+from server.ledger.server_ledger import Ledger
 from server.postprocess.decisions import rejected_labels
 from server.protocols.base import protocol_of
 from server.protocols.stored_labels import StoredLabels, store_label

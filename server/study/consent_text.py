@@ -25,7 +25,8 @@ from common.privacy.consent import (
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from common.study_mechanism import sealed_sentences, study_mechanism
-from server.ledger.server_ledger import Ledger, StoredAnswer
+from server.ledger.server_draws import StoredAnswer
+from server.ledger.server_ledger import Ledger
 from server.protocols.base import protocol_of
 
 _UNITS = {

@@ -20,7 +20,8 @@ from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.ledger.receipts import Receipt
 from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, QuerySpec, Relation, Unit
-from server.ledger.server_ledger import BatchResult, Candidate, Ledger
+from server.ledger.server_draws import BatchResult
+from server.ledger.server_ledger import Candidate, Ledger
 
 HOSPITAL = Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE)
 PATIENT = Protection(unit=Unit.PATIENT, relation=Relation.REPLACE_ONE)

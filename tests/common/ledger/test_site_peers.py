@@ -9,7 +9,8 @@ import pytest
 from client.ledger.site_ledger import SiteLedger
 from client.policy import Caps
 from common.errors import InvalidInput, LedgerCorrupt
-from common.ledger.records import PeerRecord, parse_record
+from common.ledger.records import parse_record
+from common.ledger.sealed_records import PeerRecord
 from common.peers import Peer
 from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import make_mechanism, make_query, make_study, write_raw

@@ -1,0 +1,140 @@
+"""A site's codes on record, and under masks: fixed before they leave, one for a query, one under masks for a draw.
+
+Refuses another code than the one that is stored, a code beyond its norm, and a second message under the same masks.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
+
+from client.ledger.site_file import SiteFile
+from common.canonical import check_hash, sha256_bytes
+from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.ledger.charges import check_ledger_name
+from common.ledger.records import CodeRecord
+from common.ledger.sealed_records import MaskedRecord, MaskKeyRecord
+from common.masking import mask_private_key
+from common.privacy.mechanism import QuerySpec
+from common.privacy.quantise import within
+
+
+class KeepsCodes(SiteFile):
+    """The part of a site's ledger that holds what it sends."""
+
+    def store_code(
+        self,
+        query_id: str,
+        code: NDArray[np.int64],
+        *,
+        outcome: str = "stored",
+        teachers: str = "",
+        computed_at: int | None = None,
+    ) -> bool:
+        """Fix the code that answers an accepted query, before it leaves. # the code is sensitive until noised
+
+        The same code again adds nothing; another one for the same query is refused unless a patient was withdrawn
+        since, and so is a code that is not int64[l] within the norm m·R, or of a query never accepted. ``outcome`` is
+        the site's own word for how it came about (a zero code's reason, say); it never leaves the site. ``teachers`` is
+        what :meth:`state_teachers` gave; empty: nobody can say which they were.
+
+        ``computed_at`` is the row count when its computation began. False, with nothing kept, if a patient was
+        withdrawn after it: the code may hold that patient's vote.
+        """
+        check_hash(query_id)
+        check_ledger_name(outcome, what="outcome")
+        with self._writing():
+            reservation = self._books.reservations.get(query_id)
+            if reservation is None:
+                raise Refused("not-accepted", f"query {query_id[:12]} was never accepted here")
+            mechanism = reservation.query.mechanism
+            if not isinstance(code, np.ndarray) or code.dtype != np.int64 or code.shape != (mechanism.dimension,):
+                raise InvalidInput("code", value=type(code).__name__, limit=f"int64[{mechanism.dimension}]")
+            if not within(code, bound_int=mechanism.site_radius_int):
+                raise InvalidInput("norm of a code", limit=f"{mechanism.site_radius_int} grid steps, m·R")
+            if computed_at is not None and self._books.teachers.last_withdrawal > computed_at:
+                return False
+            data = code.astype("<i8").tobytes()
+            if self._books.teachers.code_stands(query_id):
+                if self._books.teachers.codes[query_id][1].code_sha256 != sha256_bytes(data):
+                    raise InvalidInput(f"code of query {query_id[:12]}", limit="the one already stored")
+                return True
+            record = CodeRecord(query_id, mechanism.dimension, outcome, sha256_bytes(data), teachers)
+            self._append(record, payload=(query_id, data))
+        return True
+
+    def code(self, query_id: str) -> NDArray[np.int64] | None:
+        """The stored code (read-only int64[l]) of a query; None if there is none of after the last withdrawal of a
+        patient. # sensitive until noised"""
+        check_hash(query_id)
+        self._catch_up()
+        if not self._books.teachers.code_stands(query_id):
+            return None
+        seq, record = self._books.teachers.codes[query_id]
+        found = self._chain.payload(query_id)
+        if found is None or found[0] != seq or sha256_bytes(found[1]) != record.code_sha256:
+            raise LedgerCorrupt("the stored code is not the one on record", row=seq)
+        code = np.frombuffer(found[1], dtype="<i8").astype(np.int64)
+        code.flags.writeable = False
+        return code
+
+    # --- sealed sums
+
+    def last_draw(self, queries: Sequence[QuerySpec]) -> int | None:
+        """The newest draw of any of these queries that this site has accepted; None for none."""
+        self._catch_up()
+        return self._last_draw(queries)
+
+    def _last_draw(self, queries: Sequence[QuerySpec]) -> int | None:
+        known = (self._books.reservations[query.id].draw for query in queries if query.id in self._books.reservations)
+        return max((draw for draw in known if draw is not None), default=None)
+
+    def mask_key(self, study_id: str, batch_id: str, draw: int) -> X25519PrivateKey:
+        """This site's key for one draw of a batch: the same when asked again, another after a loss of this ledger."""
+        with self._writing():
+            if (batch_id, draw) not in self._books.sealed.nonces:
+                self._append(MaskKeyRecord(study_id, batch_id, draw, secrets.token_hex(32)))
+            nonce = self._books.sealed.nonces[batch_id, draw]
+        secret = self._chain.signing_key.private_bytes_raw()
+        return mask_private_key(secret, nonce=nonce, study=study_id, batch=batch_id, draw=draw)
+
+    def masked(
+        self,
+        query_id: str,
+        draw: int,
+        *,
+        roster: str,
+        share_std: Fraction,
+        make: Callable[[NDArray[np.int64]], NDArray[np.uint64]],
+    ) -> NDArray[np.uint64]:
+        """The words that answer one draw of a query, made of its stored code once and kept before they leave.
+
+        Asked again for the same ``roster`` (its id) they are the same words, whatever has happened since. Refused for
+        another roster (``roster``), for a query without a code (``no-code``), and where a patient was withdrawn after
+        they were made (``withdrawn``): other words under the same masks would show the difference of two codes.
+        """
+        with self._writing():
+            known = self._books.sealed.masked.get((query_id, draw))
+            if known is None:
+                code = self.code(query_id)
+                if code is None:
+                    raise Refused("no-code", f"query {query_id[:12]} has no code to mask")
+                data = make(code).astype("<u8").tobytes()
+                record = MaskedRecord(query_id, draw, roster, share_std, sha256_bytes(data))
+                self._append(record, payload=(f"{query_id}/{draw}", data))
+        if known is not None:
+            seq, record = known
+            found = self._chain.payload(f"{query_id}/{draw}")
+            if record.masks != roster:
+                raise Refused("roster", f"query {query_id[:12]} was masked for another roster of this draw")
+            if found is None or seq < self._books.teachers.last_withdrawal:
+                raise Refused("withdrawn", f"a patient was withdrawn since query {query_id[:12]} was masked")
+            data = found[1]
+            if sha256_bytes(data) != record.words_sha256:
+                raise LedgerCorrupt("the masked code is not the one on record", row=seq)
+        return np.frombuffer(data, dtype="<u8").astype(np.uint64)

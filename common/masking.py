@@ -1,0 +1,167 @@
+"""Masks that cancel in the sum over a whole roster and in nothing else.
+
+Every site of a draw has an X25519 key made for it alone, signed by the key of its own ledger. Two sites k < j (by name)
+share s = HKDF-SHA256(X25519(k, j)) bound to the query and to the very roster; ChaCha20 under s gives words that k adds
+to its code and j subtracts, modulo 2⁶⁴. So with one member missing, with two views of the roster, or with one key
+exchanged, what is left is uniform. Source: Bonawitz et al. 2017, without the secret shares. Refuses a roster that is
+not sorted, names a site or a key twice, or holds a key that its site did not sign for this draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, ClassVar
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from common.canonical import canonical_bytes, sha256_bytes
+from common.document import Between, Count, Document, Sha256
+from common.envelope import Sign
+from common.errors import InvalidInput, Refused
+from common.ledger.charges import SiteName
+from common.ledger.keys import signing_public_key
+
+MAX_DRAW = 1_000_000
+MAX_MEMBERS = 10_000
+
+DrawNumber = Annotated[int, Between("number of a draw", 1, MAX_DRAW)]
+
+
+def _check_signature(signature: bytes) -> None:
+    if len(signature) != 64:
+        raise InvalidInput("signature of a mask key", value=f"{len(signature)} bytes", limit="64 bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class MaskKey(Document):
+    """A site's public X25519 key for one draw (hex), and its ledger's signature over it."""
+
+    key: Sha256
+    signature: Annotated[bytes, _check_signature]
+
+
+@dataclass(frozen=True, slots=True)
+class Member(Document):
+    """One site of a roster with its mask key."""
+
+    site: SiteName
+    mask: MaskKey
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedRoster(Document):
+    """Who adds up to a sum: one batch of a study, one draw, and its members in order of their names."""
+
+    SCHEMA: ClassVar = ("masked roster", 1)
+
+    study: Sha256
+    ledger: str
+    batch: Sha256
+    draw: DrawNumber
+    members: Annotated[tuple[Member, ...], Count("members of a roster", least=2, most=MAX_MEMBERS)]
+
+    def check(self) -> None:
+        if not all(one.site < other.site for one, other in pairwise(self.members)):
+            raise InvalidInput("members of a roster", value=len(self.members), limit="each once, sorted by site")
+        if len({member.mask.key for member in self.members}) != len(self.members):
+            raise InvalidInput("mask keys of a roster", limit="each once")
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return tuple(member.site for member in self.members)
+
+    def to_bytes(self) -> bytes:
+        """Its canonical bytes, whose SHA-256 is :attr:`id`."""
+        return canonical_bytes(self.to_json())
+
+    @property
+    def id(self) -> str:
+        return sha256_bytes(self.to_bytes())
+
+
+def mask_private_key(secret: bytes, *, nonce: str, study: str, batch: str, draw: int) -> X25519PrivateKey:
+    """A site's key for one draw: of its ledger's ``secret``, and of a ``nonce`` that was drawn when it accepted."""
+    info = {"batch": batch, "draw": draw, "nonce": nonce, "study": study}
+    seed = HKDF(SHA256(), 32, salt=None, info=b"consilium/mask-key/v1\0" + canonical_bytes(info)).derive(secret)
+    return X25519PrivateKey.from_private_bytes(seed)
+
+
+def signed_mask_key(
+    private: X25519PrivateKey, *, sign: Sign, study: str, ledger: str, batch: str, draw: int, site: str
+) -> MaskKey:
+    """The public half as a site sends it."""
+    key = private.public_key().public_bytes_raw().hex()
+    return MaskKey(key, sign(_statement(key, study=study, ledger=ledger, batch=batch, draw=draw, site=site)))
+
+
+def is_signed(mask: MaskKey, *, identity: str, study: str, ledger: str, batch: str, draw: int, site: str) -> bool:
+    """Whether the ledger key ``identity`` (Ed25519, hex) signed this mask key for this draw."""
+    statement = _statement(mask.key, study=study, ledger=ledger, batch=batch, draw=draw, site=site)
+    try:
+        signing_public_key(identity).verify(mask.signature, statement)
+    except (InvalidSignature, InvalidInput):
+        return False
+    return True
+
+
+def unconfirmed(roster: MaskedRoster, *, me: str, peers: Mapping[str, str]) -> tuple[str, ...]:
+    """Members beside ``me`` whose mask key is not signed by the identity that ``peers`` has for them."""
+    draw = {"study": roster.study, "ledger": roster.ledger, "batch": roster.batch, "draw": roster.draw}
+    return tuple(
+        member.site
+        for member in roster.members
+        if member.site != me
+        and not (
+            member.site in peers and is_signed(member.mask, identity=peers[member.site], site=member.site, **draw)  # type: ignore[arg-type]
+        )
+    )
+
+
+def masks(
+    roster: MaskedRoster, *, me: str, private: X25519PrivateKey, query: str, dimension: int
+) -> NDArray[np.uint64]:
+    """What ``me`` adds to its code: Σ_{j > me} stream(s_j) − Σ_{j < me} stream(s_j) modulo 2⁶⁴, uint64[l].
+
+    Refused (``roster``) where ``private`` is not the key the roster has for ``me``, or a peer's key is degenerate.
+    """
+    own = next((member for member in roster.members if member.site == me), None)
+    if own is None or own.mask.key != private.public_key().public_bytes_raw().hex():
+        raise Refused("roster", "a roster without this site, or with another key than it gave for this draw")
+    total = np.zeros(dimension, dtype=np.uint64)
+    for member in roster.members:
+        if member.site == me:
+            continue
+        words = _stream(_shared(private, member), roster, pair=sorted((me, member.site)), query=query, words=dimension)
+        if me < member.site:
+            total += words
+        else:
+            total -= words
+    return total
+
+
+def _shared(private: X25519PrivateKey, member: Member) -> bytes:
+    try:
+        return private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(member.mask.key)))
+    except ValueError as error:  # a point of small order: what is shared would be known to everybody
+        raise Refused("roster", f"the mask key of {member.site} is not a proper one") from error
+
+
+def _stream(shared: bytes, roster: MaskedRoster, *, pair: list[str], query: str, words: int) -> NDArray[np.uint64]:
+    """ChaCha20's words under a key that no other query, roster or pair has; so its nonce may be zero."""
+    info = b"consilium/mask/v1\0" + canonical_bytes({"pair": pair, "query": query, "roster": roster.id})
+    key = HKDF(SHA256(), 32, salt=None, info=info).derive(shared)
+    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * words))
+    return np.frombuffer(stream, dtype="<u8").astype(np.uint64)
+
+
+def _statement(key: str, *, study: str, ledger: str, batch: str, draw: int, site: str) -> bytes:
+    fields = {"batch": batch, "draw": draw, "key": key, "ledger": ledger, "site": site, "study": study}
+    return b"consilium/mask-key-of-a-site/v1\0" + canonical_bytes(fields)

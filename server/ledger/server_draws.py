@@ -1,0 +1,219 @@
+"""Queries and their answers in the server's ledger, and the draws of sealed sums: charged first, answered if completed.
+
+In a sealed sum the server holds nothing it could charge for until it holds the answer; so a draw is on record, charged,
+before any site is asked, with the roster and mask keys that its sum is made under. It ends with an answer, or as lost.
+Refuses a draw past a budget, below the study's least roster, or of a number that was drawn before; a second answer, and
+an answer to a draw that is not open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.canonical import parse_canonical, rational, sha256_bytes
+from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
+from common.ledger.charges import ReleaseRecord, Roster, RosterEntry, StudyTerms, check_ledger_name, check_roster
+from common.ledger.records import RefusalRecord, ReuseRecord, parse_body
+from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
+from common.ledger.server_state import Charge, Obstacle, Release
+from common.masking import MaskedRoster
+from common.privacy.mechanism import QuerySpec
+from server.ledger.server_receipts import IssuesReceipts
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """A released answer as it stands in the ledger: ``noisy_sum`` int64[l], read-only, over ``voters`` = K′ codes."""
+
+    query: QuerySpec
+    noisy_sum: NDArray[np.int64]
+    roster: Roster
+    voters: int
+    seq: int
+    row_hash: str
+    study_id: str
+    batch_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """Answers in the order asked, stored and new alike; and the ids of the queries that did not fit the budget."""
+
+    answers: tuple[StoredAnswer, ...]
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A draw that is charged and open: the queries it is to answer and the roster that must complete it."""
+
+    queries: tuple[QuerySpec, ...]
+    roster: MaskedRoster
+
+
+@dataclass(frozen=True, slots=True)
+class DrawResult:
+    """What became of a batch: the draw that was charged, None if nothing was; stored answers; and queries refused."""
+
+    draw: Draw | None
+    answers: tuple[StoredAnswer, ...]
+    refused: tuple[str, ...]
+
+
+class AnswersQueries(IssuesReceipts):
+    """The part of the server's ledger that knows what was asked, what it answered, and which draws are open."""
+
+    def charge_draw(
+        self, *, study_id: str, roster: tuple[RosterEntry, ...], masks: MaskedRoster, queries: Sequence[QuerySpec]
+    ) -> DrawResult:
+        """Charge a draw of the longest prefix of ``queries`` that fits, in one transaction, before any site is asked.
+
+        A query that has an answer returns it and is not drawn. Raises what ``release_batch`` raises, and InvalidInput
+        for a roster whose members are others than those of ``masks``.
+        """
+        check_ledger_name(masks.batch, what="batch id")
+        ordered = check_roster(tuple(roster))
+        if masks.sites != tuple(entry.site for entry in ordered) or masks.study != study_id:
+            raise InvalidInput("roster of a draw", limit="the members whose mask keys it holds, in this study")
+        if len({query.id for query in queries}) != len(queries):
+            raise InvalidInput("queries of a batch", limit="each query once")
+        answers: list[StoredAnswer] = []
+        charged: list[QuerySpec] = []
+        refused: list[str] = []
+        with self._writing():
+            study = self._study(study_id)
+            if len(ordered) < study.least_roster:
+                raise QuorumNotReached(
+                    f"{len(ordered)} sites are on the roster and the study needs {study.least_roster}; "
+                    "nothing was charged; to fix: wait for more sites, then ask again"
+                )
+            obstacle: Obstacle | None = None
+            for query in queries:
+                if self._books.answered(query.id):
+                    obstacle = obstacle or self._reuse(study, query.id)
+                    if self._uses(study, query.id):
+                        answers.append(self._stored(query.id))
+                    else:
+                        refused.append(query.id)
+                    continue
+                if obstacle is None:
+                    self._books.check_release(ordered, query.mechanism, study)
+                    planned = self._books.plan(query.mechanism, study_id=study_id, roster=ordered)
+                    if isinstance(planned, Charge):
+                        self._charge_draw(study, query, ordered, masks, planned)
+                        charged.append(query)
+                        continue
+                    obstacle = planned
+                refused.append(query.id)
+            if obstacle is not None and (study_id, masks.batch, tuple(refused)) not in self._books.refusals:
+                self._refuse(study_id, masks.batch, refused, obstacle)
+        draw = Draw(tuple(charged), masks) if charged else None
+        return DrawResult(draw, tuple(answers), tuple(refused))
+
+    def _charge_draw(
+        self, study: StudyTerms, query: QuerySpec, roster: Roster, masks: MaskedRoster, charge: Charge
+    ) -> None:
+        masks_id = masks.id
+        record = ReleaseRecord.of(study, masks.batch, query, query.id, roster, "", draw=(masks.draw, masks_id))
+        payload = None if masks_id in self._books.rosters else (masks_id, masks.to_bytes())
+        row = self._chain.append("release", record.to_json(), payload=payload)
+        self._books.enter(row, record, charge=charge)
+
+    def store_answer(self, query_id: str, draw: int, noisy: NDArray[np.int64]) -> StoredAnswer:
+        """The noisy sum of an open draw, put on record before anybody sees it."""
+        with self._writing():
+            if query_id not in self._books.releases:
+                raise InvalidInput("query", value=query_id, limit="one with an open draw")
+            answer = checked_answer(noisy, dimension=self._books.releases[query_id].mechanism.dimension)
+            data = answer.astype("<i8").tobytes()
+            record = AnswerRecord(query_id, draw, sha256_bytes(data))
+            self._books.enter(self._chain.append("answer", record.to_json(), payload=(query_id, data)), record)
+        return self._stored(query_id)
+
+    def lose_draw(self, draw: Draw, reason: str) -> None:
+        """End an open draw without an answer (``incomplete`` or ``spoiled``); its charge stays."""
+        with self._writing():
+            self._append(LostDrawRecord(tuple(query.id for query in draw.queries), draw.roster.draw, reason))
+
+    def open_draws(self, study_id: str) -> tuple[Draw, ...]:
+        """Draws of a study that were charged and not ended, by rosters: what a process that died has left."""
+        self._catch_up()
+        found: dict[str, list[Release]] = {}
+        for release in self._books.open_draws(study_id):
+            found.setdefault(release.masks or "", []).append(release)
+        return tuple(self._draw(masks, releases) for masks, releases in found.items())
+
+    def _draw(self, masks: str, releases: list[Release]) -> Draw:
+        stored = self._chain.payload(masks)
+        if stored is None or sha256_bytes(stored[1]) != masks:
+            raise LedgerCorrupt("the roster of a draw is not the one that was charged", row=releases[0].seq)
+        roster = MaskedRoster.from_json(parse_canonical(stored[1]))
+        bodies = (parse_body(self._chain.row(release.seq).body) for release in releases)
+        return Draw(tuple(ReleaseRecord.from_json(body).query for body in bodies), roster)
+
+    def last_draw(self, query_id: str) -> int:
+        """The number of the newest draw of a query, by rows and receipts; 0 for none."""
+        self._catch_up()
+        return self._books.last_draws.get(query_id, 0)
+
+    def _study(self, study_id: str) -> StudyTerms:
+        if study_id not in self._books.studies:
+            raise InvalidInput("study", value=study_id, limit="a study registered in this ledger")
+        return self._books.studies[study_id]
+
+    def _uses(self, study: StudyTerms, query_id: str) -> bool:
+        return self._books.releases[query_id].study_id == study.id or query_id in self._books.reused.get(study.id, {})
+
+    def _reuse(self, study: StudyTerms, query_id: str) -> Obstacle | None:
+        """Enter another study's answer as used by this one too, unless it already is; the obstacle if it cannot be."""
+        if self._uses(study, query_id):
+            return None
+        roster = self._books.releases[query_id].roster
+        if len(roster) < study.quorum:
+            raise QuorumNotReached(
+                f"query {query_id[:12]} was answered by {len(roster)} sites for another study and the quorum "
+                f"of this one is {study.quorum}; to fix: ask it with other settings, as a query of its own"
+            )
+        planned = self._books.plan_reuse(query_id, study_id=study.id)
+        if isinstance(planned, Obstacle):
+            return planned
+        record = ReuseRecord(study.id, (query_id,))
+        self._books.enter(self._chain.append("reuse", record.to_json()), record, charge=planned)
+        return None
+
+    def _refuse(self, study_id: str, batch_id: str, refused: list[str], obstacle: Obstacle) -> None:
+        amounts = rational(obstacle.requested), rational(obstacle.remaining)
+        self._append(RefusalRecord(study_id, batch_id, tuple(refused), obstacle.reason, obstacle.pool, *amounts))
+
+    def _stored(self, query_id: str) -> StoredAnswer:
+        release = self._books.releases[query_id]
+        found, answer = self._chain.payload(query_id), release.answer
+        if answer is None or found is None or found[0] != answer.seq or sha256_bytes(found[1]) != answer.sha256:
+            raise LedgerCorrupt("the stored answer is not the one that was charged", row=release.seq)
+        query = ReleaseRecord.from_json(parse_body(self._chain.row(release.seq).body)).query
+        noisy = np.frombuffer(found[1], dtype="<i8").astype(np.int64)
+        noisy.flags.writeable = False
+        return StoredAnswer(
+            query=query,
+            noisy_sum=noisy,
+            roster=release.roster,
+            voters=release.voters,
+            seq=answer.seq,
+            row_hash=answer.row_hash,
+            study_id=release.study_id,
+            batch_id=release.batch_id,
+        )
+
+
+def checked_answer(noisy: object, *, dimension: int) -> NDArray[np.int64]:
+    """A copy, read-only, of what a mechanism of this dimension may release; InvalidInput for anything else."""
+    if not isinstance(noisy, np.ndarray) or noisy.dtype != np.int64 or noisy.shape != (dimension,):
+        got = f"{noisy.dtype}{list(noisy.shape)}" if isinstance(noisy, np.ndarray) else type(noisy).__name__
+        raise InvalidInput("noisy answer", value=got, limit=f"int64[{dimension}], the mechanism's dimension")
+    answer = noisy.copy()
+    answer.flags.writeable = False
+    return answer

@@ -1,0 +1,381 @@
+"""The promises of the sealed sum, with real workers, ledgers and core; only transport and teachers are stubs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from client.ledger.site_ledger import SiteLedger
+from common.config import CollectionConfig
+from common.errors import QuorumNotReached, Refused
+from common.ledger.keys import public_hex
+from common.masking import Member
+from common.messages import CodesReply, Offer, OfferReply, Receipts, Several, decode, encode
+from common.peers import Peer
+from common.privacy.shares import share_std
+from server.ledger.verify import verify
+from tests.federation import Federation, make_study, part
+
+SITES = 4
+
+
+def silent(size: int, _: Fraction) -> np.ndarray:
+    return np.zeros(size, dtype=np.int64)
+
+
+def sealed_study(**privacy: object):  # type: ignore[no-untyped-def]
+    terms = {"quorum": 3, "planned_queries": 3, "aggregation": "sealed-sum", "spare_draws": 2} | privacy
+    return replace(make_study(**terms), collection=CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Federation]:
+    federation = Federation(tmp_path, study=sealed_study(), sites=SITES)
+    yield federation
+    federation.close()
+
+
+def open_codes(world: Federation, index: int) -> np.ndarray:
+    """The sum of the codes on the sites' own disks. # only a test may look"""
+    query = world.planned()[index]
+    return np.sum([ledger.code(query.id) for ledger in world.site_ledgers.values()], axis=0)
+
+
+def test_the_answer_is_the_sum_of_the_codes_and_of_the_noise_that_each_site_drew(tmp_path: Path) -> None:
+    drawn: list[np.ndarray] = []
+
+    def remembered(size: int, std: Fraction) -> np.ndarray:
+        noise = np.random.default_rng(len(drawn)).integers(-int(std), int(std), size)
+        drawn.append(noise)
+        return noise
+
+    world = Federation(tmp_path, study=sealed_study(), sites=SITES, share_sampler=remembered)
+    world.core().run(world.transport)
+    answers = world.core().answers()
+    assert len(answers) == 3
+    noise = np.sum(drawn, axis=0)
+    total = np.sum([answer.noisy_sum - open_codes(world, i) for i, answer in enumerate(answers)], axis=0)
+    assert np.array_equal(total, noise)
+    assert len(drawn) == 3 * SITES
+    world.close()
+
+
+def test_the_sealed_answer_is_bit_identical_to_the_open_one_with_the_same_noise(tmp_path: Path) -> None:
+    sealed = Federation(tmp_path / "sealed", study=sealed_study(), sites=SITES, share_sampler=silent)
+    plain = Federation(tmp_path / "open", study=make_study(quorum=3, planned_queries=3), sites=SITES, sampler=silent)
+    for world in (sealed, plain):
+        world.core().run(world.transport)
+    answers = zip(sealed.core().answers(), plain.core().answers(), strict=True)
+    assert all(np.array_equal(one.noisy_sum, other.noisy_sum) for one, other in answers)
+    for world in (sealed, plain):
+        world.close()
+
+
+def test_both_ledgers_charge_the_same_and_verify(world: Federation) -> None:
+    world.core().run(world.transport)
+    spent = {world.ledger.spent(site.pool).mu_squared for site in world.sites}
+    own = {ledger.spent().mu_squared for ledger in world.site_ledgers.values()}
+    query = world.planned()[0]
+    assert spent == own == {3 * query.mechanism.mu_squared(world.study.privacy.protection)}
+    assert not verify(world.root / "ledger.sqlite").problems
+    for site in world.sites:
+        ledger = world.site_ledgers[site.name]
+        assert ledger.receipts()
+        assert not ledger.alarms()
+        assert not verify(world.root / site.name / "site-ledger.sqlite").problems
+
+
+def test_a_draw_is_charged_at_the_server_before_any_site_is_asked_for_codes(world: Federation) -> None:
+    charged: list[int] = []
+
+    def watch(node: int, body: bytes, reply: bytes) -> bytes:
+        if part(body, type(world.request(world.planned()[:1]))) is not None:
+            charged.append(world.ledger.spent(world.sites[0].pool).releases)
+        return reply
+
+    world.transport.intercept = watch
+    world.core().run(world.transport)
+    assert charged[0] == 2  # the whole first batch
+
+
+def words_of(world: Federation, node: int) -> list[np.ndarray]:
+    """What a site's replies hold once the core's key has opened them."""
+    found = []
+    by_node = {site.node_id: site.name for site in world.sites}
+    for sender, reply in world.transport.replies:
+        answer = part(reply, CodesReply)
+        if sender == node and answer is not None:
+            queries = [next(q for q in world.planned() if q.id == query) for query, _ in answer.codes]
+            found += world.opened(encode(answer), queries, site=by_node[node])
+    return found
+
+
+def test_what_the_server_opens_is_neither_a_code_nor_near_one(world: Federation) -> None:
+    world.core().run(world.transport)
+    for site in world.sites:
+        for words in words_of(world, site.node_id):
+            assert np.median(np.abs(words.astype(float))) > 2.0**60
+
+
+def test_a_site_that_is_late_completes_the_draw(world: Federation) -> None:
+    asked = 0
+
+    def late(node: int, body: bytes, reply: bytes) -> bytes | None:
+        nonlocal asked
+        if node == 102 and part(body, type(world.request(world.planned()[:1]))) is not None:
+            asked += 1
+            return None if asked == 1 else reply
+        return reply
+
+    world.transport.intercept = late
+    world.core().run(world.transport)
+    assert len(world.core().answers()) == 3
+    assert not world.events("draw-lost")
+    assert world.ledger.spent("pool-2").releases == 3
+
+
+def test_a_site_that_dies_in_the_middle_costs_one_draw_and_the_rest_go_on_without_it(world: Federation) -> None:
+    def dead(node: int, body: bytes, reply: bytes) -> bytes | None:
+        return None if node == 103 and part(body, type(world.request(world.planned()[:1]))) is not None else reply
+
+    world.transport.intercept = dead
+    world.core().run(world.transport)
+    answers = world.core().answers()
+    assert len(answers) == 3
+    assert all("site-3" not in {entry.site for entry in answer.roster} for answer in answers)
+    (lost,) = world.events("draw-lost")
+    assert (lost["sites"], lost["reason"], len(lost["queries"])) == (["site-3"], "incomplete", 2)
+    assert world.ledger.spent("pool-0").releases == world.site_ledgers["site-0"].spent().releases == 5
+    assert not verify(world.root / "ledger.sqlite").problems
+
+
+def test_when_the_spare_draws_are_used_up_the_study_ends_with_the_answers_it_has(tmp_path: Path) -> None:
+    world = Federation(tmp_path, study=sealed_study(spare_draws=0), sites=SITES)
+
+    def dead(node: int, body: bytes, reply: bytes) -> bytes | None:
+        return None if node == 103 and part(body, type(world.request(world.planned()[:1]))) is not None else reply
+
+    world.transport.intercept = dead
+    world.core().run(world.transport)
+    assert len(world.core().answers()) == 1  # three charges in all: two lost, one answered
+    assert world.ledger.spent("pool-0").releases == 3
+    assert world.events("budget-refused")
+    world.close()
+
+
+class Killed(BaseException):
+    """As kill -9: nothing is tidied up."""
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_core_that_dies_between_charge_and_answer_asks_for_the_same_words_again(
+    world: Federation, after: int
+) -> None:
+    asked = 0
+
+    def die(node: int, body: bytes, reply: bytes) -> bytes:
+        nonlocal asked
+        if part(body, type(world.request(world.planned()[:1]))) is not None:
+            asked += 1
+            if asked == after:
+                raise Killed
+        return reply
+
+    world.transport.intercept = die
+    with pytest.raises(Killed):
+        world.core().run(world.transport)
+    assert world.ledger.spent("pool-0").releases == 2
+    world.transport.intercept = lambda node, body, reply: reply
+    world.core().run(world.transport)
+    assert len(world.core().answers()) == 3
+    assert world.ledger.spent("pool-0").releases == 3
+    assert world.site_ledgers["site-0"].spent().releases == 3
+    assert not world.events("draw-lost")
+
+
+def test_one_site_that_sends_what_no_code_is_spoils_its_sum_and_nothing_is_released(world: Federation) -> None:
+    honest = world.workers[101]._sampler
+    world.workers[101]._sampler = lambda size, std: honest(size, std) + (1 << 40)
+    with pytest.raises(Refused, match="sum"):
+        world.core().run(world.transport)
+    assert not world.core().answers()
+    (lost,) = world.events("draw-lost")
+    assert lost["reason"] == "spoiled"
+    assert world.ledger.spent("pool-0").releases == 2  # charged all the same
+    world.workers[101]._sampler = honest
+    world.core().run(world.transport)
+    assert len(world.core().answers()) == 3
+
+
+# --- who is on the roster
+
+
+def test_sites_that_have_not_confirmed_each_other_are_not_on_one_roster(world: Federation) -> None:
+    world.site_ledgers["site-0"].confirm_peer(world.study.id, Peer("site-3", "5" * 64))
+    world.core().run(world.transport)
+    rosters = {tuple(entry.site for entry in answer.roster) for answer in world.core().answers()}
+    assert rosters == {("site-0", "site-1", "site-2")}
+    assert world.events("peers-unconfirmed")[0]["peers"] == ["site-3"]
+
+
+def test_without_confirmed_peers_nothing_is_charged_and_the_message_says_what_to_do(world: Federation) -> None:
+    for name in ("site-0", "site-1"):
+        for other in ("site-2", "site-3"):
+            world.site_ledgers[name].confirm_peer(world.study.id, Peer(other, ("a" if other == "site-2" else "b") * 64))
+    with pytest.raises(QuorumNotReached):
+        world.core().run(world.transport)
+    assert world.ledger.spent("pool-0").releases == 0
+
+
+def test_a_server_that_invents_sites_gets_nothing(world: Federation) -> None:
+    """The attack of an operator: a roster of one honest site and puppets whose keys the operator made."""
+    keys = [Ed25519PrivateKey.generate() for _ in range(3)]
+    puppets = [Peer(f"zz-{i}", public_hex(key)) for i, key in enumerate(keys)]
+    queries = world.planned()[:1]
+    offer = world.offer(queries, draw=1, peers=(Peer("site-0", world.sites[0].answer_key), *puppets))
+    reply = decode(world.workers[100].handle(encode(offer)))
+    assert isinstance(reply, OfferReply)
+    assert reply.reason == "unknown-peers"
+    assert world.site_ledgers["site-0"].spent().releases == 0
+
+
+# --- what an adversarial server may ask
+
+
+def accept(world: Federation, *, draw: int = 1, batch: str = "b" * 64) -> tuple:  # type: ignore[type-arg]
+    """Every site accepts the first query; its members as a server would put them together."""
+    queries = world.planned()[:1]
+    peers = tuple(Peer(site.name, site.answer_key) for site in world.sites)
+    members = []
+    for site in world.sites:
+        offer = world.offer(queries, draw=draw, peers=peers, batch=batch)
+        reply = decode(world.workers[site.node_id].handle(encode(offer)))
+        assert isinstance(reply, OfferReply)
+        assert reply.mask is not None, reply.reason
+        members.append(Member(site.name, reply.mask))
+    return queries, tuple(members)
+
+
+def ask(world: Federation, queries, members, *, site: int = 0, draw: int = 1, **changes):  # type: ignore[no-untyped-def]
+    request = world.request(queries, draw=draw, members=members, **changes)
+    return world.opened(world.workers[100 + site].handle(encode(request)), queries, site=f"site-{site}")
+
+
+def test_the_same_request_gets_the_same_words_and_no_charge(world: Federation) -> None:
+    queries, members = accept(world)
+    first, again = ask(world, queries, members), ask(world, queries, members, attempt=2)
+    assert np.array_equal(first[0], again[0])
+    assert world.site_ledgers["site-0"].spent().releases == 1
+
+
+def test_a_second_roster_for_one_draw_is_refused(world: Federation) -> None:
+    queries, members = accept(world)
+    ask(world, queries, members)
+    with pytest.raises(Refused, match="another roster"):
+        ask(world, queries, members[:3])
+
+
+def test_the_words_that_were_sent_are_the_same_after_the_worker_was_restarted(world: Federation) -> None:
+    queries, members = accept(world)
+    first = ask(world, queries, members)
+    world.site_ledgers["site-0"].close()
+    world.workers[100] = world._worker(world.sites[0])
+    assert np.array_equal(ask(world, queries, members)[0], first[0])
+
+
+def test_after_a_withdrawal_the_draw_is_dead_at_the_site_and_another_code_never_goes_under_its_masks(
+    world: Federation,
+) -> None:
+    queries, members = accept(world)
+    ask(world, queries, members)
+    ledger = world.site_ledgers["site-0"]
+    withdraw(ledger)
+    with pytest.raises(Refused, match="withdrawn"):
+        ask(world, queries, members)
+    queries, members = accept(world, draw=2)
+    ask(world, queries, members, draw=2)
+    assert ledger.spent().releases == 2
+
+
+def withdraw(ledger: SiteLedger) -> None:
+    ledger.withdraw_patient(subject="c" * 64, slot=0, voter=0, weights=None)
+
+
+def test_a_later_draw_is_charged_again_and_an_earlier_one_is_never_answered(world: Federation) -> None:
+    queries, first = accept(world)
+    queries, second = accept(world, draw=2)
+    assert world.site_ledgers["site-0"].spent().releases == 2
+    ask(world, queries, second, draw=2)
+    with pytest.raises(Refused, match="another draw"):
+        ask(world, queries, first)
+    offer = world.offer(queries, draw=1, peers=tuple(Peer(s.name, s.answer_key) for s in world.sites))
+    reply = decode(world.workers[100].handle(encode(offer)))
+    assert isinstance(reply, OfferReply)
+    assert (reply.reason, reply.last_draw, reply.mask) == ("old-draw", 2, None)
+
+
+@pytest.mark.parametrize("members", [2, 1])
+def test_a_roster_below_the_quorum_is_refused(world: Federation, members: int) -> None:
+    queries, all_members = accept(world)
+    with pytest.raises((Refused, Exception)):
+        ask(world, queries, all_members[:members])
+    assert not [row for row in world.site_ledgers["site-0"].rows() if row.kind == "masked"]
+
+
+def test_a_request_without_a_roster_gets_no_code_of_a_sealed_study(world: Federation) -> None:
+    queries, _ = accept(world)
+    with pytest.raises(Refused, match="draw"):
+        world.workers[100].handle(encode(world.request(queries)))
+
+
+def test_an_open_offer_of_a_sealed_study_is_declined(world: Federation) -> None:
+    reply = decode(world.workers[100].handle(encode(world.offer(world.planned()[:1]))))
+    assert isinstance(reply, OfferReply)
+    assert reply.reason == "wrong-mechanism"
+
+
+def test_an_exchanged_mask_key_is_refused(world: Federation) -> None:
+    queries, members = accept(world)
+    stranger = replace(members[1].mask, key="9" * 64)
+    with pytest.raises(Refused, match="confirmed"):
+        ask(world, queries, (members[0], Member("site-1", stranger), *members[2:]))
+
+
+def test_with_one_message_missing_or_two_views_of_the_roster_what_is_left_is_no_code(world: Federation) -> None:
+    queries, members = accept(world)
+    words = [ask(world, queries, members, site=site)[0].view(np.uint64) for site in range(SITES)]
+    whole = np.sum(words, axis=0, dtype=np.uint64).view(np.int64)
+    share = share_std(queries[0].mechanism, sites=SITES)
+    assert np.abs(whole - open_codes(world, 0)).max() < 12 * float(share) * SITES
+    for missing in range(SITES):
+        rest = np.sum([w for i, w in enumerate(words) if i != missing], axis=0, dtype=np.uint64).view(np.int64)
+        assert np.median(np.abs(rest.astype(float))) > 2.0**58
+
+
+def test_a_receipt_for_another_roster_than_the_site_was_asked_under_is_an_alarm(world: Federation) -> None:
+    """The server shows the site one roster and charges another."""
+    world.core().run(world.transport)
+    ledger = world.site_ledgers["site-0"]
+    receipt = ledger.receipts()[0]
+    books = ledger._books.sealed
+    query = receipt.releases[0].release
+    books.masked[query.query_id, 1] = (1, replace(books.masked[query.query_id, 1][1], masks="d" * 64))
+    with pytest.raises(Exception, match="another roster"):
+        ledger._books.check_receipt(receipt)
+
+
+def test_messages_of_a_sealed_study_survive_their_encoding(world: Federation) -> None:
+    queries, members = accept(world)
+    request = world.request(queries, draw=1, members=members)
+    assert decode(encode(request)) == request
+    assert request.roster is not None
+    assert request.roster.sites == tuple(site.name for site in world.sites)
+    offer = world.offer(queries, draw=1, peers=tuple(Peer(s.name, s.answer_key) for s in world.sites))
+    assert decode(encode(Several((Receipts(offer.ledger, ()), offer)))) == Several((Receipts(offer.ledger, ()), offer))
+    assert isinstance(offer, Offer)
