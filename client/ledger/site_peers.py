@@ -30,5 +30,8 @@ class KeepsPeers(SiteFile):
     def _note_peer(self, record: PeerRecord) -> None:
         with self._writing():
             self._books.check_peer(record)
-            if self._books.sealed.peers.get(record.study_id, {}).get(record.site) != record.key:
+            before = self._books.sealed.peers.get(record.study_id, {}).get(record.site)
+            if before != record.key:
                 self._append(record)
+        if before not in (None, record.key):
+            self._keep_standing()  # an older copy of the ledger would trust the key that was taken back

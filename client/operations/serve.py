@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -24,6 +25,7 @@ from client.operations.fetch import PublicObjects
 from client.operations.staff_decisions import retired_voters
 from client.policy import Consent, load_site
 from client.site.books import open_books
+from client.site.peers import note_offered
 from client.teachers.teacher import Teachers
 from client.worker import Ask, Worker
 from common.config import DataConfig, load_study
@@ -114,6 +116,7 @@ def open_worker(directory: Path, *, sleep: Callable[[float], object] = time.slee
         loaded_at=loaded_at,
         tick_s=REPLY_TICK_S,
         sleep=sleep,
+        note_peers=partial(note_offered, directory, study=study.id, ledger=ledger),
     )
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from client.ledger.site_ledger import SiteLedger
 from client.training.private.settings import PrivateSettings
 from common.config import CodecConfig, CollectionConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import write_dataset
@@ -24,6 +28,7 @@ from server.study.workspace import Workspace
 
 SITES, QUERIES, PATIENTS = 3, 6, 2
 RECIPE = TrainingConfig(channels=(4, 8), steps=4)
+PRIVACY = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=QUERIES, quorum=2)
 TRAINING = PrivateSettings("dp-sgd", 4.0, 1e-3, neighbours=Neighbours.REPLACE_ONE, rate=Fraction(1, 2), steps=3)
 
 
@@ -58,8 +63,28 @@ class Road:
         return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+def known_codes(sites: Iterable[Path], queries: Iterable[str]) -> list[NDArray[np.int64]]:
+    """The codes of these sites' ledgers that are not zero."""
+    codes, wanted = [], list(queries)
+    for directory in sites:
+        with SiteLedger.read(directory / "site-ledger.sqlite") as ledger:
+            codes += [code for query in wanted if (code := ledger.code(query)) is not None and code.any()]
+    return codes
+
+
+def spellings(code: NDArray[np.int64]) -> tuple[bytes, ...]:
+    """A code as it could be told apart among other bytes."""
+    texts = (separator.join(map(str, code.tolist())).encode() for separator in (",", ", "))
+    return (*(code.astype(kind).tobytes() for kind in ("<i8", ">i8", "<i4", "<f8")), *texts)
+
+
 def build(
-    root: Path, names: Sequence[str], *, collection: CollectionConfig, private: PrivateSettings | None = None
+    root: Path,
+    names: Sequence[str],
+    *,
+    collection: CollectionConfig,
+    privacy: PrivacyConfig = PRIVACY,
+    private: PrivateSettings | None = None,
 ) -> tuple[Workspace, dict[str, Path]]:
     """A study with its codec and volumes, and sites with trained teachers; nothing runs yet."""
     phantoms = write_phantoms(root / "all", cases=len(names) * PATIENTS + QUERIES + 8, seed=1)
@@ -78,7 +103,7 @@ def build(
     study = Study(
         name="road",
         data=study_data(2),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=QUERIES, quorum=2),
+        privacy=privacy,
         codec=CodecConfig(augmentations=20, max_dimension=8),
         teacher=RECIPE,
         student=RECIPE,

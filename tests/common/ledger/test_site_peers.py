@@ -118,6 +118,22 @@ def test_a_restored_copy_asks_for_every_peer_again(tmp_path: Path) -> None:
     assert verify(path).ok
 
 
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_copy_of_before_a_key_was_taken_back_is_not_opened(renewed: bool, tmp_path: Path) -> None:
+    path = tmp_path / "site-ledger.sqlite"
+    with opened(tmp_path) as ledger:
+        ledger.confirm_peer(STUDY.id, Peer("south", A))
+    older = path.read_bytes()
+    with opened(tmp_path) as ledger:
+        if renewed:
+            ledger.confirm_peer(STUDY.id, Peer("south", B))
+        else:
+            ledger.distrust_peer(STUDY.id, "south")
+    path.write_bytes(older)
+    with pytest.raises(LedgerCorrupt, match="older copy"):
+        opened(tmp_path)
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -1,0 +1,119 @@
+"""A study with a sealed sum over real Flower daemons: hospitals that confirmed each other, and one that did not.
+
+The server's disk and memory are searched for the sites' codes, which it is never to have seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from client.ledger.site_ledger import SiteLedger
+from client.site.enrolment import site_status
+from client.site.peers import distrust
+from common.config import CollectionConfig
+from common.privacy.mechanism import AccountantName
+from consilium.demo.federation import running
+from server.ledger.verify import verify
+from server.operations.supervisor import start_run
+from tests.e2e.road import PRIVACY, QUERIES, Road, build, known_codes, spellings
+
+pytestmark = pytest.mark.slow
+
+NAMES = tuple(f"site-{k}" for k in range(4))
+STRANGER = NAMES[-1]
+SEALED = replace(PRIVACY, quorum=3, aggregation="sealed-sum", spare_draws=2)
+
+
+@pytest.fixture(scope="module")
+def road(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
+    """The study has run; the last hospital had taken all its confirmations back before."""
+    root = tmp_path_factory.mktemp("sealed")
+    workspace, sites = build(root, NAMES, collection=CollectionConfig(), privacy=SEALED)
+    with running(workspace, sites) as federation:
+        road = Road(root=root, workspace=workspace, sites=sites, federation=federation)
+        for name in NAMES[:-1]:
+            distrust(sites[STRANGER], name)
+        start_run(workspace)
+        road.wait("released")
+        pid = road.events("run-started")[-1]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            (root / "memory").write_bytes(memory_of(pid))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        road.wait("run-finished")
+        yield road
+
+
+def memory_of(pid: int) -> bytes:
+    """All that a process can write to, as it is now."""
+    found = []
+    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+        for line in maps:
+            span, rights, *_ = line.split()
+            if not rights.startswith("rw") or "[v" in line:
+                continue
+            start, end = (int(edge, 16) for edge in span.split("-"))
+            memory.seek(start)
+            found.append(memory.read(end - start))
+    return b"".join(found)
+
+
+def test_those_who_confirmed_each_other_answer_everything_and_the_ledgers_agree(road: Road) -> None:
+    study = road.workspace.study().id
+    assert len(road.answers()) == QUERIES
+    with road.ledger() as ledger:
+        assert {entry.site for answer in ledger.answers(study) for entry in answer.roster} == set(NAMES[:-1])
+        guarantee = ledger.study_guarantees(study)[AccountantName.EXACT]
+        spent = {name: ledger.spent(f"{name}/patients") for name in NAMES}
+    assert guarantee.epsilon < 8  # two draws are to spare
+    assert spent[STRANGER].mu_squared == 0
+    for name, directory in road.sites.items():
+        with SiteLedger.read(directory / "site-ledger.sqlite") as ledger:
+            assert ledger.spent().mu_squared == spent[name].mu_squared, name
+            receipted = {query for receipt in ledger.receipts() for query in receipt.query_ids}
+            assert receipted == (set() if name == STRANGER else set(road.answers()))
+            assert ledger.alarms() == ()
+        report = verify(directory / "site-ledger.sqlite")
+        assert report.ok, report.problems
+    report = verify(road.workspace.ledger_file)
+    assert report.ok, report.problems
+
+
+def test_a_hospital_that_confirmed_nobody_sends_nothing_and_is_told_what_to_do(road: Road) -> None:
+    answered = {(e["accepted"], e["reason"]) for e in road.events("offer-answered") if e["site"] == STRANGER}
+    assert answered == {(False, "unknown-peers")}
+    with SiteLedger.read(road.sites[STRANGER] / "site-ledger.sqlite") as ledger:
+        assert {row.kind for row in ledger.rows()}.isdisjoint({"code", "reservation", "draw"})
+    peers = site_status(road.sites[STRANGER])["peers"]
+    assert isinstance(peers, dict)
+    assert all(name in str(peers["problems"]) for name in NAMES[:-1])
+    shown = json.loads(road.consilium("site", "peers", "--site-dir", str(road.sites[STRANGER]), "--json").stdout)
+    assert {(peer["standing"], "an offer" in peer["heard"]) for peer in shown["peers"]} == {("NOT CONFIRMED", True)}
+
+
+def test_the_list_comes_over_the_network_and_says_what_was_confirmed(road: Road) -> None:
+    shown = road.consilium("site", "peers", "--site-dir", str(road.sites[NAMES[0]]), "--fetch", "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert {peer["standing"] for peer in json.loads(shown.stdout)["peers"]} == {"confirmed"}
+
+
+def test_no_code_is_on_the_servers_disk_or_in_its_memory_after_the_release(road: Road) -> None:
+    sites = [road.sites[name] for name in NAMES[:-1]]
+    codes = known_codes(sites, road.answers())
+    assert len(codes) >= len(sites)
+    files = [path for path in road.workspace.root.rglob("*") if path.is_file()]
+    files += [path for site in sites for path in (site / "node").rglob("*") if path.is_file()]
+    files.append(road.root / "memory")
+    for path in files:
+        content = path.read_bytes()
+        assert not any(spelling in content for code in codes for spelling in spellings(code)), path
+    memory = (road.root / "memory").read_bytes()
+    assert any(answer in memory for answer in road.answers().values())  # a sum it may know is found this way
