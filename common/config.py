@@ -198,7 +198,7 @@ class CodecConfig:
 
     ``joint``: every query asks about all public volumes at once, and l is a volume's share; then
     ``privacy.planned_queries`` are rounds. ``protocol`` names another way to ask (``common.protocols.base``), in place
-    of the two that ``joint`` decides between.
+    of the two that ``joint`` decides between. ``paired``: so many public volumes are published with their label maps.
     """
 
     name: str = "pca"
@@ -207,6 +207,7 @@ class CodecConfig:
     augmentations: int = 240
     joint: bool = False
     protocol: str = ""
+    paired: int = 0
 
     def __post_init__(self) -> None:
         if not 2**-8 <= self.radius <= 2**10:
@@ -219,6 +220,8 @@ class CodecConfig:
             raise InvalidInput("codec.joint", value=self.name, limit="codec pca")
         if self.joint and self.protocol:
             raise InvalidInput("codec.protocol", value=self.protocol, limit="none where codec.joint is true")
+        if not 0 <= self.paired <= (1000 if self.joint else 0):
+            raise InvalidInput("codec.paired", value=self.paired, limit="0 to 1000, and 0 unless codec.joint is true")
 
     @property
     def in_proportion(self) -> bool:
@@ -226,8 +229,9 @@ class CodecConfig:
         return self.joint
 
     def to_table(self) -> dict[str, Any]:
-        """The section's keys and values; ``protocol`` only where it decides, so that ids of studies stay."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if value or key != "protocol"}
+        """The section's keys and values; later ones only where they say something, so that ids of studies stay."""
+        table, later = dataclasses.asdict(self), ("protocol", "paired")
+        return {key: value for key, value in table.items() if value or key not in later}
 
 
 AUGMENTATIONS = ("smooth", "rotate-mirror")

@@ -93,6 +93,13 @@ def volume_from_bytes(content: bytes, data: DataConfig) -> Volume:
     return _volume(read_nifti(content, channels=len(data.channels)), data)
 
 
+def example_from_bytes(image: bytes, label: bytes, data: DataConfig) -> Example:
+    """A labelled volume from its files' bytes, with the study's own label numbers: how a public pair is kept."""
+    volume = volume_from_bytes(image, data)
+    found, notes = _read_label(read_nifti(label, channels=1), data, volume=volume, mapping={})
+    return Example(volume=volume, label=found, notes=(*volume.notes, *notes))
+
+
 def load_label(
     path: Path, data: DataConfig, *, volume: Volume | None = None, mapping: Mapping[int, int] | None = None
 ) -> UInt8[np.ndarray, "x y z"]:

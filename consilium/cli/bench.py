@@ -148,12 +148,17 @@ def utility(
     from consilium.research.utility import OFFSETS, PARTS
 
     joint = recipe is Recipe.JOINT
+    if paired and not joint:
+        raise InvalidInput(
+            "--paired", value=paired, limit="none with recipe pca", remedy="recipe joint learns from them"
+        )
     counts = SplitCounts(hospitals, public_images=public_images, label_maps=public_maps, paired=paired)
     source = _source(Source(data, counts, layout, sites, test, names(labels), names(channels)))
     patients = source.hospitals()
     voters = voters or _planned_voters(patients, Budget(epsilon, delta), unit)
     recipes = _recipes(teacher_steps, student_steps, joint=joint)
-    setting = Setting(str(recipe), len(patients), voters, epsilon, delta, unit, queries, *recipes, central, rounds)
+    terms = (str(recipe), len(patients), voters, epsilon, delta, unit, queries)
+    setting = Setting(*terms, *recipes, central, rounds, paired)
     parts = (ABLATION,) if ablate else (*PARTS, OFFSETS) if offsets and joint else PARTS
     on = _study_data(source, grid=grid, spacing=spacing)
     rows = _measure(setting, parts, source=source, data=on, cache=cache, seeds=seeds, jobs=jobs)

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from common.codecs.paper import codec_terms
 from common.config import OPEN, DataConfig, PrivacyConfig, Study, load_study
-from common.data.msd import nifti_files
+from common.data.msd import nifti_files, read_dataset
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from common.process import executable
 from consilium.cli import options
@@ -62,6 +63,9 @@ def init(
             "--joint", help="Ask about all public volumes together, in --queries rounds (4 do well); codec pca."
         ),
     ] = False,
+    paired: Annotated[
+        int, typer.Option(help="Public volumes with label maps that start, student and controls learn from (joint).")
+    ] = 0,
     ledger: SharedLedger = None,
     standing: StandingFile = None,
 ) -> None:
@@ -89,8 +93,11 @@ def init(
             colluders=colluders,
             spare_draws=spare_draws,
         ),
-        codec=codec_terms(
-            codec, labels=len(labels.split(",")), grid=options.triple(grid, int, what="--grid"), joint=joint
+        codec=replace(
+            codec_terms(
+                codec, labels=len(labels.split(",")), grid=options.triple(grid, int, what="--grid"), joint=joint
+            ),
+            paired=paired,
         ),
     )
     _create(directory, study, ledger=ledger, standing=standing)
@@ -151,13 +158,20 @@ def show(
 def publish(
     directory: options.StudyDir,
     images: Annotated[Path, typer.Option(help="Folder of public volumes (.nii, .nii.gz), queried in order of name.")],
+    paired: Annotated[
+        Path | None, typer.Option(help="Dataset (MSD) of other public volumes with label maps, as many as promised.")
+    ] = None,
 ) -> None:
     """Publish the public volumes: they get content hashes, and the queries their order.
 
     Example: consilium study publish trial --images public/images
+    Example: consilium study publish trial --images public/images --paired public/paired
     """
-    volumes = setup.publish_volumes(Workspace(directory), nifti_files(images, what="folder of public volumes"))
-    typer.echo(f"published {len(volumes)} volumes")
+    files = nifti_files(images, what="folder of public volumes")
+    pairs = None if paired is None else read_dataset(paired)
+    volumes = setup.publish_volumes(Workspace(directory), files, paired=pairs)
+    with_maps = "" if pairs is None else f", and {len(pairs.labelled)} with their label maps"
+    typer.echo(f"published {len(volumes)} volumes{with_maps}")
 
 
 @study_app.command("run")

@@ -211,6 +211,11 @@ def _dice_groups(facts: ReportFacts) -> tuple[DiceGroup, ...]:
     controls = []
     for name, (title, note) in CONTROLS.items():
         score = facts.controls[name]
+        if name == "public_only" and facts.study.codec.paired:
+            title, note = (
+                "Paired public cases alone",
+                f"the public start trained on from its {facts.study.codec.paired}",
+            )
         reason = "not trained: it needs two labelled volumes" if name == "shuffled_codes" else "not trained"
         controls.append(DiceRow(title, score or missing, note if score else reason))
     return (

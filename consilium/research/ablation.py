@@ -89,7 +89,7 @@ def ablate(bench: Bench, report: Callable[[str], None]) -> dict[str, float]:
 
 
 def _single(bench: Bench) -> float:
-    other = bench.at(replace(bench.setting, recipe="pca", teacher=FROM_SCRATCH))
+    other = bench.at(replace(bench.setting, recipe="pca", teacher=FROM_SCRATCH, paired=0))
     return Asked(other, None, other.codes(other.teachers(None))).arm("student")["student"]
 
 

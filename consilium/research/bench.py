@@ -32,6 +32,7 @@ from consilium.research.setting import RECIPE, Setting, study_of
 from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS, tangent_kernel
 from server.protocols.joint.rounds import FRAMES, keep_frame
 from server.protocols.joint.student import SPREAD, TEMPERATURE, Start, codes_of, joint_frame, public_start, refine
+from server.protocols.paired import Paired
 from server.protocols.student import score
 from server.study.workspace import START_FILE, CodecRecord, Public
 
@@ -44,6 +45,9 @@ class Bench:
         self.study = study_of(setting, data)
         self.joint = setting.recipe == "joint"
         self.images = roles.public.images if self.joint else roles.public.images[: setting.queries]
+        self.paired = None
+        if setting.paired and roles.paired is not None:
+            self.paired = Paired(roles.paired.images, roles.paired.labels, self.classes)
         self.kept = Kept(cache, digest("bench-roles", [array_hash(part.images, part.labels) for part in roles.parts]))
 
     def at(self, setting: Setting) -> Bench:
@@ -88,7 +92,15 @@ class Bench:
         codec = self.codec
         path = self.start_file() if spread == SPREAD else self.start_file().with_suffix(f".{spread:g}.pt")
         if not path.exists():
-            start = public_start(self.images, codec, codec.powers, self.setting.student, seed=self.seed, spread=spread)
+            start = public_start(
+                self.images,
+                codec,
+                codec.powers,
+                self.setting.student,
+                seed=self.seed,
+                spread=spread,
+                paired=self.paired,
+            )
             save_weights(path, start.model)
         model = self.empty(self.setting.student)
         load_weights(path, model)
@@ -173,8 +185,12 @@ class Bench:
     def taught(self, start: Start, codes: Float[np.ndarray, "n l"]) -> float:
         """Dice of a joint query's student of these codes."""
         parts = [self.codec_hash, weights_hash(start.model), repr(self.setting.student), self.seed, array_hash(codes)]
-        make = partial(refine, start.model, self.images, self.codec, codes, self.setting.student, seed=self.seed)
-        return self.kept.number("taught", parts, lambda: self.dice(make(), self.roles.held_out))
+        return self.kept.number("taught", parts, lambda: self.dice(self.refined(start, codes), self.roles.held_out))
+
+    def refined(self, start: Start, codes: Float[np.ndarray, "n l"]) -> torch.nn.Module:
+        """A joint query's student of these codes."""
+        recipe = self.setting.student
+        return refine(start.model, self.images, self.codec, codes, recipe, seed=self.seed, paired=self.paired)
 
     def dice(self, model: torch.nn.Module, cases: Cases) -> float:
         return score(segmented(model, cases), cases.labels, self.classes).mean

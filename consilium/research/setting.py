@@ -27,7 +27,7 @@ class Setting:
     """One row of the table. ``recipe``: ``joint`` or ``pca``.
 
     ``rounds`` of a joint query, ``queries`` of the other. ``central``: also train on all patients in one place with
-    DP-SGD, at the same (ε, δ) for one patient.
+    DP-SGD, at the same (ε, δ) for one patient. ``paired``: public cases with their labels, of a joint query.
     """
 
     recipe: str
@@ -41,6 +41,7 @@ class Setting:
     student: TrainingConfig
     central: bool = False
     rounds: int = JOINT_ROUNDS
+    paired: int = 0
 
 
 def study_of(setting: Setting, data: DataConfig) -> Study:
@@ -57,7 +58,7 @@ def study_of(setting: Setting, data: DataConfig) -> Study:
             unit=setting.unit,
             voters_per_site=setting.voters,
         ),
-        codec=CodecConfig(joint=joint),
+        codec=CodecConfig(joint=joint, paired=setting.paired),
         teacher=setting.teacher,
         student=setting.student,
     )

@@ -164,6 +164,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     for key, name in NAMES.items():
         if key not in document["dice"]:
             continue
+        if key == "public_only" and document["setting"]["paired"]:
+            name = f"control: the {document['setting']['paired']} paired public cases alone"
         dice, gain = document["dice"][key], document["gain"].get(key)
         sd = "–" if dice["sd"] is None else f"{dice['sd']:.4f}"
         table.add_row(name, f"{dice['mean']:.4f}", sd, "" if gain is None else _gain(gain))

@@ -35,7 +35,7 @@ from consilium.research.setting import CENTRAL, CENTRAL_PAPER, SHARED
 from server.postprocess.labels import label_file
 from server.postprocess.student import fit_once
 from server.protocols.base import FitFiles, Lesson, protocol_of
-from server.protocols.joint.student import Start, refine
+from server.protocols.joint.student import Start
 from server.protocols.stored_labels import StoredLabels, as_stored, store_label
 from server.protocols.student import train_student
 from server.study.workspace import Public
@@ -93,7 +93,9 @@ class Asked:
         self.protocol = protocol_of(bench.study)
         self._rows = {volume: row for row, volume in enumerate(self.public.volumes)}
         self.answers: tuple[Drawn, ...] = ask(self.public, self._vote, voters=bench.voters, draw=self._draw)
-        self._lesson = Lesson(self.public, self.answers, self._labels(), self._image, seed=bench.seed)
+        self._lesson = Lesson(
+            self.public, self.answers, self._labels(), self._image, seed=bench.seed, paired=bench.paired
+        )
 
     def arm(self, name: str) -> dict[str, float]:
         """An arm's metrics on the held-out cases; with the student those of the labels on their own volumes."""
@@ -120,7 +122,7 @@ class Asked:
         """The student of the teachers' mean codes as they are: no frame, no clip, no noise."""
         bench, codes = self._bench, self._codes.mean(axis=0)
         if self._start is not None:
-            return refine(self._start.model, bench.images, bench.codec, codes, bench.setting.student, seed=bench.seed)
+            return bench.refined(self._start, codes)
         labels = np.stack([as_stored(bench.codec.decode(code, noise_std=0.0)) for code in codes])
         return train_student(bench.images, labels, bench.setting.student, seed=bench.seed)[0]
 

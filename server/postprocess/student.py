@@ -25,6 +25,7 @@ from common.objects import write_atomically
 from server.postprocess.labels import Released
 from server.protocols.base import FitFiles, Lesson, Training, protocol_of
 from server.protocols.controls import CONTROLS
+from server.protocols.paired import read_paired
 
 PROGRESS_STEPS = 20
 
@@ -76,7 +77,7 @@ def lesson_of(released: Released) -> Lesson:
     def image(volume: str) -> Float[np.ndarray, "c x y z"]:
         return volume_from_bytes(public.objects.get(volume), public.study.data).image
 
-    return Lesson(public, released.answers, labels, image)
+    return Lesson(public, released.answers, labels, image, paired=read_paired(public))
 
 
 def fit_once(training: Training, *, files: FitFiles, on_step: OnStep) -> Fitted | None:

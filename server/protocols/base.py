@@ -25,6 +25,7 @@ from common.registry import registered
 from common.study_mechanism import study_mechanism
 from server.aggregation.progress import OnStage
 from server.protocols.joint.plausible import Plausible
+from server.protocols.paired import Paired
 from server.protocols.stored_labels import StoredLabels
 from server.study.workspace import Public
 
@@ -95,13 +96,14 @@ class FitFiles:
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """What a student may learn from: nothing but what is public or released. ``labels`` are in query order, those that
-    stand rejected left out; ``image`` gives a public volume on the study's grid."""
+    stand rejected left out; ``image`` gives a public volume on the study's grid; ``paired`` are public with both."""
 
     public: Public
     answers: Sequence[Answer]
     labels: StoredLabels
     image: Callable[[str], Float[np.ndarray, "c x y z"]]
     seed: int = STUDENT_SEED
+    paired: Paired | None = None
 
 
 @dataclass(frozen=True, slots=True)

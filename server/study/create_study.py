@@ -15,6 +15,7 @@ from pathlib import Path
 from common.admission import KitFacts, StatedBooks
 from common.canonical import sha256_file
 from common.config import Study, render_study
+from common.data.dataset import Dataset, check_labels
 from common.errors import InvalidInput
 from common.ledger.charges import PoolDeclaration, Spend
 from common.ledger.keys import (
@@ -31,7 +32,7 @@ from common.study_mechanism import study_mechanism
 from server.aggregation.progress import OnStage
 from server.ledger.server_ledger import Ledger
 from server.protocols.base import protocol_of
-from server.study.workspace import CodecRecord, Site, Workspace
+from server.study.workspace import CodecRecord, PairedFiles, Site, Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,15 @@ def server_keys(workspace: Workspace) -> ServerKeys:
     )
 
 
-def publish_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, ...]:
-    """Put the public volumes into the object store, in the given order; each must load on the study's grid."""
+def publish_volumes(workspace: Workspace, images: Sequence[Path], *, paired: Dataset | None = None) -> tuple[str, ...]:
+    """Put the public volumes into the object store, in the given order; each must load on the study's grid.
+
+    ``paired``: volumes with their label maps, as many as the study promises and none of those asked about.
+    """
     from common.data.volume import volume_from_bytes
 
     study = workspace.study()
+    pairs = _paired_files(workspace, study, paired)
     volumes = []
     for image in images:
         data = image.read_bytes()
@@ -91,9 +96,39 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, 
         volumes.append(workspace.objects.put(data))
     if len(set(volumes)) != len(volumes):
         raise InvalidInput("public volumes", limit="no volume twice", remedy="remove the duplicate")
+    if {files.image for files in pairs} & set(volumes):
+        raise InvalidInput(
+            "paired public volumes", limit="none that is asked about", remedy="publish it as one of both"
+        )
     protocol_of(study).check_volumes(study, len(volumes))
+    if pairs:
+        workspace.save_paired(pairs)
     workspace.save_volumes(tuple(volumes))
     return tuple(volumes)
+
+
+def _paired_files(workspace: Workspace, study: Study, paired: Dataset | None) -> tuple[PairedFiles, ...]:
+    from common.data.volume import example_from_bytes
+
+    cases = () if paired is None else paired.labelled
+    if len(cases) != study.codec.paired:
+        raise InvalidInput(
+            "paired public volumes",
+            value=len(cases),
+            limit=f"{study.codec.paired}, as codec.paired says",
+            remedy="give them with --paired, or another number to `study init`",
+        )
+    if paired is not None:
+        check_labels(paired, study.data)
+    found = []
+    for case in cases:
+        assert case.label is not None  # labelled
+        image, label = case.image.read_bytes(), case.label.read_bytes()
+        example_from_bytes(image, label, study.data)
+        found.append(PairedFiles(workspace.objects.put(image), workspace.objects.put(label)))
+    if len({files.image for files in found}) != len(found):
+        raise InvalidInput("paired public volumes", limit="no volume twice", remedy="remove the duplicate")
+    return tuple(found)
 
 
 def fit_study_codec(

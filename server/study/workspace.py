@@ -24,6 +24,7 @@ from common.objects import ObjectStore, write_atomically
 LEDGER_RECORD = "ledger.json"
 """In a study's directory: where the ledger lies that it shares with other studies."""
 START_FILE = "start.pt"
+PAIRED = "paired.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,25 @@ class CodecRecord(Document):
 
 
 @dataclass(frozen=True, slots=True)
+class PairedFiles(Document):
+    """A public volume that is published with its label map: the content hashes of both files."""
+
+    image: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
 class Public:
     """What is public of a study: its terms, its codec and its volumes by content hash in query order, where public
-    objects are kept, and the ``folder`` in which a protocol keeps a record of what it made of them."""
+    objects are kept, the ``folder`` in which a protocol keeps a record of what it made of them, and the volumes that
+    are ``paired`` with their label maps, which nobody is asked about."""
 
     study: Study
     codec: CodecRecord
     volumes: tuple[str, ...]
     objects: ObjectStore
     folder: Path
+    paired: tuple[PairedFiles, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +227,7 @@ class Workspace:
 
     def public(self) -> Public:
         """What everybody in the study can read, once volumes are published and a codec is fitted."""
-        return Public(self.study(), self.codec(), self.volumes(), self.objects, self.root)
+        return Public(self.study(), self.codec(), self.volumes(), self.objects, self.root, self.paired())
 
     def sites(self) -> tuple[Site, ...]:
         """Registered sites in order of their names."""
@@ -247,6 +258,16 @@ class Workspace:
 
     def save_volumes(self, volumes: tuple[str, ...]) -> None:
         self._write("public.json", list(volumes))
+
+    def paired(self) -> tuple[PairedFiles, ...]:
+        """The public volumes with label maps; none where the study promises none."""
+        if not self.study().codec.paired:
+            return ()
+        records = self._read(PAIRED, remedy="publish them with `consilium study publish --paired`")
+        return tuple(map(PairedFiles.from_json, records))
+
+    def save_paired(self, paired: tuple[PairedFiles, ...]) -> None:
+        self._write(PAIRED, [files.to_json() for files in paired])
 
     def codec(self) -> CodecRecord:
         return CodecRecord.from_json(self._read("codec.json", remedy="fit one with `consilium codec fit`"))

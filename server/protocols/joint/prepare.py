@@ -13,6 +13,7 @@ from server.protocols.base import STUDENT_SEED
 from server.protocols.joint.kernel import tangent_kernel
 from server.protocols.joint.rounds import keep_frame
 from server.protocols.joint.student import TEMPERATURE, joint_frame, public_start
+from server.protocols.paired import read_paired
 from server.study.workspace import START_FILE, Public
 
 
@@ -27,6 +28,7 @@ def prepare(public: Public, codec: PcaCodec, *, sites: int, on_stage: OnStage | 
         codec.powers,
         study.student,
         seed=STUDENT_SEED,
+        paired=read_paired(public),
         on_step=lambda step, _loss: tell("public start", step, study.student.steps),
     )
     save_weights(file, start.model)

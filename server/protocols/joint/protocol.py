@@ -114,12 +114,22 @@ def _training(lesson: Lesson, control: str | None) -> Training:
             [[answer.query.id, sha256_bytes(answer.noisy_sum.tobytes())] for answer in rounds],
             sha256_bytes(start),
             *([[volumes[row] for row in kept]] if len(kept) < len(volumes) else []),
+            *([] if lesson.paired is None else [lesson.paired.hash]),
         ],
     )
 
     def train(files: FitFiles, on_step: OnStep) -> torch.nn.Module:
-        from server.protocols.joint.student import read_start, refine
+        from server.protocols.joint.student import read_start, refine, refine_paired
 
+        if control == "public_only" and lesson.paired is not None:
+            return refine_paired(
+                read_start(start, study),
+                lesson.paired,
+                study.student,
+                seed=lesson.seed,
+                checkpoint=files.checkpoint,
+                on_step=on_step,
+            )
         begun, codes = (of_all[kept] for of_all in believed(public, rounds))
         return refine(
             read_start(start, study),
@@ -128,6 +138,7 @@ def _training(lesson: Lesson, control: str | None) -> Training:
             codes if control is None else control_of(control, begun, codes),
             study.student,
             seed=lesson.seed,
+            paired=lesson.paired,
             checkpoint=files.checkpoint,
             on_step=on_step,
         )

@@ -1,8 +1,9 @@
 """The student of a joint query: a public start, then trained on from labels around its releases.
 
 Everything here is post-processing: public images and label maps, the codec, and observations read from stored answers.
-The label of a volume is always the public mean shape plus a code, never the network's own prediction beyond the codec:
-that would retrain the student on its own errors.
+The label of a volume is the public mean shape plus a code, never the network's own prediction beyond the codec: that
+would retrain the student on its own errors. Where paired public cases hold it to the truth it is the prediction moved
+by what was released, so that no codec can take from it what the pairs taught.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from common.models.fit import OnStep, fit, predict
 from common.models.unet import build_unet, weights_from_bytes
 from common.protocols.joint.frame import Frame, plan_frame, sharpen
 from server.protocols.joint.belief import labels_of
+from server.protocols.paired import Paired
 
 PUBLIC_PASSES = 3
 """Rounds of self-training that make the public start."""
@@ -37,6 +39,8 @@ SPREAD_COORDINATES = 16
 
 RESIDUAL = 0.45
 """Share of the shapes' variance the public start is expected to leave open."""
+
+_FLOOR = 1e-6
 
 TEMPERATURE = 0.5
 """Predictions are sharpened by it before they are encoded: hesitation fills the radius and moves no boundary."""
@@ -58,9 +62,11 @@ def public_start(
     *,
     seed: int,
     spread: float = SPREAD,
+    paired: Paired | None = None,
     on_step: OnStep | None = None,
 ) -> Start:
-    """Train a student without any answer: on the public mean shape, then on its own shapes with their spread restored.
+    """Train a student without any answer: on the public mean shape, then on its own shapes with their spread restored;
+    on ``paired`` cases alone where there are any.
 
     A network that learnt one blurred shape for all volumes still moves with the image, too timidly: its shapes keep
     their direction and lose their size. Each pass enlarges their offsets from their mean until they vary as much as
@@ -69,6 +75,9 @@ def public_start(
     """
     steps = _split(recipe, PUBLIC_PASSES + 1)
     model = build_unet(recipe.channels, in_channels=images.shape[1], out_channels=codec.labels, seed=seed)
+    if paired is not None:
+        fit(model, paired.images, paired.targets, recipe, seed=seed, on_step=on_step)
+        return Start(model=model, codes=codes_of(model, images, codec, temperature=TEMPERATURE))
     silence = codec.decode(np.zeros(codec.dimension), noise_std=0.0)
     fit(model, images, np.repeat(silence[None], len(images), axis=0), steps[0], seed=seed, on_step=on_step)
     for number, part in enumerate(steps[1:], start=1):
@@ -109,19 +118,49 @@ def refine(
     recipe: TrainingConfig,
     *,
     seed: int,
+    paired: Paired | None = None,
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> torch.nn.Module:
     """The student: ``start``, which is left as it is, trained on from the labels that the volumes' codes stand for.
 
-    With the codes the start itself has this is self-training: the control. An interrupted run resumes from
-    ``checkpoint``, which is deleted once the student is done.
+    With ``paired`` cases from theirs too, and from :func:`moved` labels of the other volumes. With the codes the start
+    itself has this is self-training: the control. An interrupted run resumes from ``checkpoint``, which is deleted once
+    the student is done.
     """
-    model = copy.deepcopy(start)
-    fit(model, images, labels_of(codec, codes), recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
-    if checkpoint is not None:
-        checkpoint.unlink(missing_ok=True)
-    return model
+    if paired is None:
+        targets = labels_of(codec, codes)
+    else:
+        targets = np.concatenate([moved(start, images, codec, codes), paired.targets])
+        images = np.concatenate([images, paired.images])
+    return _trained_on(start, images, targets, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
+
+
+def refine_paired(
+    start: torch.nn.Module,
+    paired: Paired,
+    recipe: TrainingConfig,
+    *,
+    seed: int,
+    checkpoint: Path | None = None,
+    on_step: OnStep | None = None,
+) -> torch.nn.Module:
+    """What the paired cases alone are worth: ``start`` trained on from them, as long as a student is."""
+    return _trained_on(start, paired.images, paired.targets, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
+
+
+def moved(
+    start: torch.nn.Module, images: Float[np.ndarray, "n c x y z"], codec: Codec, codes: Float[np.ndarray, "n l"]
+) -> Float[np.ndarray, "n k x y z"]:
+    """The start's own sharpened predictions p, moved from their own codes to ``codes``: p · d(code) / d(own code),
+    normalised in every voxel, with d the codec's decoding. Float32; p itself where a code is the start's own."""
+    result = []
+    for image, code in zip(images, codes, strict=True):
+        own = sharpen(predict(start, image), temperature=TEMPERATURE)
+        decoded, begun = labels_of(codec, np.stack([code, codec.encode(own)]))
+        labels = own * (np.maximum(decoded, _FLOOR) / np.maximum(begun, _FLOOR))
+        result.append((labels / labels.sum(axis=0)).astype(np.float32))
+    return np.stack(result)
 
 
 def codes_of(
@@ -142,6 +181,23 @@ def restore_spread(
     factor = max(1.0, np.sqrt(wanted / found)) if found > 0 else 1.0
     result: np.ndarray = mean + factor * (codes - mean)
     return result
+
+
+def _trained_on(
+    start: torch.nn.Module,
+    images: Float[np.ndarray, "n c x y z"],
+    targets: Float[np.ndarray, "n k x y z"],
+    recipe: TrainingConfig,
+    *,
+    seed: int,
+    checkpoint: Path | None,
+    on_step: OnStep | None,
+) -> torch.nn.Module:
+    model = copy.deepcopy(start)
+    fit(model, images, targets, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
+    return model
 
 
 def _split(recipe: TrainingConfig, parts: int) -> list[TrainingConfig]:

@@ -1,0 +1,50 @@
+"""Paired public cases: volumes that are public with their label maps, which start, student and controls all learn from.
+
+No release is about them. What they alone are worth is a control of its own: nobody may take it for what was asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from common.canonical import digest, sha256_bytes
+from server.study.workspace import Public
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Paired:
+    """Images [n, c, x, y, z] and label maps [n, x, y, z] on the study's grid, of ``classes`` classes."""
+
+    images: Float[np.ndarray, "n c x y z"]
+    labels: UInt8[np.ndarray, "n x y z"]
+    classes: int
+
+    @property
+    def targets(self) -> Float[np.ndarray, "n k x y z"]:
+        """The label maps as float32 probabilities of 0 and 1."""
+        same = self.labels[:, None] == np.arange(self.classes, dtype=np.uint8)[:, None, None, None]
+        result: np.ndarray = same.astype(np.float32)
+        return result
+
+    @property
+    def hash(self) -> str:
+        """Of all voxels."""
+        return digest("paired", [sha256_bytes(array.tobytes()) for array in (self.images, self.labels)])
+
+
+def read_paired(public: Public) -> Paired | None:
+    """The study's paired cases; None where it has none."""
+    if not public.paired:
+        return None
+    from common.data.volume import example_from_bytes  # torch, where a network is to be trained anyway
+
+    data = public.study.data
+    cases = [
+        example_from_bytes(public.objects.get(files.image), public.objects.get(files.label), data)
+        for files in public.paired
+    ]
+    images = np.stack([case.volume.image for case in cases])
+    return Paired(images, np.stack([case.label for case in cases]), len(data.labels))

@@ -1,0 +1,215 @@
+"""Paired public cases: start, student and every control learn from them, and what they alone are worth is a control."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import nibabel as nib
+import numpy as np
+import pytest
+from scipy.special import softmax
+from typer.testing import CliRunner
+
+from common.codecs import fit_codec
+from common.codecs.pca import PcaCodec
+from common.config import CodecConfig, Study, TrainingConfig, load_study, parse_study, render_study
+from common.data.msd import Case, write_dataset
+from common.errors import InvalidInput
+from common.models.fit import predict
+from common.models.unet import build_unet, save_weights
+from common.objects import ObjectStore
+from consilium.cli.study import study_app
+from server.protocols.base import FitFiles, Lesson
+from server.protocols.controls import CONTROLS
+from server.protocols.joint import prepare, protocol
+from server.protocols.joint import student as joint
+from server.protocols.joint.student import TEMPERATURE, Start, moved, public_start, refine, refine_paired
+from server.protocols.paired import Paired, read_paired
+from server.study import consent_text
+from server.study import create_study as setup
+from server.study.workspace import START_FILE, CodecRecord, Public, Workspace
+from tests.contracts.codec_contract import CodecContract, patients
+from tests.federation import make_study
+
+RECIPE = TrainingConfig(channels=(4, 8), steps=9, learning_rate=1e-3)
+
+
+class _Linear(CodecContract):
+    name = "pca"
+
+
+@pytest.fixture(scope="module")
+def codec() -> PcaCodec:
+    terms = _Linear.study()
+    study = replace(terms, codec=replace(terms.codec, joint=True), privacy=replace(terms.privacy, planned_queries=1))
+    fitted = fit_codec(study, list(patients(10, seed=1)), noise_std=0.05)
+    assert isinstance(fitted, PcaCodec)
+    return fitted
+
+
+def drawn(count: int, *, seed: int) -> Paired:
+    labels = patients(count, seed=seed)
+    noise = np.random.default_rng(seed).normal(0, 0.1, labels.shape)
+    return Paired(((labels > 0) + noise)[:, None].astype(np.float32), labels, int(labels.max()) + 1)
+
+
+@pytest.fixture(scope="module")
+def images() -> np.ndarray:
+    return drawn(3, seed=3).images
+
+
+@pytest.fixture(scope="module")
+def paired() -> Paired:
+    return drawn(2, seed=4)
+
+
+@pytest.fixture(scope="module")
+def start(codec: PcaCodec, images: np.ndarray, paired: Paired) -> Start:
+    return public_start(images, codec, codec.powers, RECIPE, seed=0, paired=paired)
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[np.ndarray, np.ndarray]]:
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    monkeypatch.setattr(joint, "fit", lambda _model, images, targets, *_, **__: seen.append((images, targets)))
+    return seen
+
+
+def test_start_student_and_controls_learn_from_the_pairs_and_one_from_them_alone(
+    codec: PcaCodec, images: np.ndarray, paired: Paired, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = watch(monkeypatch)
+    public_start(images, codec, codec.powers, RECIPE, seed=0, paired=paired)
+    refine(start.model, images, codec, start.codes + 0.1, RECIPE, seed=0, paired=paired)
+    refine_paired(start.model, paired, RECIPE, seed=0)
+    for own_images, targets in (seen[0], seen[2]):
+        np.testing.assert_array_equal(own_images, paired.images)
+        np.testing.assert_array_equal(targets.argmax(axis=1), paired.labels)
+    np.testing.assert_array_equal(seen[1][0], np.concatenate([images, paired.images]))
+    np.testing.assert_array_equal(seen[1][1][-2:].argmax(axis=1), paired.labels)
+    assert (seen[1][1].max(axis=(1, 2, 3, 4)) <= 1).all()
+
+
+def test_a_label_is_the_starts_prediction_moved_by_what_was_released_and_no_further(
+    codec: PcaCodec, images: np.ndarray, start: Start
+) -> None:
+    squares = np.stack([predict(start.model, image) for image in images]).astype(np.float64) ** (1 / TEMPERATURE)
+    own = squares / squares.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(moved(start.model, images, codec, start.codes), own, atol=1e-5)
+    other = start.codes + 0.5
+    decoded = [np.stack([codec.decode(code, noise_std=0.0) for code in codes]) for codes in (other, start.codes)]
+    expected = softmax(np.log(own) + np.log(decoded[0]) - np.log(decoded[1]), axis=1)
+    np.testing.assert_allclose(moved(start.model, images, codec, other), expected, atol=1e-3)
+
+
+def study_with(paired: int) -> Study:
+    study = make_study()
+    privacy = replace(study.privacy, planned_queries=4)
+    return replace(study, privacy=privacy, codec=CodecConfig(joint=True, paired=paired))
+
+
+def test_a_study_states_its_pairs_and_one_without_any_is_as_it_was() -> None:
+    with_pairs, without = study_with(8), study_with(0)
+    assert parse_study(render_study(with_pairs)) == with_pairs
+    assert "8 public volumes with their label maps" in consent_text.for_consortium(with_pairs, sites=3)
+    assert consent_text.facts(with_pairs)["paired"] == 8
+    assert with_pairs.id != without.id
+    assert "paired" not in render_study(without)
+    assert "paired" not in without.codec.to_table()
+    for joint_query, count in ((False, 1), (True, -1)):
+        with pytest.raises(InvalidInput, match=r"codec\.paired"):
+            CodecConfig(joint=joint_query, paired=count)
+
+
+def public_folder(folder: Path, study: Study) -> tuple[list[Path], Path]:
+    """Three public volumes, and a dataset of two more with their label maps."""
+    folder.mkdir()
+    grid, rng, cases, files = study.data.grid, np.random.default_rng(0), [], []
+    for number in range(5):
+        label = np.zeros(grid, dtype=np.uint8)
+        label[2:6, 2:6, 2 + number % 2 : 6] = 1
+        paths = [folder / f"{kind}-{number}.nii.gz" for kind in ("image", "label")]
+        for path, array in zip(paths, ((label + rng.normal(0, 0.1, grid)).astype(np.float32), label), strict=True):
+            nib.save(nib.Nifti1Image(array, np.eye(4)), path)
+        files.append(paths[0])
+        cases.append(Case(f"case-{number}", *paths))
+    names, channels = study.data.labels, study.data.channels
+    write_dataset(folder / "paired", name="paired", labels=names, channels=channels, cases=cases[:2])
+    return files, folder / "paired"
+
+
+def test_pairs_are_published_as_promised_and_read_back(tmp_path: Path) -> None:
+    study = study_with(2)
+    files, dataset = public_folder(tmp_path / "public", study)
+    workspace = Workspace(tmp_path / "study")
+    setup.create_study(workspace, study)
+    images = tmp_path / "images"
+    images.mkdir()
+    for file in files[2:]:
+        (images / file.name).write_bytes(file.read_bytes())
+    arguments = ["publish", str(workspace.root), "--images", str(images)]
+    refused = CliRunner().invoke(study_app, arguments)
+    assert isinstance(refused.exception, InvalidInput)
+    assert "paired public volumes: got 0; allowed: 2" in str(refused.exception)
+    done = CliRunner().invoke(study_app, [*arguments, "--paired", str(dataset)], catch_exceptions=False)
+    assert "published 3 volumes, and 2 with their label maps" in done.stdout
+    paired = read_paired(public_of(workspace))
+    assert paired is not None
+    assert (paired.images.shape[0], paired.labels.max(), paired.targets.sum(axis=1).max()) == (2, 1, 1)
+    (images / files[0].name).write_bytes(files[0].read_bytes())
+    with pytest.raises(InvalidInput, match="none that is asked about"):
+        CliRunner().invoke(study_app, [*arguments, "--paired", str(dataset)], catch_exceptions=False)
+
+
+def public_of(workspace: Workspace) -> Public:
+    """What is public, before a codec is fitted."""
+    workspace.save_codec(CodecRecord("a" * 64, 4))
+    return workspace.public()
+
+
+def test_study_init_takes_the_number_of_pairs(tmp_path: Path) -> None:
+    arguments = ["init", str(tmp_path / "s"), "--name", "s", "--labels", "background,core", "--grid", "16,16,16"]
+    arguments += ["--queries", "4", "--quorum", "2", "--joint", "--paired", "8"]
+    assert CliRunner().invoke(study_app, arguments, catch_exceptions=False).exit_code == 0
+    assert load_study(tmp_path / "s" / "study.toml").codec.paired == 8
+
+
+def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
+    codec: PcaCodec, paired: Paired, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The protocol hands them on: who is trained is what was trained, and other pairs are other inputs."""
+    study = study_with(2)
+    public = Public(study, CodecRecord("a" * 64, 4), ("v1", "v2"), ObjectStore(tmp_path), tmp_path)
+    save_weights(tmp_path / START_FILE, build_unet(study.student.channels, in_channels=1, out_channels=2))
+    round_ = SimpleNamespace(query=SimpleNamespace(id="q", volumes=("v1", "v2")), noisy_sum=np.zeros(4, dtype=np.int64))
+    monkeypatch.setattr(protocol, "_rounds", lambda *_: (round_,))
+    monkeypatch.setattr(protocol, "believed", lambda *_: (np.zeros((2, 4)), np.ones((2, 4))))
+    monkeypatch.setattr(protocol, "codec_of", lambda _public: None)
+    trained: list[tuple[str, object]] = []
+    monkeypatch.setattr(joint, "refine", lambda *_, paired, **__: trained.append(("all", paired)))
+    monkeypatch.setattr(joint, "refine_paired", lambda _start, paired, *_, **__: trained.append(("alone", paired)))
+    labels = dict.fromkeys(("v1", "v2"), np.zeros((2, 8, 8, 8)))
+    lesson = Lesson(public, (), labels, lambda _volume: np.zeros((1, 8, 8, 8)), paired=paired)  # type: ignore[arg-type]
+    asked = protocol.Joint()
+    trainings = [asked.student(lesson), *(asked.control(lesson, name, trained=lambda _: None) for name in CONTROLS)]  # type: ignore[arg-type, return-value]
+    for training in trainings:
+        assert training is not None
+        training.train(FitFiles.at(tmp_path), lambda _step, _loss: None)
+    assert trained == [("all", paired)] * 3 + [("alone", paired)]
+    assert trainings[0] is not None
+    assert asked.student(replace(lesson, paired=None)).inputs != trainings[0].inputs
+
+    told: list[object] = []
+
+    def stop(*_: object, paired: object, **__: object) -> None:
+        told.append(paired)
+        raise InterruptedError
+
+    monkeypatch.setattr(prepare, "public_start", stop)
+    monkeypatch.setattr(prepare, "read_paired", lambda _public: paired)
+    monkeypatch.setattr(prepare, "volume_from_bytes", lambda _content, _data: SimpleNamespace(image=paired.images[0]))
+    volume = public.objects.put(b"volume")
+    with pytest.raises(InterruptedError):
+        prepare.prepare(replace(public, volumes=(volume,)), codec, sites=2)
+    assert told == [paired]
