@@ -108,7 +108,8 @@ class ProtocolContract:
         flat = np.full((len(study.data.labels), *study.data.grid), 1 / len(study.data.labels), dtype=np.float32)
         codes = np.stack([encoder.of_volume(flat) for _ in asked.volumes])
         code = encoder.of_voter(codes)
-        assert (code.shape, code.dtype) == ((asked.mechanism.dimension,), np.float64)
+        assert code.shape == (asked.mechanism.dimension,)
+        assert code.dtype == np.float64
         assert np.isfinite(code).all()
 
     def test_every_volume_that_is_asked_about_gets_probabilities(self, released: Released) -> None:

@@ -27,7 +27,7 @@ def answering(
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that do not trust us hang up
     endpoint = Endpoint(host="localhost", port=server.server_port, internal_port=1)
-    provision.set_up_server(workspace, endpoint, **({} if now is None else {"now": now}))
+    provision.set_up_server(workspace, endpoint, now=now)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(workspace.gateway_dir / "server.crt", workspace.gateway_dir / "server.key")
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
