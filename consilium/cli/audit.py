@@ -10,21 +10,23 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from common.config import JOINT_ROUNDS, load_study
 from common.errors import InvalidInput
-from common.privacy.audit import AuditReport, Finding, StudyUnderAudit, audit
-from consilium.audit.noise import smallest_fault
-from consilium.audit.run import DRAWS, ServiceReport, audit_service
-from consilium.audit.subject import Subject, from_workspace, stand_in
 from consilium.cli.options import PLAIN, AsJson, counting
 from consilium.cli.privacy import Delta, Epsilon, Flags, Gate, Radius, RelationOption, UnitOption, Voters, settings_of
 from server.study.workspace import Workspace
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from common.privacy.audit import AuditReport, Finding, StudyUnderAudit
+    from consilium.audit.run import ServiceReport
+    from consilium.audit.subject import Subject
+
 
 audit_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -67,8 +69,9 @@ def audit_command(
     relation: RelationOption = None,
     accountant: Gate = None,
     draws: Annotated[
-        int, typer.Option(help="Values of noise measured [200000]: the more, the smaller the faults seen.", **PLAIN)
-    ] = DRAWS,
+        int | None,
+        typer.Option(help="Values of noise measured [200000]: the more, the smaller the faults seen.", **PLAIN),
+    ] = None,
     runs: Annotated[
         int,
         typer.Option(help="Runs in memory in each of six worlds, 20 or more; 0 leaves them out [2000].", **PLAIN),
@@ -88,7 +91,9 @@ def audit_command(
     asked = rounds if queries is None else queries
     flags = Flags(epsilon, delta, asked, voters, radius, unit, relation, accountant)
     subject = _subject(study, flags, hospitals=hospitals, dimension=dimension, joint=queries is None)
-    reports = _attack(subject, draws=draws, runs=runs, show=not as_json)
+    from consilium.audit.run import DRAWS
+
+    reports = _attack(subject, draws=DRAWS if draws is None else draws, runs=runs, show=not as_json)
     if as_json:
         typer.echo(json.dumps({name: r.to_json() for name, r in reports.items()}, indent=1, ensure_ascii=False))
     else:
@@ -98,6 +103,8 @@ def audit_command(
 
 
 def _subject(study: Path | None, flags: Flags, *, hospitals: int | None, dimension: int | None, joint: bool) -> Subject:
+    from consilium.audit.subject import from_workspace, stand_in
+
     if study is not None and study.is_dir():
         if flags.given() or hospitals is not None or dimension is not None:
             raise InvalidInput("flags beside a study's directory", remedy="leave them out: it is audited as it is")
@@ -117,6 +124,9 @@ def _subject(study: Path | None, flags: Flags, *, hospitals: int | None, dimensi
 
 
 def _attack(subject: Subject, *, draws: int, runs: int, show: bool) -> dict[str, ServiceReport | AuditReport]:
+    from common.privacy.audit import audit
+    from consilium.audit.run import audit_service
+
     logging.getLogger("client").setLevel(logging.CRITICAL)  # voters fail on purpose, and workers say so
     with counting("audit", show=show) as told:
         reports: dict[str, ServiceReport | AuditReport] = {
@@ -129,6 +139,8 @@ def _attack(subject: Subject, *, draws: int, runs: int, show: bool) -> dict[str,
 
 
 def _in_memory(subject: Subject) -> StudyUnderAudit:
+    from common.privacy.audit import StudyUnderAudit
+
     privacy = subject.study.privacy
     return StudyUnderAudit(
         budget=privacy.budget,
@@ -143,6 +155,11 @@ def _in_memory(subject: Subject) -> StudyUnderAudit:
 
 
 def _print(reports: dict[str, ServiceReport | AuditReport]) -> None:
+    from rich.console import Console
+
+    from consilium.audit.noise import smallest_fault
+    from consilium.audit.run import ServiceReport
+
     service = reports["service"]
     assert isinstance(service, ServiceReport)
     subject, privacy = service.subject, service.subject.study.privacy
@@ -161,6 +178,8 @@ def _print(reports: dict[str, ServiceReport | AuditReport]) -> None:
 
 
 def _table(name: str, findings: tuple[Finding, ...]) -> Table:
+    from rich.table import Table
+
     table = Table("", "test", "measured", "limit", "what was measured", title=_TITLES[name], title_justify="left")
     for finding in findings:
         meaning, _, sense = finding.meaning.rpartition("; ")

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from common.config import JOINT_ROUNDS, MAX_JOINT_ROUNDS, DataConfig, TrainingConfig
-from common.data.split import SplitCounts
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from consilium.cli.options import names, triple
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from consilium.research.roles import Source
     from consilium.research.setting import Setting
 
@@ -141,6 +141,7 @@ def utility(
     Example: consilium bench utility --data Task04_Hippocampus --hospitals 8 --epsilon 8 --delta 1e-3 --seeds 5
     Example: consilium bench utility --data tumours --sites tumours/sites.csv --unit patient --delta 1e-5 --paired 8
     """
+    from common.data.split import SplitCounts
     from consilium.research.jobs import ABLATION
     from consilium.research.roles import Source
     from consilium.research.setting import Setting
@@ -198,6 +199,7 @@ def poison(
     With a cache of `consilium bench utility` at the same setting nothing but the poisoned students is trained.
     Example: consilium bench poison --data Task04_Hippocampus --hospitals 8 --epsilon 8 --delta 1e-3 --seeds 3
     """
+    from common.data.split import SplitCounts
     from consilium.research.jobs import POISON
     from consilium.research.poison import poison_summary, render_poison
     from consilium.research.roles import Source
@@ -268,6 +270,8 @@ def _measure(
 def _print(
     document: dict[str, Any], render: Callable[[dict[str, Any], Console], None], *, out: Path | None, as_json: bool
 ) -> None:
+    from rich.console import Console
+
     text = json.dumps(document, indent=1)
     if out is not None:
         out.write_text(text + "\n", encoding="utf-8")

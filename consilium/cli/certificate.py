@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from common.ledger.keys import read_public_key
 from consilium.cli.options import PublicKey, StudyDir
 from server.study.workspace import Workspace
 
@@ -33,6 +32,7 @@ def certificate(
 
     Example: consilium certificate study --out certificate --public-key 3f1c…e9
     """
+    from common.ledger.keys import read_public_key
     from consilium.reports.certificate import Sources, issue_certificate
 
     key = None if public_key is None else read_public_key(public_key)

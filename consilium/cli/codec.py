@@ -6,13 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from common.data.msd import nifti_files
-from common.data.split import private_label_hashes
 from consilium.cli.options import StudyDir
-from server.aggregation.progress import bar_a_stage
-from server.study.create_study import fit_study_codec
 from server.study.workspace import Workspace
 
 codec_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fit the study's codec on public label maps.")
@@ -36,6 +32,12 @@ def fit(
 
     Example: consilium codec fit trial --label-maps public/label-maps --sites 8
     """
+    from rich.console import Console
+
+    from common.data.split import private_label_hashes
+    from server.aggregation.progress import bar_a_stage
+    from server.study.create_study import fit_study_codec
+
     files = nifti_files(label_maps, what="folder of public label maps")
     private = private_label_hashes(split) if split else frozenset()
     typer.echo(f"fitting on {len(files)} label maps and their deformed copies; ball-ae takes a minute", err=True)

@@ -6,20 +6,20 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import TaskID
 
 from common.config import OPEN
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli import options
-from consilium.demo.dashboard import reopen
-from consilium.demo.options import DemoOptions
-from consilium.demo.run import Watch, run_demo
-from server.aggregation.progress import StudyProgress, stage_bars
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from consilium.demo.run import Watch
+
 
 app = typer.Typer(add_completion=False)
 
@@ -66,6 +66,11 @@ def demo(
 
     Run the same command again to resume. Example: consilium demo --hospitals 4 --out demo-out
     """
+    from rich.console import Console
+
+    from consilium.demo.options import DemoOptions
+    from consilium.demo.run import run_demo
+
     asked = DemoOptions(
         hospitals=hospitals,
         epsilon=epsilon,
@@ -91,6 +96,8 @@ def demo(
 
 
 def _say(out: Path, report: Path, *, dashboard: bool) -> None:
+    from consilium.demo.dashboard import reopen
+
     typer.echo(_summary(out))
     typer.echo(f"report: {report}")
     if dashboard:
@@ -100,6 +107,11 @@ def _say(out: Path, report: Path, *, dashboard: bool) -> None:
 
 @contextmanager
 def _watching(console: Console) -> Iterator[Watch]:
+    from rich.progress import TaskID
+
+    from consilium.demo.run import Watch
+    from server.aggregation.progress import StudyProgress, stage_bars
+
     tasks: dict[str, TaskID] = {}
     with stage_bars(console) as bars:
 

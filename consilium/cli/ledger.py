@@ -8,34 +8,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client.ledger.site_ledger import SiteLedger
 from common.canonical import check_hash
 from common.config import load_study
 from common.errors import InvalidInput, LedgerCorrupt
-from common.ledger.keys import (
-    create_sealing_key,
-    create_signing_key,
-    load_signing_key,
-    public_hex,
-    read_public_key,
-)
-from common.ledger.receipts import Receipt, first_fork, read_receipts
-from common.ledger.rows import SignedHead
-from common.ledger.sqlite_file import connect
-from common.objects import write_atomically
-from common.sealing_rotation import rotate_sealing_key, sealing_notice
 from consilium.cli.options import AsJson, PublicKey
-from server.ledger.backup import backup
-from server.ledger.recovery import recover_charges, rotate_signing_key
-from server.ledger.verify import VerifyReport, verify
 from server.study.workspace import Workspace
 
+if TYPE_CHECKING:
+    from common.ledger.rows import SignedHead
+    from server.ledger.verify import VerifyReport
+
+
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Verify, read, back up and recover a privacy ledger."
+    no_args_is_help=True,
+    add_completion=False,
+    help="Read, back up and recover a privacy ledger; `consilium verify` checks one.",
 )
 verify_app = typer.Typer(add_completion=False, help="Check a ledger offline: chain, signatures, sums, budget.")
 
@@ -43,7 +34,6 @@ LedgerPath = Annotated[Path, typer.Argument(help="The ledger file: ledger.sqlite
 
 
 @verify_app.command("verify")
-@app.command("verify")
 def verify_command(
     ledger: LedgerPath,
     public_key: PublicKey = None,
@@ -63,6 +53,9 @@ def verify_command(
 
     Example: consilium verify study/ledger.sqlite --public-key 3f1c…e9 --head receipt.json
     """
+    from common.ledger.keys import read_public_key
+    from server.ledger.verify import verify
+
     report = verify(
         ledger,
         public_key=None if public_key is None else read_public_key(public_key),
@@ -80,6 +73,8 @@ def head_command(ledger: LedgerPath) -> None:
 
     Example: consilium ledger head study/ledger.sqlite > head.json
     """
+    from server.ledger.verify import verify
+
     report = verify(ledger)
     report.raise_for_problems()
     assert report.head is not None
@@ -96,6 +91,8 @@ def log_command(
 
     Example: consilium ledger log study/ledger.sqlite --last 50
     """
+    from common.ledger.sqlite_file import connect
+
     connection = connect(ledger, read_only=True)
     try:
         sql = "SELECT seq, time_utc, kind, body, hash FROM rows ORDER BY seq DESC LIMIT ?"
@@ -116,6 +113,8 @@ def receipts_command(ledger: LedgerPath) -> None:
 
     Example: consilium ledger receipts site-ledger.sqlite > receipts.jsonl
     """
+    from client.ledger.site_ledger import SiteLedger
+
     with SiteLedger.read(ledger) as site:
         for receipt in site.receipts(evidence=True):
             typer.echo(receipt.render())
@@ -136,6 +135,9 @@ def compare_command(
 
     Example: consilium ledger compare ours.jsonl theirs.jsonl --server-key 3f1c…e9
     """
+    from common.ledger.keys import read_public_key
+    from common.ledger.receipts import first_fork, read_receipts
+
     keys = [read_public_key(key) for key in server_key]
     first, second = read_receipts(ours), read_receipts(theirs)
     for receipt in (*first, *second):
@@ -158,6 +160,8 @@ def backup_command(
 
     Example: consilium ledger backup study/ledger.sqlite backups/ledger-2025-03-01.sqlite
     """
+    from server.ledger.backup import backup
+
     report = backup(ledger, out)
     assert report.head is not None
     typer.echo(f"{out}: {report.rows} rows, checked", err=True)
@@ -187,6 +191,9 @@ def recover_command(
 
     Example: consilium ledger recover study/ledger.sqlite --key study/keys/ledger.key --receipts north.jsonl
     """
+    from common.ledger.keys import load_signing_key
+    from server.ledger.recovery import recover_charges
+
     done = recover_charges(
         ledger,
         signing_key=load_signing_key(key),
@@ -211,6 +218,8 @@ def new_key_command(
 
     Example: consilium ledger new-key study/keys/next.key
     """
+    from common.ledger.keys import create_signing_key, public_hex
+
     typer.echo(public_hex(create_signing_key(path)))
 
 
@@ -227,6 +236,8 @@ def rotate_key_command(
 
     Example: consilium ledger rotate-key study/ledger.sqlite --key study/keys/ledger.key --new-key study/keys/next.key
     """
+    from server.ledger.recovery import rotate_signing_key
+
     done = rotate_signing_key(ledger, key=key, new_key=new_key)
     typer.echo(f"the ledger is signed by {done.now} from now on; sites may drop {done.before[:16]}… later")
 
@@ -247,6 +258,10 @@ def rotate_sealing_key_command(
 
     Example: consilium ledger rotate-sealing-key study --out notice.json
     """
+    from common.ledger.keys import create_sealing_key, load_signing_key
+    from common.objects import write_atomically
+    from common.sealing_rotation import rotate_sealing_key, sealing_notice
+
     path = study_dir / "keys" / "sealing.key"
     if lost is not None:
         create_sealing_key(path)
@@ -294,6 +309,9 @@ def _subject(kind: str, body: dict[str, object]) -> str:
 
 
 def _read_head(path: Path) -> SignedHead:
+    from common.ledger.receipts import Receipt
+    from common.ledger.rows import SignedHead
+
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

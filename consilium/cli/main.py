@@ -37,7 +37,7 @@ _GROUPS: dict[str, tuple[str, str, str]] = {
     "demo": ("consilium.cli.demo", "app", "The whole road on this machine, with real daemons."),
     "plan": ("consilium.cli.privacy", "plan_app", "What a privacy budget buys, before it is spent."),
     "audit": ("consilium.cli.audit", "audit_app", "Attack a study as it runs, and compare with its claim."),
-    "ledger": ("consilium.cli.ledger", "app", "Verify and read a privacy ledger."),
+    "ledger": ("consilium.cli.ledger", "app", "Read, back up and recover a privacy ledger."),
     "certificate": ("consilium.cli.certificate", "app", "A study's privacy certificate, as PDF and JSON."),
     "bench": (
         "consilium.cli.bench",
@@ -47,6 +47,15 @@ _GROUPS: dict[str, tuple[str, str, str]] = {
     "dashboard": ("consilium.cli.dashboard", "app", "A study's dashboard in the browser, read only."),
     "verify": ("consilium.cli.ledger", "verify_app", "Check a ledger offline: chain, signatures, sums, budget."),
 }
+
+
+_ROLES = {
+    "The consortium": ("study", "codec", "provision", "server", "student", "dashboard", "certificate"),
+    "A hospital": ("site",),
+    "Whoever checks": ("verify", "ledger", "plan", "audit"),
+    "Anybody": ("demo", "predict", "data", "bench"),
+}
+"""Who needs which command, in the order of the root's help."""
 
 
 class _LazyGroup(TyperGroup):
@@ -65,9 +74,9 @@ class _LazyGroup(TyperGroup):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, text) for name, (_, _, text) in sorted(_GROUPS.items())]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        for role, names in _ROLES.items():
+            with formatter.section(role):
+                formatter.write_dl([(name, _GROUPS[name][2]) for name in names])
 
 
 app = typer.Typer(

@@ -9,18 +9,18 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from common.config import OPEN, PrivacyConfig, load_study
 from common.errors import InvalidInput
 from common.privacy.mechanism import HONEST_SITES, AccountantName, Budget, Protection, Relation, Unit
 from consilium.cli.options import PLAIN, AsJson
-from consilium.reports.plan_report import check_chart, delta_warning, plan_table, write_chart
-from server.planning.planner import Plan, plan
-from server.planning.recommend import recommend
+
+if TYPE_CHECKING:
+    from server.planning.planner import Plan
+
 
 plan_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -82,6 +82,9 @@ def plan_command(
 
     Example: consilium plan --unit patient --epsilon 8 --delta 1e-5 --queries 1 --hospitals 8 --patients 15
     """
+    from consilium.reports.plan_report import check_chart, write_chart
+    from server.planning.planner import plan
+
     sealed = aggregation, colluders, spare_draws
     given = Flags(epsilon, delta, queries, voters, radius, unit, relation, accountant, *sealed)
     privacy, clip = settings_of(study, given)
@@ -107,6 +110,11 @@ def plan_command(
 
 
 def _print(result: Plan, *, patients: int | None, as_json: bool) -> None:
+    from rich.console import Console
+
+    from consilium.reports.plan_report import delta_warning, plan_table
+    from server.planning.recommend import recommend
+
     advised = recommend(
         budget=result.budget,
         accountant=result.accountant,

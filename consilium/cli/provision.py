@@ -9,11 +9,8 @@ from typing import Annotated
 
 import typer
 
-from common.admission import read_request
 from common.errors import DaemonFailed, InvalidInput
-from common.pki import expires
 from consilium.cli.options import AsJson, SiteName, StudyDir
-from server.operations import provision
 from server.study.workspace import Endpoint, Workspace
 
 provision_app = typer.Typer(
@@ -34,6 +31,8 @@ def server(
 
     Example: consilium provision server trial --host pate.example.org --port 443
     """
+    from server.operations import provision
+
     endpoint = Endpoint(host=host, port=port, internal_port=internal_port)
     names = tuple(name for name in more_names.split(",") if name)
     until = provision.set_up_server(Workspace(directory), endpoint, more_names=names)
@@ -51,6 +50,8 @@ def kit(
 
     Example: consilium provision kit trial north --out kits/north
     """
+    from server.operations import provision
+
     provision.make_kit(Workspace(directory), site, out)
     typer.echo(f"{out}: kit for {site}; send it, and ask for the site's request.json and fingerprint")
 
@@ -71,6 +72,8 @@ def approve(
 
     Example: consilium provision approve trial request.json --site north --pool north --fingerprint SHA256:mVPwvez...
     """
+    from common.admission import read_request
+    from server.operations import provision
     from server.operations.daemons import register_node
     from server.operations.supervisor import flower_server
 
@@ -93,6 +96,9 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
 
     Example: consilium provision list trial
     """
+    from common.pki import expires
+    from server.operations import provision
+
     workspace = Workspace(directory)
     workspace.endpoint()  # says what to do where the server is not set up
     until = expires(workspace.gateway_dir / "server.crt")
@@ -133,6 +139,7 @@ def peers(
     Example: consilium provision peers trial --out peers.json
     """
     from common.peers import fingerprint, write_peers
+    from server.operations import provision
 
     listed = provision.publish_peers(Workspace(directory))
     if out is not None:
@@ -155,6 +162,8 @@ def renew(
 
     Example: consilium provision renew trial
     """
+    from server.operations import provision
+
     until = provision.renew(Workspace(directory), valid_days=days)
     typer.echo(f"certificate valid until {until:%Y-%m-%d}; a running gateway uses it within a second")
 
@@ -165,6 +174,7 @@ def revoke(directory: StudyDir, site: SiteName) -> None:
 
     Example: consilium provision revoke trial north
     """
+    from server.operations import provision
     from server.operations.daemons import unregister_node
     from server.operations.supervisor import flower_server
 

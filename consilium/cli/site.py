@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from client.policy import load_site
-from client.site.enrolment import SiteKit, create_site, join_site
-from common.admission import JoinRequest
 from common.config import Study, load_study
 from common.errors import InvalidInput
-from common.privacy.accounting import max_mu_squared
-from common.privacy.consent import guess_sentence
 from common.privacy.figures import delta_text, epsilon_text
 from consilium.cli.options import AsJson, SiteDir, counting
 from consilium.cli.site_decisions import heads, pause, recover, resume, take_sealing_key, withdraw, withdraw_patient
 from consilium.cli.site_peers import peers
 from consilium.cli.site_student import evaluate, student_app
 from consilium.cli.train import train
+
+if TYPE_CHECKING:
+    from client.site.enrolment import SiteKit
+    from common.admission import JoinRequest
+
 
 site_app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="A hospital's side: train teachers, serve codes."
@@ -43,6 +43,8 @@ def init(
     It begins the books of a patient pool, once for its whole life: for another study of these patients, `site join`.
     Example: consilium site init --kit kit --data /data/north --site-dir /srv/consilium
     """
+    from client.site.enrolment import SiteKit, create_site
+
     opened = SiteKit.load(kit)
     request = create_site(site_dir, pool=pool or opened.facts.site, data=data, kit=opened)
     typer.echo(f"{site_dir}: created for {opened.facts.site}")
@@ -65,6 +67,8 @@ def join(
     The new directory has its own node key, teachers and daemons; ledger, caps and withdrawals stay the pool's.
     Example: consilium site join --from /srv/consilium --kit kit
     """
+    from client.site.enrolment import SiteKit, join_site
+
     opened = SiteKit.load(kit)
     directory, request = join_site(site_dir, kit=opened, existing=existing, data=data)
     typer.echo(f"{directory}: created for {opened.facts.site}, patient pool {request.pool}, books in {existing}")
@@ -191,6 +195,7 @@ def up(
     from client.operations.daemons import PARTS, site_up
     from client.operations.findings import to_text
     from client.operations.readiness import check_site
+    from client.policy import load_site
 
     if only is not None and only not in PARTS:
         raise InvalidInput("--only", value=only, limit=" or ".join(PARTS))
@@ -219,6 +224,7 @@ def status(
     """
     from client.data.cases import delta_warning, has_trained, load_cases
     from client.operations.daemons import daemon_standings
+    from client.policy import load_site
     from client.site.books import empty_slots
     from client.site.enrolment import site_status
 
@@ -240,6 +246,9 @@ def status(
 
 def joining_text(study: Study, *, file: Path) -> str:
     """What a hospital is promised by the study it is about to ask to join, in lines for a person; ``file`` holds it."""
+    from common.privacy.accounting import max_mu_squared
+    from common.privacy.consent import guess_sentence
+
     privacy = study.privacy
     return "\n".join(
         [

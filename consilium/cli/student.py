@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from consilium.cli.options import StudyDir
-from server.aggregation.pipeline import locked_events
 from server.study.workspace import Workspace
 
 student_app = typer.Typer(
@@ -28,6 +27,7 @@ def student_train(
 
     Example: consilium student train trial --decisions trial-dashboard/decisions.jsonl
     """
+    from server.aggregation.pipeline import locked_events
     from server.postprocess.decisions import take_over
     from server.postprocess.labels import read_released, write_labels
     from server.postprocess.student import fit_controls, fit_student
@@ -48,6 +48,7 @@ def student_export(directory: StudyDir) -> None:
 
     Example: consilium student export trial
     """
+    from server.aggregation.pipeline import locked_events
     from server.postprocess.bundle import export_student
 
     with locked_events(Workspace(directory)) as (workspace, events):

@@ -12,19 +12,13 @@ from typing import Annotated, Any
 
 import click
 import typer
-from rich.console import Console
 
-from common.codecs.paper import codec_terms
 from common.config import OPEN, DataConfig, PrivacyConfig, Study, load_study
 from common.data.msd import nifti_files, read_dataset
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from common.process import executable
 from consilium.cli import options
 from consilium.cli.site_peers import consent_to_peers
-from server.study import consent_text as describe
-from server.study import create_study as setup
-from server.study import templates as studies
-from server.study.status import study_status
 from server.study.workspace import Workspace
 
 study_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Define, publish, run and follow a study.")
@@ -73,6 +67,8 @@ def init(
 
     Example: consilium study init trial --name trial --labels background,lesion --grid 64,64,64 --queries 40 --quorum 5
     """
+    from common.codecs.paper import codec_terms
+
     study = Study(
         name=name,
         data=DataConfig(
@@ -111,6 +107,8 @@ def template(
 
     Example: consilium study template paper-ae > study.toml
     """
+    from server.study import templates as studies
+
     typer.echo(studies.template(name), nl=False)
 
 
@@ -141,6 +139,8 @@ def show(
 
     Example: consilium study show study.toml --for-site --patients 120
     """
+    from server.study import consent_text as describe
+
     study = load_study(path / "study.toml" if path.is_dir() else path)
     if as_json:
         typer.echo(json.dumps(describe.facts(study), indent=1))
@@ -167,6 +167,8 @@ def publish(
     Example: consilium study publish trial --images public/images
     Example: consilium study publish trial --images public/images --paired public/paired
     """
+    from server.study import create_study as setup
+
     files = nifti_files(images, what="folder of public volumes")
     pairs = None if paired is None else read_dataset(paired)
     volumes = setup.publish_volumes(Workspace(directory), files, paired=pairs)
@@ -215,6 +217,8 @@ def watch(directory: options.StudyDir, as_json: options.AsJson = False) -> None:
 @contextmanager
 def _following(directory: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Bars for a run's events; who is interrupted is told that the run is not."""
+    from rich.console import Console
+
     from server.aggregation.progress import StudyProgress, stage_bars
 
     try:
@@ -266,6 +270,8 @@ def status(
 
     Example: consilium study status trial --json
     """
+    from server.study.status import study_status
+
     workspace = Workspace(directory)
     while watching:
         text = "\n".join(study_status(workspace).lines())
@@ -276,11 +282,16 @@ def status(
 
 
 def _print_status(workspace: Workspace, *, as_json: bool) -> None:
+    from server.study.status import study_status
+
     status = study_status(workspace)
     typer.echo(json.dumps(status.to_json(), indent=1) if as_json else "\n".join(status.lines()))
 
 
 def _create(directory: Path, study: Study, *, ledger: Path | None, standing: Path | None) -> None:
+    from server.study import consent_text as describe
+    from server.study import create_study as setup
+
     setup.create_study(Workspace(directory), study, ledger=ledger, standing=standing)
     typer.echo(describe.for_consortium(study, sites=study.privacy.quorum))
     neighbour = None if ledger else setup.neighbour_study(directory)

@@ -32,7 +32,7 @@ def test_verify_says_ok_with_epsilon_unit_relation_and_delta(world: World) -> No
 
 
 def test_verify_says_when_it_has_no_key_to_check_against(world: World) -> None:
-    result = RUN.invoke(app, ["verify", released(world)])
+    result = RUN.invoke(verify_app, [released(world)])
     assert result.exit_code == 0
     assert "not anchored" in result.stdout
 

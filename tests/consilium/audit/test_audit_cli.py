@@ -69,7 +69,7 @@ def test_single_queries_take_the_place_of_rounds() -> None:
 
 @pytest.mark.parametrize("value", ["-1", "1", "19"])
 def test_too_few_runs_are_refused_before_any_work(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consilium.cli.audit.audit_service", lambda *_, **__: pytest.fail("worked"))
+    monkeypatch.setattr("consilium.audit.run.audit_service", lambda *_, **__: pytest.fail("worked"))
     with pytest.raises(InvalidInput, match="runs"):
         call("--runs", value)
 
