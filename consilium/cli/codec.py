@@ -9,6 +9,7 @@ import typer
 
 from common.data.msd import nifti_files
 from consilium.cli.options import StudyDir
+from consilium.cli.study import say_outlook
 from server.study.workspace import Workspace
 
 codec_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fit the study's codec on public label maps.")
@@ -43,6 +44,7 @@ def fit(
     typer.echo(f"fitting on {len(files)} label maps and their deformed copies; ball-ae takes a minute", err=True)
     with bar_a_stage(Console(stderr=True)) as on_stage:
         record = fit_study_codec(Workspace(directory), files, sites=sites, private_hashes=private, on_stage=on_stage)
+    say_outlook(Workspace(directory).study(), hospitals=sites, dimension=record.dimension)
     typer.echo(
         f"codec {record.sha256[:16]}… with {record.dimension} dimensions, fitted on {len(files)} public label maps"
     )

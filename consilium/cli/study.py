@@ -15,6 +15,7 @@ import typer
 
 from common.config import OPEN, DataConfig, PrivacyConfig, Study, load_study
 from common.data.msd import nifti_files, read_dataset
+from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from common.process import executable
 from consilium.cli import options
@@ -192,6 +193,9 @@ def run(
     from server.operations import supervisor
 
     workspace = Workspace(directory)
+    if workspace.root.is_dir() and not as_json and not workspace.busy():
+        sites = max(len(workspace.registered()), workspace.study().privacy.quorum)
+        say_outlook(workspace.study(), hospitals=sites, dimension=workspace.codec().dimension)
     if detach:
         supervisor.detach(workspace, (executable("consilium"), "study", "run", str(directory.absolute())))
         typer.echo(_goes_on(directory))
@@ -297,4 +301,42 @@ def _create(directory: Path, study: Study, *, ledger: Path | None, standing: Pat
     neighbour = None if ledger else setup.neighbour_study(directory)
     if neighbour is not None:
         typer.echo(f"it has a ledger of its own; to count hospitals' patients over both studies: --ledger {neighbour}")
+    say_outlook(study, hospitals=study.privacy.quorum)
     typer.echo(f"created {directory}; next: `consilium study publish {directory} --images DIR`")
+
+
+def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -> None:
+    """What `consilium plan` says of this study: the verdict on what it asks, and what is recommended in its place.
+
+    ``dimension``: of a code, once it is fitted; until then the most it may have.
+    """
+    from server.planning.planner import Outlook, plan
+    from server.planning.recommend import recommend
+
+    privacy = study.privacy
+    terms: dict[str, Any] = {
+        "budget": privacy.budget,
+        "accountant": privacy.accountant,
+        "protection": privacy.protection,
+        "hospitals": hospitals,
+        "colluders": privacy.colluders if privacy.sealed else None,
+    }
+    try:
+        advised = recommend(**terms)
+        if study.codec.joint:
+            typer.echo(f"plan: {advised.summary}")
+            return
+        found = plan(
+            **terms,
+            queries=privacy.planned_queries,
+            voters_per_site=privacy.voters_per_site,
+            radius=study.codec.radius,
+            dimension=dimension or study.codec.max_dimension,
+            spare_draws=privacy.spare_draws,
+        )
+    except InvalidInput as error:  # said, and no reason to end: nothing hangs on it
+        typer.echo(f"plan: {error}")
+        return
+    typer.echo(f"plan: {found.summary}")
+    if found.verdict is not Outlook.INFORMATIVE:
+        typer.echo(f"recommended in its place: {advised.summary} (`consilium plan --study` says more)")
