@@ -29,6 +29,7 @@ from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.charges import ReleaseRecord
 from common.ledger.records import RecoveredRecord, RefusalRecord, ReuseRecord, parse_record
+from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
 from common.objects import write_atomically
 from common.privacy.accounting import ACCOUNTANTS, Guarantee, guarantee, max_mu_squared
 from common.privacy.calibration import noise_multiplier
@@ -246,11 +247,18 @@ def in_words(promised: Guarantee, groups: tuple[Guarantee, ...], *, limit: Fract
 def _history(ledger: Ledger, study: Study) -> dict[str, Any]:
     releases: list[tuple[str, str, int, ReleaseRecord]] = []
     refusals: list[dict[str, Any]] = []
-    recovered = reused = 0
+    recovered = reused = answers = lost = 0
     for row in ledger.rows():
         record = parse_record("server", row.kind, row.body)
         if isinstance(record, ReleaseRecord) and record.study_id == study.id:
             releases.append((record.batch_id, row.time_utc, row.seq, record))
+            answers += record.draw is None
+        elif isinstance(record, AnswerRecord):
+            answers += any(record.query_id == release.query_id for *_, release in releases)
+        elif isinstance(record, LostDrawRecord):
+            lost += sum(
+                release.query_id in record.query_ids and release.draw == record.draw for *_, release in releases
+            )
         elif isinstance(record, RefusalRecord) and record.study_id == study.id:
             refusals.append(
                 {
@@ -282,7 +290,8 @@ def _history(ledger: Ledger, study: Study) -> dict[str, Any]:
         )
     return {
         "releases": batches,
-        "answers": len(releases),
+        "answers": answers,
+        **({"lost_draws": lost} if lost else {}),
         "mechanisms": _mechanisms([record.query.mechanism for *_, record in releases], study),
         "refusals": refusals,
         "recovered_charges": recovered,

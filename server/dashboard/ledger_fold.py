@@ -19,6 +19,7 @@ from common.errors import ConsiliumError
 from common.ledger.charges import ReleaseRecord
 from common.ledger.records import RefusalRecord
 from common.ledger.rows import Row, check_link
+from common.ledger.sealed_records import AnswerRecord
 from common.ledger.server_state import Books
 from common.ledger.sqlite_file import connect
 
@@ -148,6 +149,8 @@ class LedgerFold:
         self.kinds[row.kind] = self.kinds.get(row.kind, 0) + 1
         if isinstance(record, ReleaseRecord) and record.study_id == self._study:
             self._release(row, record)
+        elif isinstance(record, AnswerRecord) and self.books.releases[record.query_id].study_id == self._study:
+            self._answered(row, self.books.releases[record.query_id].batch_id)
         elif isinstance(record, RefusalRecord) and record.study_id == self._study:
             self.refusals.append(
                 Refusal(
@@ -167,14 +170,19 @@ class LedgerFold:
         if self.points:
             worst = max(worst, self.points[-1].worst)
         self.points.append(ReleasePoint(row.seq, row.time_utc, record.batch_id, worst))
-        batch = self.batches.get(record.batch_id)
-        if batch is None:
+        if record.batch_id not in self.batches:
             roster = tuple(entry.site for entry in record.roster)
             self.batches[record.batch_id] = Batch(
-                record.batch_id, row.time_utc, row.seq, row.seq, 1, roster, record.voters
+                record.batch_id, row.time_utc, row.seq, row.seq, 0, roster, record.voters
             )
-        else:
-            batch.answers, batch.last_row, batch.time = batch.answers + 1, row.seq, row.time_utc
+        batch = self.batches[record.batch_id]
+        batch.roster, batch.voters = tuple(entry.site for entry in record.roster), record.voters
+        if record.draw is None:  # in a sealed sum the answer has a row of its own, if it comes
+            self._answered(row, record.batch_id)
+
+    def _answered(self, row: Row, batch_id: str) -> None:
+        batch = self.batches[batch_id]
+        batch.answers, batch.last_row, batch.time = batch.answers + 1, row.seq, row.time_utc
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:

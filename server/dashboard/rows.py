@@ -14,7 +14,7 @@ from common.privacy.figures import delta_text, epsilon_text
 from server.dashboard.ledger_fold import open_ledger
 from server.dashboard.quarantine import parse_json
 
-KINDS = ("genesis", "study", "pool", "release", "recovered", "reuse", "refusal", "key", "note")
+KINDS = ("genesis", "study", "pool", "release", "answer", "lost-draw", "recovered", "reuse", "refusal", "key", "note")
 MOST_ON_A_PAGE = 500
 MAX_TEXT = 128
 MAX_SHOWN = 2_000
@@ -161,6 +161,12 @@ def all_rows(ledger: Path, *, kind: str | None, text: str) -> Iterator[tuple[int
 def subject(kind: str, body: dict[str, Any]) -> str:
     """What a row concerns, in a few words."""
     match kind:
+        case "release" if "draw" in body:
+            return f"draw {body['draw']} of query {body['query_id'][:10]}, asked of {len(body['roster'])} sites"
+        case "answer":
+            return f"answer to query {body['query_id'][:10]}, the sum of draw {body['draw']}"
+        case "lost-draw":
+            return f"draw {body['draw']} of {len(body['query_ids'])} queries lost: {body['reason']}"
         case "release":
             return f"answer to query {body['query_id'][:10]} by {len(body['roster'])} sites, {body['voters']} voters"
         case "refusal":

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from threading import RLock
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from common.masking import Member
 from common.messages import CodesReply, Offer, OfferReply, Receipts, Several, decode, encode
 from common.peers import Peer
 from common.privacy.shares import share_std
+from consilium.reports.certificate import _history
+from server.dashboard.ledger_fold import LedgerFold
 from server.ledger.verify import verify
 from tests.federation import Federation, make_study, part
 
@@ -379,3 +382,19 @@ def test_messages_of_a_sealed_study_survive_their_encoding(world: Federation) ->
     offer = world.offer(queries, draw=1, peers=tuple(Peer(s.name, s.answer_key) for s in world.sites))
     assert decode(encode(Several((Receipts(offer.ledger, ()), offer)))) == Several((Receipts(offer.ledger, ()), offer))
     assert isinstance(offer, Offer)
+
+
+def test_what_pages_and_certificate_count_as_answers_are_answers_and_not_charges(world: Federation) -> None:
+    def dead(node: int, body: bytes, reply: bytes) -> bytes | None:
+        return None if node == 103 and part(body, type(world.request(world.planned()[:1]))) is not None else reply
+
+    world.transport.intercept = dead
+    world.core().run(world.transport)
+    fold = LedgerFold(world.root / "ledger.sqlite", study_id=world.study.id)
+    for _ in fold.steps(RLock()):
+        pass
+    assert fold.problem is None
+    assert sum(batch.answers for batch in fold.batches.values()) == 3
+    assert len(fold.points) == 5
+    history = _history(world.ledger, world.study)
+    assert (history["answers"], history["lost_draws"]) == (3, 2)

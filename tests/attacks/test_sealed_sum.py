@@ -1,0 +1,146 @@
+"""A server that asks for anything, in any order: of what it gets, nothing but whole rosters' sums says anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from common.config import CollectionConfig
+from common.errors import ConsiliumError
+from common.masking import Member
+from common.messages import OfferReply, decode, encode
+from common.peers import Peer
+from common.privacy.mechanism import QuerySpec
+from common.privacy.shares import share_std
+from tests.federation import Federation, make_study
+
+SITES, QUERIES = 4, 60
+Message = tuple[int, int, tuple[str, ...]]
+"""Who sent it, for which draw, under which roster's mask keys."""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    study = make_study(
+        quorum=3, planned_queries=QUERIES, epsilon=500.0, aggregation="sealed-sum", spare_draws=4 * QUERIES
+    )
+    federation = Federation(
+        tmp_path_factory.mktemp("sealed"), study=replace(study, collection=CollectionConfig()), sites=SITES
+    )
+    yield federation
+    federation.close()
+
+
+@pytest.fixture(scope="module")
+def queries(world: Federation) -> Iterator[QuerySpec]:
+    return iter(world.planned())
+
+
+offers = st.tuples(st.just("offer"), st.integers(0, SITES - 1), st.integers(1, 3))
+requests = st.tuples(
+    st.just("ask"),
+    st.integers(0, SITES - 1),
+    st.integers(1, 3),
+    st.lists(st.integers(0, SITES - 1), min_size=2, max_size=SITES, unique=True),
+    st.integers(0, 3),
+)
+
+
+def honest_run(draw: int) -> list[tuple]:  # type: ignore[type-arg]
+    everybody = list(range(SITES))
+    return [("offer", site, draw) for site in everybody] + [("ask", site, draw, everybody, 0) for site in everybody]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(offers | requests, max_size=14), st.lists(st.integers(0, SITES - 1), max_size=6))
+def test_only_whole_rosters_add_up_to_anything(
+    world: Federation,
+    queries: Iterator[QuerySpec],
+    actions: list[tuple],
+    order: list[int],  # type: ignore[type-arg]
+) -> None:
+    """Offers and requests in any order, omitted, doubled, replayed, with rosters that differ from site to site and with
+    mask keys of other draws; then what came back is added and subtracted in every way."""
+    query = next(queries)
+    peers = tuple(Peer(site.name, site.answer_key) for site in world.sites)
+    keys: dict[tuple[int, int], Member] = {}
+    words: dict[Message, np.ndarray] = {}
+    before = {site.name: world.site_ledgers[site.name].spent().releases for site in world.sites}
+    offered, asked = honest_run(1)[:SITES], honest_run(1)[SITES:]
+    for kind, site, draw, *rest in [*offered, *(asked[i] for i in order), *actions, *honest_run(4)]:
+        name, worker = world.sites[site].name, world.workers[world.sites[site].node_id]
+        batch = f"{int(query.id[:8], 16):064x}"
+        try:
+            if kind == "offer":
+                offer = world.offer([query], draw=draw, peers=peers, batch=batch)
+                reply = decode(worker.handle(encode(offer)))
+                if isinstance(reply, OfferReply) and reply.mask is not None:
+                    keys[site, draw] = Member(name, reply.mask)
+                continue
+            members, of_draw = rest
+            found = [keys.get((one, of_draw or draw)) or keys.get((one, draw)) for one in sorted(members)]
+            roster = tuple(member for member in found if member is not None)
+            request = world.request([query], draw=draw, members=roster, batch=batch)
+            (answer,) = world.opened(worker.handle(encode(request)), [query], site=name)
+        except (ConsiliumError, ValueError):
+            continue
+        message = (site, draw, tuple(member.mask.key for member in roster))
+        known = words.setdefault(message, answer)
+        assert np.array_equal(known, answer), "the same request got other words"
+    for site in range(SITES):
+        drawn = {draw for sender, draw, _ in words if sender == site}
+        assert len([1 for sender, *_ in words if sender == site]) == len(drawn), "two messages for one draw"
+        spent = world.site_ledgers[f"site-{site}"].spent().releases - before[f"site-{site}"]
+        assert spent >= len(drawn), "a message that was not charged"
+    code_and_noise = 2.0**40 + 20 * float(share_std(query.mechanism, sites=SITES)) * SITES
+    some = list(words)[:7]
+    for signs in product((-1, 0, 1), repeat=len(some)):
+        parts = [sign * words[one] for sign, one in zip(signs, some, strict=True) if sign]
+        if parts:
+            total = np.sum(parts, axis=0, dtype=np.int64)  # wraps, as the sum does
+            readable = np.abs(total.astype(float)).max() < code_and_noise
+            assert not readable or whole(dict(zip(some, signs, strict=True))), signs
+
+
+def whole(taken: dict[Message, int]) -> bool:
+    """Whether these are complete rosters, each added or taken away as a whole, and nothing besides."""
+    groups: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+    for (_, draw, roster), sign in taken.items():
+        groups.setdefault((draw, roster), []).append(sign)
+    return all(
+        set(signs) == {0} or (len(set(signs)) == 1 and len(signs) == len(roster))
+        for (_, roster), signs in groups.items()
+    )
+
+
+def test_masked_words_are_uniform_and_do_not_change_their_law_with_the_code(
+    tmp_path: Path,
+) -> None:
+    """χ² over the bytes of what one site sends; once with one code, once with a far other one."""
+    from common.masking import MaskedRoster, mask_private_key, masks, signed_mask_key
+
+    def member(name: str, secret: bytes) -> Member:
+        private = mask_private_key(secret, nonce="0" * 64, study="a" * 64, batch="b" * 64, draw=1)
+        key = signed_mask_key(
+            private, sign=lambda _: bytes(64), study="a" * 64, ledger="l", batch="b" * 64, draw=1, site=name
+        )
+        return Member(name, key)
+
+    secrets = {f"site-{i}": bytes([i + 1]) * 32 for i in range(3)}
+    roster = MaskedRoster("a" * 64, "l", "b" * 64, 1, tuple(member(*item) for item in secrets.items()))
+    private = mask_private_key(secrets["site-0"], nonce="0" * 64, study="a" * 64, batch="b" * 64, draw=1)
+    size = 1 << 15
+    for fill, query in ((0, "c" * 64), (65_536, "d" * 64)):
+        code = np.full(size, fill, dtype=np.int64).view(np.uint64)
+        sent = code + masks(roster, me="site-0", private=private, query=query, dimension=size)
+        for byte in range(8):
+            counts = np.bincount((sent >> np.uint64(8 * byte)).astype(np.uint8), minlength=256)
+            assert chisquare(counts).pvalue > 1e-6
