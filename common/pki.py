@@ -137,13 +137,13 @@ def issue_server_certificate(
     return identity
 
 
-def create_node_keys(folder: Path, *, name: str = "node", comment: str = "") -> NodeKeys:
-    """Make ``<name>`` and ``<name>.pub`` (ECDSA P-384, OpenSSH format) in ``folder``, or return the pair that is there.
+def create_node_keys(folder: Path, *, comment: str = "") -> NodeKeys:
+    """Make ``node`` and ``node.pub`` (ECDSA P-384, OpenSSH format) in ``folder``, or return the pair that is there.
 
     A missing public half is written again from the private one.
     Errors: InvalidInput when the private key is damaged, of another kind, readable by others, or not the public half's.
     """
-    keys = NodeKeys(private=folder / name, public=folder / f"{name}.pub")
+    keys = NodeKeys(private=folder / "node", public=folder / "node.pub")
     if keys.private.exists():
         key = _node_private_key(keys.private)
     elif keys.public.exists():

@@ -21,9 +21,9 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> tuple[int, ...]:
         return tuple(ports)
 
 
-def free_port(*, host: str = "127.0.0.1") -> int:
+def free_port() -> int:
     """One TCP port nobody listens on right now."""
-    return free_ports(1, host=host)[0]
+    return free_ports(1)[0]
 
 
 def accepts(where: Path | str, port: int = 0) -> bool:

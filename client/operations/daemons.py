@@ -162,14 +162,8 @@ def node_id(node: SiteNode, *, since: int = 0) -> int | None:
     return None
 
 
-def worker(
-    site_dir: Path,
-    *,
-    socket: Path | None = None,
-    ready: Callable[[], bool] | None = None,
-    ready_timeout_s: float = 300.0,
-) -> DaemonSpec:
-    """How to start a site's teacher worker; ready when it answers at its socket, or when ``ready`` says so.
+def worker(site_dir: Path, *, socket: Path | None = None) -> DaemonSpec:
+    """How to start a site's teacher worker; ready when it answers at its socket.
 
     ``socket`` is ``worker.sock`` in the site's directory unless given. Runs the site's installed code, never what lies
     in the current directory. Its log stays at the site and is never quoted in an error.
@@ -183,8 +177,8 @@ def worker(
         env=base_env(**proxy_env()),
         cwd=folder,
         log=folder / "logs" / "worker.log",
-        ready=ready or (lambda: healthy(where)),
-        ready_timeout_s=ready_timeout_s,
+        ready=lambda: healthy(where),
+        ready_timeout_s=300.0,
         show_log=False,
     )
 

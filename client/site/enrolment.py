@@ -93,7 +93,7 @@ def create_site(
 
 
 def join_site(
-    directory: Path | None, *, kit: SiteKit, existing: Path, data: Path | None = None, registry: Registry | None = None
+    directory: Path | None, *, kit: SiteKit, existing: Path, data: Path | None = None
 ) -> tuple[Path, JoinRequest]:
     """Lay out a directory for another study of the pool whose books ``existing`` keeps or has joined.
 
@@ -129,7 +129,7 @@ def join_site(
         raise
     keeper = load_site(books)
     kept = KeptPool(pool=keeper.pool, data=str(keeper.path(keeper.data).resolve()), directory=str(books))
-    (registry or Registry.of_user()).remember(kept)
+    Registry.of_user().remember(kept)
     return directory, request
 
 

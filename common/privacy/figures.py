@@ -40,8 +40,8 @@ def delta_text(delta: float, digits: int = 3) -> str:
     return f"{float(_up(value, digits)):.{digits}g}"
 
 
-def percent_text(share: float, decimals: int = 1) -> str:
-    """A share as a percentage rounded up to ``decimals`` places, more of them next to 100: 0.8512 → ``85.2 %``.
+def percent_text(share: float) -> str:
+    """A share as a percentage rounded up to a tenth, further next to 100: 0.8512 → ``85.2 %``.
 
     Edge cases: above 99.9999 % → ``100 %``; NaN, negative, above 1 → InvalidInput.
     """
@@ -49,7 +49,7 @@ def percent_text(share: float, decimals: int = 1) -> str:
     value = 100 * Decimal(share)  # exactly: nobody types a share
     if value > 100:
         raise InvalidInput("share to be written", value=share, limit="0 to 1")
-    for places in range(decimals, _MOST_DECIMALS + 1):
+    for places in range(1, _MOST_DECIMALS + 1):
         rounded = value.quantize(Decimal(1).scaleb(-places), rounding=ROUND_CEILING)
         if rounded < 100:
             return f"{_short(rounded):f} %"

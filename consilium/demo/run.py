@@ -52,9 +52,7 @@ class Watch:
     say: Callable[[str], None]
 
 
-def run_demo(
-    out: Path, options: DemoOptions, *, watch: Watch, processes: int | None = None, show_dashboard: bool = True
-) -> Path:
+def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: bool = True) -> Path:
     """Run or resume the demo in ``out``, with a dashboard beside the federation; returns the report's path."""
     from consilium.demo.evaluate import report_facts  # torch and matplotlib once there is something to score
     from consilium.reports.study_report import write_report
@@ -75,7 +73,7 @@ def run_demo(
             sites,
             private=private,
             seed=options.seed,
-            processes=processes or default_jobs(study.privacy.voters_per_site * len(names)),
+            processes=default_jobs(study.privacy.voters_per_site * len(names)),
             on_steps=lambda done, total: watch.advance("teachers", done, total),
         )
     with ExitStack() as stack:

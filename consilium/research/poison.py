@@ -81,16 +81,14 @@ def against(vote: Float[np.ndarray, "d"], *, radius: float) -> Float[np.ndarray,
     return result
 
 
-def erased_codes(
-    model: torch.nn.Module, bench: Bench, *, structure: int, temperature: float = TEMPERATURE
-) -> Float[np.ndarray, "n l"]:
+def erased_codes(model: torch.nn.Module, bench: Bench, *, structure: int) -> Float[np.ndarray, "n l"]:
     """A teacher's codes with every voxel's probability of ``structure`` given to the background."""
     codes = []
     for image in bench.images:
         probabilities = predict(model, image).copy()
         probabilities[0] += probabilities[structure]
         probabilities[structure] = 0
-        codes.append(bench.codec.encode(sharpen(probabilities, temperature=temperature)))
+        codes.append(bench.codec.encode(sharpen(probabilities, temperature=TEMPERATURE)))
     return np.stack(codes)
 
 

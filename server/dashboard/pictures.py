@@ -255,10 +255,10 @@ def _overlaid(
     return picture
 
 
-def edge(mask: Bool[np.ndarray, "v u"], width: int = 2) -> Bool[np.ndarray, "v u"]:
-    """Pixels of a mask within ``width`` of its outside."""
+def edge(mask: Bool[np.ndarray, "v u"]) -> Bool[np.ndarray, "v u"]:
+    """Pixels of a mask within two of its outside."""
     inner = mask.copy()
-    for _ in range(width):
+    for _ in range(2):
         padded = np.pad(inner, 1)
         inner = inner & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
     result: np.ndarray = mask & ~inner

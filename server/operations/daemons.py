@@ -33,6 +33,7 @@ from common.pki import ServerIdentity, read_node_public_key, shared
 from common.process import DaemonSpec, base_env, executable
 from server.aggregation.relay import FOLDER as RELAY_FOLDER
 
+COMMAND_TIMEOUT_S = 120.0
 HOST = "127.0.0.1"
 """Where SuperLink listens, and nowhere else."""
 
@@ -385,7 +386,7 @@ def _flwr(server: FlowerServer, *arguments: str) -> dict[str, object]:
     return answer
 
 
-def _command(arguments: list[str], *, home: Path, cwd: Path, timeout_s: float = 120.0) -> str:
+def _command(arguments: list[str], *, home: Path, cwd: Path) -> str:
     """Run one flwr command to its end; its standard output."""
     with tempfile.TemporaryFile() as errors:
         try:
@@ -396,11 +397,11 @@ def _command(arguments: list[str], *, home: Path, cwd: Path, timeout_s: float = 
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                timeout=timeout_s,
+                timeout=COMMAND_TIMEOUT_S,
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise DaemonFailed(f"flwr {arguments[0]} did not answer within {timeout_s:g} s") from error
+            raise DaemonFailed(f"flwr {arguments[0]} did not answer within {COMMAND_TIMEOUT_S:g} s") from error
         out = done.stdout.decode("utf-8", "replace")
         if done.returncode != 0 and "{" not in out:
             errors.seek(0)

@@ -43,6 +43,7 @@ from server.operations.listener import cannot_listen
 from server.study.workspace import Workspace
 
 START_TIMEOUT_S = 120.0
+RESTARTS = 3
 POLL_S = 0.3
 RESUBMITTED_S = 30.0
 """How long a run that died may take to be submitted again by who supervises it."""
@@ -274,7 +275,6 @@ def supervise(
     *,
     on_event: OnEvent = lambda _event: None,
     check: Callable[[], None] = lambda: None,
-    restarts: int = 3,
 ) -> None:
     """Run the study to its end, starting the ServerApp again when it dies; :class:`RunFailed` when it ends badly.
 
@@ -282,7 +282,7 @@ def supervise(
     """
     with workspace.locked():
         pass  # refuses while another run goes on, before anything is submitted
-    for remaining in reversed(range(restarts + 1)):
+    for remaining in reversed(range(RESTARTS + 1)):
         seen = sum(1 for _ in read_events(workspace.events_file))
         run_id = start_run(workspace)
         ending = _follow(workspace, run_id, seen=seen, on_event=on_event, check=check)
@@ -290,7 +290,7 @@ def supervise(
             return
         if remaining:
             on_event({"event": "run-restarted", "run": str(run_id)})
-    raise RunFailed(f"the ServerApp died {restarts + 1} times; to fix: see `consilium study status` and the logs")
+    raise RunFailed(f"the ServerApp died {RESTARTS + 1} times; to fix: see `consilium study status` and the logs")
 
 
 def _follow(workspace: Workspace, run_id: int, *, seen: int, on_event: OnEvent, check: Callable[[], None]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from common.bundle_archive import to_archive
-from common.clock import Clock, utc_now
+from common.clock import utc_now
 from common.config import Study
 from common.errors import InvalidInput
 from common.events import EventLog
@@ -29,7 +29,7 @@ from server.postprocess.student import load_student
 from server.study.workspace import Workspace
 
 
-def export_student(workspace: Workspace, *, events: EventLog, clock: Clock = utc_now) -> None:
+def export_student(workspace: Workspace, *, events: EventLog) -> None:
     """Export the student as a MONAI bundle in ``bundle/`` with what its labels cost, read from the ledger; publish it.
 
     Its archive goes into the object store, and a signed statement about it beside the objects. Nothing is published
@@ -60,7 +60,7 @@ def export_student(workspace: Workspace, *, events: EventLog, clock: Clock = utc
         mu_squared=max(costs),
         head=head,
         links=links,
-        created_utc=format_time(clock()),
+        created_utc=format_time(utc_now()),
     )
     publish_statement(workspace, statement)
     events.emit("bundle-exported", sha256=statement.bundle)

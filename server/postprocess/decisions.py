@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from common.canonical import canonical_bytes, check_hash
-from common.clock import Clock, utc_now
+from common.clock import utc_now
 from common.document import FLAT, Document
 from common.errors import InvalidInput
 from common.objects import write_atomically
@@ -109,8 +109,8 @@ def take_over(source: Path, target: Path) -> None:
 class DecisionStore:
     """Appends to one file; several writers take turns by its lock."""
 
-    def __init__(self, path: Path, *, clock: Clock = utc_now) -> None:
-        self._path, self._clock = path, clock
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     @property
     def path(self) -> Path:
@@ -137,7 +137,7 @@ class DecisionStore:
             lines = content[: content.rfind(b"\n") + 1].splitlines()
             decision = Decision(
                 seq=len(known) + 1,
-                time=self._clock().isoformat(timespec="seconds"),
+                time=utc_now().isoformat(timespec="seconds"),
                 user=user,
                 study=study,
                 volume=volume,

@@ -15,6 +15,8 @@ from server.dashboard.views.budget import BudgetView, epsilon_of, mechanism_of, 
 
 CURVES = ("exact", "rdp", "paper")
 CURVE_POINTS = 160
+MOST_BATCHES = 100
+
 ACCOUNTANT_NOTE = (
     "One mechanism, several upper bounds. The exact curve is the tightest that holds. Rényi DP keeps only moments of "
     "the privacy loss and gives a little away when they are turned into ε, so it reads higher for the same noise; the "
@@ -95,11 +97,11 @@ class StudyPage:
     declined: tuple[tuple[str, str, int], ...]
 
 
-def study_page(follower: Follower, *, batches: int = 100) -> StudyPage:
+def study_page(follower: Follower) -> StudyPage:
     """The Study page."""
     study = follower.study
     privacy = study.privacy
-    views = [_batch(follower, name) for name in _batch_names(follower)[:batches]]
+    views = [_batch(follower, name) for name in _batch_names(follower)[:MOST_BATCHES]]
     declined: dict[tuple[str, str], int] = {}
     for batch in follower.events.batches.values():
         for site, reason in batch.accepted.items():
