@@ -2,7 +2,7 @@
 
 A roster of K sites of which at most t collude with the server: each adds round(N(0, s²)) to every coordinate of its
 code, with s² ≥ σ²/(K − t), so that what is left for the server and any t of them carries σ at least. The sum of h
-rounded Gaussians is, up to aliasing of order exp(−2π²s²), post-processing of N(0, h·s²) (docs/privacy.md has the
+rounded Gaussians is, up to aliasing of order exp(−π²s²), post-processing of N(0, h·s²) (docs/privacy.md has the
 proof), which is why shares below :data:`MIN_SHARE_STD` grid steps are refused. Refuses rosters with fewer than two
 honest sites, and sums that no honest sites can have made.
 """
@@ -22,7 +22,8 @@ from common.privacy.gaussian import MAX_NOISE_STD
 from common.privacy.mechanism import HONEST_SITES, Mechanism
 
 MIN_SHARE_STD = 16
-"""Grid steps: the lemma's error term, below exp(−2π²·16²) < 2⁻⁷²⁹⁰ a coordinate, is under what is set aside of δ."""
+"""Grid steps. The lemma's error term for h honest sites, 29·h²·s²·exp(−π²s²) a coordinate, is then below 2⁻³⁶⁰⁰ for
+4,096 of them, which is under what is set aside of δ."""
 _UNLIKELY = 80
 """An honest sum passes its bound with probability below 2⁻⁸⁰."""
 _ROOM = 1 << 62
