@@ -9,6 +9,7 @@ NaN, infinite, zero and negative parameters, and unit ``patient`` with relation 
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from functools import lru_cache
 from math import isfinite, log, sqrt
 
@@ -47,6 +48,18 @@ def claimed_epsilon(mu: float, delta: float, *, accountant: str = "exact") -> fl
     _check("mu", mu)
     _check_delta(delta)
     return _epsilon(float(mu), float(delta), str(accountant))
+
+
+def shares_carry(share: Fraction, noise_std: Fraction, *, sites: int, colluders: int) -> bool:
+    """Whether the shares of a roster's honest sites carry σ: (K − t)·s² ≥ σ² with K − t ≥ 2, in integers alone."""
+    for what, value, least in (("sites", sites, 1), ("colluders", colluders, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InvalidInput(what, value=value, limit=f"an integer from {least}")
+    for what, std in (("share of the noise", share), ("noise", noise_std)):
+        if not isinstance(std, Fraction) or std <= 0:
+            raise InvalidInput(what, value=std, limit="a positive rational")
+    ours, claimed = share.numerator * noise_std.denominator, noise_std.numerator * share.denominator
+    return sites >= colluders + 2 and (sites - colluders) * ours * ours >= claimed * claimed
 
 
 def _fits_exactly(mu: float, epsilon: float, delta: float) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from common.canonical import sha256_bytes
-from common.errors import LedgerCorrupt, StorageFailed
+from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from common.ledger.keys import public_hex
 from common.ledger.records import ReceiptRecord
 from common.ledger.rows import ROLES, Row, SignedHead, check_link
@@ -24,7 +24,9 @@ from common.ledger.server_state import Books
 from common.ledger.site_state import SiteBooks
 from common.ledger.sqlite_file import APPLICATION_ID, SCHEMA_VERSION, connect, ledger_error, schema_sql
 from common.privacy.accounting import Guarantee, guarantee
+from common.privacy.claim import shares_carry
 from common.privacy.mechanism import AccountantName
+from common.privacy.shares import share_std
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,7 @@ class _Check:
             return
         self._schema()
         self._rows()
+        self._shares()
         self._payloads()
         self._witnesses(witnesses)
         known = [key for _, key in self.books.key.history]
@@ -249,6 +252,23 @@ class _Check:
         elif self.head is None or self.head.seq != previous.seq:
             since = 1 if self.head is None else self.head.seq + 1
             self.problem(since, "rows after the last signed head: they were not written by the ledger")
+
+    def _shares(self) -> None:
+        """Every draw of a sealed sum: its roster's shares, as the sites draw them, carry what its charge claims."""
+        if not isinstance(self.books, Books):
+            return
+        for seq, release in self.books.charges.items():
+            study, mechanism, sites = self.books.studies[release.study_id], release.mechanism, len(release.roster)
+            if mechanism.colluders != study.colluders:
+                self.problem(seq, f"charged for {mechanism.colluders} colluders in a study of {study.colluders}")
+            elif mechanism.colluders is not None:
+                try:
+                    share = share_std(mechanism, sites=sites)
+                    sound = shares_carry(share, mechanism.noise_std, sites=sites, colluders=mechanism.colluders)
+                except InvalidInput:
+                    sound = False
+                if not sound or sites < study.quorum:
+                    self.problem(seq, f"the shares of {sites} sites do not carry the noise that was charged")
 
     def _heads(self) -> Iterator[tuple[int, str, str, str]]:
         yield from self._db.execute("SELECT seq, hash, public_key, signature FROM heads ORDER BY seq")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from math import sqrt
+from fractions import Fraction
+from math import isqrt, sqrt
 from pathlib import Path
 
 import mpmath
@@ -68,3 +69,15 @@ def test_the_claim_is_worked_out_without_any_of_what_is_audited() -> None:
         for alias in node.names
     }
     assert {name for name in names if name.startswith("common")} == {"common.errors"}
+
+
+@pytest.mark.parametrize(("sites", "colluders"), [(3, 1), (4, 2), (8, 1), (64, 5), (5, 0)])
+def test_shares_carry_the_noise_to_the_last_digit_or_are_found(sites: int, colluders: int) -> None:
+    """σ = n, n = K − t: the share is √n, which a rational misses by as little as one likes on either side."""
+    honest = sites - colluders
+    digits = 10**30
+    below = Fraction(isqrt(honest * digits**2 - 1), digits)
+    above = Fraction(isqrt(honest * digits**2) + 1, digits)
+    assert claim.shares_carry(above, Fraction(honest), sites=sites, colluders=colluders)
+    assert not claim.shares_carry(below, Fraction(honest), sites=sites, colluders=colluders)
+    assert not claim.shares_carry(Fraction(honest), Fraction(1), sites=colluders + 1, colluders=colluders)

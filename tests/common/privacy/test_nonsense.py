@@ -181,6 +181,12 @@ CHECKED: dict[str, list[Call]] = {
     ],
     "claim.claimed_reach": [lambda x: claim.claimed_reach("hospital", "replace-one", voters_per_site=x)],
     "claim.claimed_mu": [lambda x: claim.claimed_mu(x, 1e-3), lambda x: claim.claimed_mu(8.0, x)],
+    "claim.shares_carry": [
+        lambda x: claim.shares_carry(x, Fraction(9), sites=3, colluders=1),
+        lambda x: claim.shares_carry(Fraction(9), x, sites=3, colluders=1),
+        lambda x: claim.shares_carry(Fraction(9), Fraction(9), sites=x, colluders=1),
+        lambda x: claim.shares_carry(Fraction(9), Fraction(9), sites=3, colluders=x or -1),
+    ],
     "claim.claimed_epsilon": [lambda x: claim.claimed_epsilon(x, 1e-3), lambda x: claim.claimed_epsilon(2.0, x)],
     "calibration.sqrt_up": [calibration.sqrt_up],
     "calibration.calibrate": [

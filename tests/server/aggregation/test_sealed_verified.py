@@ -1,0 +1,47 @@
+"""``ledger verify`` proves of every draw that its roster's shares carry the noise that was charged."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from common.privacy import shares
+from common.privacy.mechanism import Mechanism
+from server.ledger import verify as verifying
+from tests.federation import Federation, make_study
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    terms = make_study(quorum=4, planned_queries=2, aggregation="sealed-sum", colluders=2)
+    federation = Federation(tmp_path, study=terms, sites=4)
+    federation.core().run(federation.transport)
+    federation.close()
+    return tmp_path / "ledger.sqlite"
+
+
+def test_every_draw_had_the_noise_its_charge_claims(ledger: Path) -> None:
+    assert verifying.verify(ledger).problems == ()
+
+
+@pytest.mark.parametrize("share", [Fraction(99, 100), Fraction(1, 2), Fraction(10**9 - 1, 10**9)])
+def test_shares_that_carry_less_than_was_charged_are_found_at_every_draw(
+    ledger: Path, share: Fraction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def smaller(mechanism: Mechanism, *, sites: int) -> Fraction:
+        return share * shares.share_std(mechanism, sites=sites)
+
+    monkeypatch.setattr(verifying, "share_std", smaller)
+    found = verifying.verify(ledger).problems
+    assert len(found) == 2
+    assert all("do not carry the noise" in problem.what for problem in found)
+
+
+def test_shares_among_all_sites_instead_of_the_honest_are_found(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_count(mechanism: Mechanism, *, sites: int) -> Fraction:
+        return shares.share_std(mechanism, sites=sites + 2)
+
+    monkeypatch.setattr(verifying, "share_std", all_count)
+    assert len(verifying.verify(ledger).problems) == 2
