@@ -313,7 +313,7 @@ def _reported(pages: _Pages, facts: dict[str, Any]) -> None:
             for line in [*site["patient_is"], *site["patient"]]:
                 pages.paragraph(f"One patient of {site['site']}: {line}.", bullet="•")
     else:
-        pages.paragraph("No hospital's own report was filed; each has one: `consilium site status`.")
+        pages.paragraph("No hospital's own report was filed; each has one: consilium site status.")
 
 
 def _limits(pages: _Pages, facts: dict[str, Any]) -> None:

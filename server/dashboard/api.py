@@ -20,7 +20,18 @@ from fastapi.responses import FileResponse, Response, StreamingResponse
 from server.dashboard.jobs import Job, JobState
 from server.dashboard.labels import LabelsPage, LabelView, StudentPage, bundle, labels_page, student_page, take_decision
 from server.dashboard.live import LivePages
-from server.dashboard.pictures import PictureLayer, PlaneName, draw, load_picture, read_facts
+from server.dashboard.pictures import (
+    VOXELS,
+    Picture,
+    PictureLayer,
+    PlaneName,
+    VolumeFacts,
+    draw,
+    load_picture,
+    nifti,
+    read_facts,
+    voxels,
+)
 from server.dashboard.planning import Wishes
 from server.dashboard.reports import SiteReport
 from server.dashboard.rows import (
@@ -49,6 +60,7 @@ PageName = Annotated[str, InPath(description="A live page.", pattern="^[a-z]{1,1
 Volume = Annotated[str, InPath(description="SHA-256 of a public volume.", pattern="^[0-9a-f]{64}$")]
 Kind = Annotated[Literal[KINDS] | None, Query(description="Rows of this kind only.")]  # type: ignore[valid-type]
 Text = Annotated[str, Query(max_length=MAX_TEXT, description="Rows whose body holds this text, or with this hash.")]
+ArrayName = Literal["image", "label", "centre", "doubt", "student"]
 RowNumber = Annotated[int, InPath(ge=1, le=BIGGEST, description="Number of a row.")]
 
 
@@ -262,12 +274,30 @@ def slice_png(
     side: Annotated[int, Query(ge=64, le=1024, description="Longer side in pixels.")] = 420,
 ) -> Response:
     """One slice of a public volume with an overlay."""
-    known = read_facts(service.pictures_dir, volume)
-    if known is None:
-        raise HTTPException(404, "no picture of this volume has been prepared")
-    arrays = service.arrays(volume, known[1], lambda: load_picture(service.pictures_dir, volume))
-    png = draw(arrays, plane=plane, index=index, layer=layer, spacing_mm=known[0].spacing_mm, side=side)
+    arrays, facts = _arrays(service, volume)
+    png = draw(arrays, plane=plane, index=index, layer=layer, spacing_mm=facts.spacing_mm, side=side)
     return Response(png, media_type="image/png", headers={"cache-control": "private, max-age=600"})
+
+
+@routes.get("/labels/{volume}/voxels", tags=["labels"], response_class=Response, responses={404: _NONE})
+def label_voxels(service: Here, volume: Volume) -> Response:
+    """All that the viewer draws, once: bytes of every array in turn, x fastest; their names in ``X-Arrays``."""
+    arrays, _ = _arrays(service, volume)
+    names = ",".join(name for name in VOXELS if name in arrays)
+    headers = {"x-arrays": names, "cache-control": "private, max-age=600"}
+    return Response(voxels(arrays), media_type="application/octet-stream", headers=headers)
+
+
+@routes.get("/labels/{volume}/{name}.nii.gz", tags=["labels"], response_class=Response, responses={404: _NONE})
+def label_nifti(
+    service: Here, volume: Volume, name: Literal["image", "label", "centre", "doubt", "student"]
+) -> Response:
+    """One array as NIfTI."""
+    arrays, facts = _arrays(service, volume)
+    if name not in arrays:
+        raise HTTPException(404, f"this volume has no {name} yet")
+    content = nifti(arrays[name], facts.spacing_mm)
+    return Response(content, media_type="application/gzip", headers=attached(f"{volume[:12]}-{name}.nii.gz"))
 
 
 @routes.get("/decisions", tags=["labels"])
@@ -347,6 +377,14 @@ def stream(request: Request, live: LivePages, page: PageName) -> StreamingRespon
 def check_live(page: str) -> None:
     if page not in LIVE:
         raise HTTPException(404, f"no live page of that name; there are {', '.join(LIVE)}")
+
+
+def _arrays(service: Service, volume: str) -> tuple[Picture, VolumeFacts]:
+    """A volume's arrays and facts; 404 before they are prepared."""
+    known = read_facts(service.pictures_dir, volume)
+    if known is None:
+        raise HTTPException(404, "no picture of this volume has been prepared")
+    return service.arrays(volume, known[1], lambda: load_picture(service.pictures_dir, volume)), known[0]
 
 
 def site_facts(service: Service) -> list[SiteFacts]:

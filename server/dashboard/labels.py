@@ -32,7 +32,10 @@ class LabelView:
 
 @dataclass(frozen=True, slots=True)
 class LabelsPage:
-    """Every public volume, in query order, and how the pictures are coming along."""
+    """Every public volume, in query order, and how the pictures are coming along.
+
+    ``queue``: the volumes in the order to look at them, undecided first, most suspicious first; no student has a say.
+    """
 
     labels: tuple[LabelView, ...]
     ready: int
@@ -42,6 +45,8 @@ class LabelsPage:
     preparing: str
     problem: str
     command: str
+    queue: tuple[str, ...]
+    undecided: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +114,14 @@ def labels_page(service: Service) -> LabelsPage:
         rejected=sum(one.verdict == Verdict.REJECT for one in found),
         preparing=job.state,
         problem=job.words if job.state == "failed" else "",
+        undecided=tuple(one.volume for one in found if one.verdict == "none" and one.facts is not None),
+        queue=tuple(one.volume for one in sorted(found, key=_turn)),
         command=f"consilium student train {workspace.root} --decisions {service.decisions.path}",
     )
+
+
+def _turn(one: LabelView) -> tuple[bool, float, int]:
+    return one.verdict != "none", -(one.facts.suspicion if one.facts else 0.0), one.number
 
 
 def take_decision(service: Service, volume: str, *, user: str, verdict: Verdict, note: str) -> Decision:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Request
@@ -15,16 +16,19 @@ from pydantic import ValidationError
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from common.study_mechanism import sealed_sentences
 from server.dashboard.labels import labels_page, take_decision
-from server.dashboard.pictures import LAYERS, PLANES, VolumeFacts, picture_key
+from server.dashboard.pictures import LAYERS, PLANES, VOXELS, VolumeFacts, picture_key
 from server.dashboard.planning import Wishes, wishes_of
-from server.dashboard.rows import KINDS, RowPage, in_words, newest_head, row_detail, row_page
+from server.dashboard.rows import KINDS, HeadView, RowPage, in_words, newest_head, row_detail, row_page
 from server.dashboard.screens import OnScreen
 from server.dashboard.security import Decider, Form
-from server.dashboard.service import Here
+from server.dashboard.service import Here, Service
+from server.dashboard.views.promise import issued, promise
 from server.postprocess.decisions import Verdict
 
 ROWS = 40
+VOLUME = re.compile(r"[0-9a-f]{64}")
 NEED_STUDENT = ("student", "disagreement")
+NEED_ANSWERS = ("centre", "doubt")
 
 routes = APIRouter(include_in_schema=False)
 
@@ -37,7 +41,22 @@ def overview(screen: OnScreen) -> HTMLResponse:
 @routes.get("/study")
 def study(screen: OnScreen) -> HTMLResponse:
     service = screen.service
-    return screen.show("study", {"noise": service.noise(), "sealed": sealed_sentences(service.follower.study)})
+    facts = {
+        "noise": service.noise(),
+        "sealed": sealed_sentences(service.follower.study),
+        "promise": promise(service.follower.study),
+        "issued": issued(service.certificate_dir),
+        "head": newest(service),
+    }
+    return screen.show("study", facts)
+
+
+def newest(service: Service) -> HeadView | None:
+    """The newest signed head; None where the ledger cannot be read, which is an alarm elsewhere."""
+    try:
+        return newest_head(service.ledger_file, ledger_id=service.ledger_id)
+    except (LedgerCorrupt, StorageFailed, sqlite3.Error):
+        return None
 
 
 @routes.get("/sites")
@@ -125,18 +144,36 @@ def label(
     if index is None:
         raise HTTPException(404, "No public volume of that name belongs to this study.")
     one = everything.labels[index]
+    queue = everything.queue
+    at = queue.index(volume)
     facts = {
         "one": one,
         "version": picture_key(files.hash(volume) or "", files.student())[:8],
         "labels": everything,
         "planes": _planes(one.facts, {"axial": axial, "coronal": coronal, "sagittal": sagittal}),
         "layer": layer if layer in LAYERS else "label",
-        "layers": [name for name in LAYERS if one.facts and (one.facts.has_student or name not in NEED_STUDENT)],
-        "previous": everything.labels[index - 1].volume if index else None,
-        "next": everything.labels[index + 1].volume if index + 1 < len(everything.labels) else None,
+        "layers": [name for name in LAYERS if one.facts and _has(one.facts, name)],
+        "downloads": [name for name in VOXELS if one.facts and _has(one.facts, name)],
+        "viewed": _viewed(one.facts, service.follower.study.data.labels),
+        "previous": queue[at - 1] if at else None,
+        "next": queue[at + 1] if at + 1 < len(queue) else None,
+        "then": next((name for name in (*queue[at + 1 :], *queue[:at]) if name in everything.undecided), None),
         "history": [past for past in service.decided() if past.volume == volume],
     }
     return screen.show("labels", facts, template="label.html")
+
+
+def _has(facts: VolumeFacts, layer: str) -> bool:
+    if layer in NEED_STUDENT:
+        return facts.has_student
+    return layer not in NEED_ANSWERS or facts.doubt is not None
+
+
+def _viewed(facts: VolumeFacts | None, labels: Sequence[str]) -> dict[str, object]:
+    """What the viewer's script needs to know of a volume."""
+    if facts is None:
+        return {}
+    return {"grid": facts.grid, "spacing_mm": facts.spacing_mm, "centre": facts.centre, "labels": list(labels)}
 
 
 def _planes(facts: VolumeFacts | None, asked: Mapping[str, int | None]) -> list[dict[str, Any]]:
@@ -154,11 +191,27 @@ def _planes(facts: VolumeFacts | None, asked: Mapping[str, int | None]) -> list[
 @routes.post("/labels/{volume}/decision")
 def decide(service: Here, session: Decider, form: Form, volume: str) -> Response:
     try:
-        verdict = Verdict(form.get("verdict", ""))
+        verdict = Verdict(form.get("verdict", "").removesuffix("-next"))
     except ValueError as error:
         raise InvalidInput("verdict", limit="accept or reject") from error
     take_decision(service, volume, user=session.user, verdict=verdict, note=form.get("note", "").strip())
+    then = form.get("then", "")
+    if form["verdict"].endswith("-next") and VOLUME.fullmatch(then):
+        return RedirectResponse(f"/labels/{then}", 303)
     return RedirectResponse(f"/labels/{volume}#decision", 303)
+
+
+@routes.post("/labels/decisions")
+def decide_many(service: Here, session: Decider, form: Form) -> Response:
+    """The same verdict on every label that is ticked."""
+    volumes = [name for name in form if VOLUME.fullmatch(name)]
+    try:
+        verdict = Verdict(form.get("verdict", ""))
+    except ValueError as error:
+        raise InvalidInput("verdict", limit="accept or reject") from error
+    for volume in volumes:
+        take_decision(service, volume, user=session.user, verdict=verdict, note=form.get("note", "").strip())
+    return RedirectResponse("/labels", 303)
 
 
 @routes.get("/student")

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
+import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,17 +21,23 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 
 from common.canonical import digest, sha256_file
-from common.errors import InvalidInput
+from common.errors import ConsiliumError, InvalidInput
 from common.objects import write_atomically
+from server.protocols.base import protocol_of
+from server.protocols.posterior import DRAWS, Standing
 from server.protocols.stored_labels import read_label
 from server.study.workspace import Workspace
 
-PictureLayer = Literal["none", "label", "student", "confidence", "disagreement"]
+PictureLayer = Literal["none", "label", "centre", "doubt", "student", "confidence", "disagreement"]
 Picture = dict[str, UInt8[np.ndarray, "x y z"]]
-"""The arrays of one picture file by name: image, label, confidence and, once there is one, student."""
+"""The arrays of one picture file by name: image, label, confidence; centre and doubt where the answers could be read;
+student once there is one."""
 
 PlaneName = Literal["axial", "coronal", "sagittal"]
-LAYERS: tuple[PictureLayer, ...] = ("label", "student", "confidence", "disagreement", "none")
+LAYERS: tuple[PictureLayer, ...] = ("label", "centre", "doubt", "student", "confidence", "disagreement", "none")
+PICTURES = 2
+"""What pictures hold: those of another number are made anew."""
+
 SIDE = 420
 COLOURS = ((86, 180, 233), (230, 159, 0), (204, 121, 167), (0, 158, 115), (213, 94, 0), (240, 228, 66))
 """Structures 1, 2, … by Okabe and Ito's palette, which the colour-blind tell apart; after six it starts again."""
@@ -68,7 +76,11 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class VolumeFacts:
-    """A picture file's summary; ``label`` is the SHA-256 of the label's file, ``centre`` the voxel to show first."""
+    """A picture file's summary; ``label`` is the SHA-256 of the label's file, ``centre`` the voxel to show first.
+
+    ``doubt`` is the share of the labelled voxels that the noise leaves open, ``moved`` 1 - Dice of the label and the
+    public start: neither knows the student. Their sum, :attr:`suspicion`, says what to look at first.
+    """
 
     volume: str
     label: str
@@ -76,9 +88,15 @@ class VolumeFacts:
     spacing_mm: tuple[float, float, float]
     centre: tuple[int, int, int]
     has_student: bool
+    doubt: float | None
+    moved: float | None
     confidence: float | None
     agreement: float | None
     structures: tuple[Structure, ...]
+
+    @property
+    def suspicion(self) -> float:
+        return (self.doubt or 0.0) + (self.moved or 0.0)
 
 
 def make_pictures(workspace: Workspace, out: Path) -> int:
@@ -91,6 +109,7 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
     weights = workspace.student_dir / "weights.pt"
     student_hash = sha256_file(weights) if weights.exists() else ""
     model: Any = None
+    standings: dict[str, Standing] | None = None
     made = 0
     for volume in workspace.volumes():
         label_file = workspace.labels_dir / f"{volume}.npz"
@@ -107,6 +126,10 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
             "label": probabilities.argmax(axis=0).astype(np.uint8),
             "confidence": np.round(255 * probabilities.max(axis=0)).astype(np.uint8),
         }
+        standings = _standings(workspace) if standings is None else standings
+        if volume in standings:
+            arrays["centre"] = standings[volume].centre
+            arrays["doubt"] = np.round(255 * standings[volume].doubt).astype(np.uint8)
         if student_hash:
             model = model or load_student(study, workspace.student_dir)
             arrays["student"] = predict(model, image).argmax(axis=0).astype(np.uint8)
@@ -119,9 +142,25 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
     return made
 
 
+def _standings(workspace: Workspace) -> dict[str, Standing]:
+    """What the answers say beside the labels; nothing where a verified copy of the ledger cannot be had."""
+    from server.ledger.backup import backup
+    from server.postprocess.labels import read_released
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / "ledger.sqlite"
+            backup(workspace.ledger_file, copy)
+            released = read_released(workspace, ledger_file=copy)
+        found = protocol_of(released.public.study).standings(released.public, released.answers, draws=DRAWS)
+        return {one.volume: one for one in found}
+    except (ConsiliumError, OSError, sqlite3.Error):
+        return {}
+
+
 def picture_key(label: str, student: str) -> str:
     """What a picture is made from: SHA-256 of the label's file and of the student's weights (empty without one)."""
-    return digest("picture", [label, student])
+    return digest("picture", [PICTURES, label, student])
 
 
 def grey(image: Float[np.ndarray, "x y z"]) -> UInt8[np.ndarray, "x y z"]:
@@ -168,10 +207,31 @@ def summarise(
         spacing_mm=spacing_mm,
         centre=(int(x), int(y), int(z)),
         has_student=student is not None,
+        doubt=_doubt(hard, arrays),
+        moved=_moved(hard, arrays),
         confidence=float(sure[hard > 0].mean() / 255) if len(found) else None,
         agreement=sum(dices) / len(dices) if dices else None,
         structures=tuple(structures),
     )
+
+
+def _doubt(hard: UInt8[np.ndarray, "x y z"], arrays: Picture) -> float | None:
+    """Doubtful voxels, each by its share of draws, per labelled voxel; at most 1."""
+    if "doubt" not in arrays or not hard.any():
+        return None
+    return min(1.0, float(arrays["doubt"].sum() / 255 / (hard > 0).sum()))
+
+
+def _moved(hard: UInt8[np.ndarray, "x y z"], arrays: Picture) -> float | None:
+    """1 - Dice of the label and the public start, of the structures that either holds, in the mean."""
+    if "centre" not in arrays:
+        return None
+    centre, found = arrays["centre"], []
+    for value in range(1, int(max(hard.max(), centre.max())) + 1):
+        ours, theirs = hard == value, centre == value
+        if together := int(ours.sum() + theirs.sum()):
+            found.append(1 - float(2 * (ours & theirs).sum() / together))
+    return sum(found) / len(found) if found else None
 
 
 def read_facts(folder: Path, volume: str) -> tuple[VolumeFacts, str] | None:
@@ -181,6 +241,8 @@ def read_facts(folder: Path, volume: str) -> tuple[VolumeFacts, str] | None:
     except (FileNotFoundError, ValueError):
         return None
     facts = record["facts"]
+    if record["key"].__class__ is not str or facts.keys() != {field.name for field in fields(VolumeFacts)}:
+        return None  # of an earlier version: made anew
     structures = tuple(Structure(**one) for one in facts.pop("structures"))
     facts |= {name: tuple(facts[name]) for name in ("grid", "spacing_mm", "centre")}
     return VolumeFacts(**facts, structures=structures), record["key"]
@@ -195,6 +257,26 @@ def load_picture(folder: Path, volume: str) -> Picture:
         return {name: stored[name] for name in stored.files}
 
 
+VOXELS: tuple[str, ...] = ("image", "label", "centre", "doubt", "student")
+
+
+def voxels(arrays: Picture) -> bytes:
+    """The arrays the viewer draws, one after the other in the order of :data:`VOXELS`, x running fastest; those that
+    are missing are left out."""
+    return b"".join(arrays[name].tobytes(order="F") for name in VOXELS if name in arrays)
+
+
+def nifti(values: UInt8[np.ndarray, "x y z"], spacing_mm: tuple[float, float, float]) -> bytes:
+    """One array as gzipped NIfTI in RAS+ at its spacing, for any other viewer."""
+    import gzip
+
+    import nibabel as nib
+
+    image = nib.Nifti1Image(values, np.diag((*spacing_mm, 1.0)))
+    image.header.set_xyzt_units("mm")
+    return gzip.compress(image.to_bytes(), mtime=0)
+
+
 def draw(
     arrays: Picture,
     *,
@@ -206,16 +288,19 @@ def draw(
 ) -> bytes:
     """One slice as PNG, its longer side ``side`` pixels, voxels in their true proportions.
 
-    ``label`` and ``student`` tint and outline structures; ``confidence`` shades where the label is unsure (from blue at
-    one half or less to nothing at 1); ``disagreement`` marks voxels where label and student differ.
+    ``label``, ``centre`` and ``student`` tint and outline structures; ``doubt`` shades what the noise leaves open, and
+    ``confidence`` where the label is unsure (from blue at one half or less to nothing at 1); ``disagreement`` marks
+    voxels where label and student differ.
     InvalidInput for an index off the grid and for a layer that needs a student where there is none.
     """
     view = PLANES[plane]
     size = arrays["image"].shape[view.fixed]
     if not 0 <= index < size:
         raise InvalidInput("slice", value=index, limit=f"0 to {size - 1}")
-    if layer in ("student", "disagreement") and "student" not in arrays:
-        raise InvalidInput("layer", value=layer, limit="label, confidence, none: there is no student yet")
+    needed = {"disagreement": "student", "none": "image"}.get(layer, layer)
+    if needed not in arrays:
+        why = "there is no student yet" if needed == "student" else "the answers could not be read"
+        raise InvalidInput("layer", value=layer, limit=f"one that this volume has: {why}")
     across, up = (axis for axis in range(3) if axis != view.fixed)
     width, height = arrays["image"].shape[across] * spacing_mm[across], arrays["image"].shape[up] * spacing_mm[up]
     scale = side / max(width, height)
@@ -236,15 +321,16 @@ def _overlaid(
     picture: Float[np.ndarray, "v u 3"], layer: PictureLayer, scaled: Callable[[str, Image.Resampling], np.ndarray]
 ) -> Float[np.ndarray, "v u 3"]:
     """``picture`` under a layer; ``scaled`` gives a named array's slice in its pixels."""
-    if layer in ("label", "student"):
+    if layer in ("label", "student", "centre"):
         values = scaled(layer, Image.Resampling.NEAREST)
         for value in range(1, int(values.max()) + 1):
             mask = values == value
             colour = np.array(COLOURS[(value - 1) % len(COLOURS)], dtype=np.float32)
             picture[mask] = 0.74 * picture[mask] + 0.26 * colour
             picture[edge(mask)] = colour
-    elif layer == "confidence":
-        unsure = np.clip(2 * (1 - scaled("confidence", Image.Resampling.BILINEAR) / 255.0), 0, 1)[..., None]
+    elif layer in ("confidence", "doubt"):
+        values = scaled(layer, Image.Resampling.BILINEAR) / 255.0
+        unsure = np.clip(2 * (values if layer == "doubt" else 1 - values), 0, 1)[..., None]
         picture = (1 - 0.85 * unsure) * picture + 0.85 * unsure * np.array((64, 132, 255), dtype=np.float32)
     elif layer == "disagreement":
         ours = scaled("label", Image.Resampling.NEAREST)

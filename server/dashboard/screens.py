@@ -154,6 +154,7 @@ def _marked(text: str) -> Markup:
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "declined": lambda reason: MISSED.get(reason, declined_words(reason)),
+    "queued": lambda labels, queue: sorted(labels, key=lambda one: queue.index(one.volume)),
     "marked": _marked,
     "clock": _clock,
     "day": _day,

@@ -36,10 +36,10 @@ class Released:
         return StoredLabels({v: path for v, path in found.items() if (v, sha256_file(path)) not in self.rejected})
 
 
-def read_released(workspace: Workspace) -> Released:
-    """Read a study's directory."""
+def read_released(workspace: Workspace, *, ledger_file: Path | None = None) -> Released:
+    """Read a study's directory, and its ledger from ``ledger_file`` if a copy of it is to be read."""
     public = workspace.public()
-    with Ledger.open(workspace.ledger_file) as ledger:
+    with Ledger.open(ledger_file or workspace.ledger_file) as ledger:
         answers = tuple(ledger.answers(public.study.id))
     rejected = rejected_labels(workspace.decisions_file, public.study.id)
     return Released(public, answers, rejected, workspace.labels_dir, workspace.student_dir)

@@ -26,6 +26,7 @@ from common.study_mechanism import study_mechanism
 from server.aggregation.progress import OnStage
 from server.protocols.joint.plausible import Plausible
 from server.protocols.paired import Paired
+from server.protocols.posterior import Standing
 from server.protocols.stored_labels import StoredLabels
 from server.study.workspace import Public
 
@@ -157,6 +158,10 @@ class QueryProtocol(Protocol):
 
     def weigh(self, public: Public, answers: Sequence[Answer]) -> Plausible | None:
         """Whether the answers look like what was expected of them; None where nothing was, or before the first."""
+        ...
+
+    def standings(self, public: Public, answers: Sequence[Answer], *, draws: int) -> Iterator[Standing]:
+        """What each volume's label was before the answers, and what the noise leaves open of it after them."""
         ...
 
     def student(self, lesson: Lesson) -> Training:

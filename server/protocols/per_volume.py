@@ -13,11 +13,12 @@ from jaxtyping import Float
 
 from common.canonical import digest, sha256_bytes
 from common.codecs import Codec, load_codec
+from common.codecs.pca import PcaCodec
 from common.config import Study
 from common.data.volume_cache import VolumeCache, together
 from common.errors import InvalidInput
 from common.objects import ObjectStore
-from common.privacy.mechanism import Mechanism, QuerySpec
+from common.privacy.mechanism import GRID_BITS, Mechanism, QuerySpec
 from server.aggregation.progress import OnStage
 from server.protocols.base import (
     Answer,
@@ -34,6 +35,7 @@ from server.protocols.base import (
 from server.protocols.controls import CONTROLS, DERANGEMENT_SEED, derangement
 from server.protocols.decode import decode_answer
 from server.protocols.joint.plausible import Plausible
+from server.protocols.posterior import DRAW_SEED, Standing, doubt_of
 from server.protocols.stored_labels import as_stored
 from server.study.workspace import CodecRecord, Public
 
@@ -88,6 +90,16 @@ class PerVolume(QueryProtocol):
     def weigh(self, public: Public, answers: Sequence[Answer]) -> Plausible | None:
         """Nothing is known beforehand of a single answer's size."""
         return None
+
+    def standings(self, public: Public, answers: Sequence[Answer], *, draws: int) -> Iterator[Standing]:
+        """Draws from the posterior of a PCA codec's coordinates; of another codec from the answer and noise anew."""
+        codecs, rng = Codecs(public.objects), np.random.default_rng(DRAW_SEED)
+        for answer in answers:
+            (volume,) = answer.query.volumes
+            codec = codecs.of(answer)
+            label = decoded(answer, codec, answer.noisy_sum)
+            centre = decoded(answer, codec, np.zeros_like(answer.noisy_sum)).argmax(axis=0).astype(np.uint8)
+            yield Standing(volume, centre, doubt_of(label, _draws(answer, codec, count=draws, rng=rng)))
 
     def student(self, lesson: Lesson) -> Training:
         study = lesson.public.study
@@ -145,6 +157,21 @@ class Codecs:
 def decoded(answer: Answer, codec: Codec, noisy_sum: np.ndarray) -> Float[np.ndarray, "c x y z"]:
     """``noisy_sum`` decoded as this answer's, with its voters and its noise."""
     return decode_answer(codec, noisy_sum, voters=answer.voters, mechanism=answer.query.mechanism)
+
+
+def _draws(
+    answer: Answer, codec: Codec, *, count: int, rng: np.random.Generator
+) -> Iterator[Float[np.ndarray, "c x y z"]]:
+    """What the label could have been: p_i·σ²/(p_i + σ²) is left open of a coordinate of power p_i by noise σ."""
+    noise = answer.query.mechanism.mean_noise_std(voters=answer.voters)
+    mean = answer.noisy_sum / (answer.voters * 2.0**GRID_BITS)
+    for _ in range(count):
+        normal = rng.normal(size=mean.shape)
+        if isinstance(codec, PcaCodec):
+            kept = codec.powers / (codec.powers + noise**2)
+            yield codec.decode(kept * mean + np.sqrt(kept) * noise * normal, noise_std=0.0)
+        else:
+            yield codec.decode(mean + noise * normal, noise_std=noise)
 
 
 def _zero_labels(lesson: Lesson) -> dict[str, Float[np.ndarray, "c x y z"]]:

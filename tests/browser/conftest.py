@@ -63,10 +63,15 @@ def users_text(tmp_path_factory) -> bytes:
 
 @contextmanager
 def serving(
-    study: Path, state: Path, *extra: str, timeout_s: float = 60.0, command: tuple[str, ...] = (sys.executable,)
+    study: Path,
+    state: Path,
+    *extra: str,
+    timeout_s: float = 60.0,
+    command: tuple[str, ...] = (sys.executable,),
+    port: int = 0,
 ) -> Iterator[Dashboard]:
     """``consilium dashboard`` over a study's directory until the block ends; waits until it has read the study."""
-    (port,) = free_ports(1, host="127.0.0.1")
+    port = port or free_ports(1, host="127.0.0.1")[0]
     program = "from consilium.cli.main import main; main()"
     arguments = ["-P", "-c", program, "dashboard", "--study", str(study), "--state", str(state), "--port", str(port)]
     process = subprocess.Popen([*command, *arguments, *extra], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

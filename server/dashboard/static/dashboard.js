@@ -35,7 +35,9 @@ function put(blocks) {
     if (!place) continue;
     const focused = place.contains(document.activeElement) ? document.activeElement : null;
     const link = focused?.getAttribute("href");
+    const ticked = [...place.querySelectorAll("input:checked")].map((one) => one.name);
     place.innerHTML = html;
+    for (const one of place.querySelectorAll("input[type=checkbox]")) one.checked = ticked.includes(one.name);
     if (link) place.querySelector(`[href="${CSS.escape(link)}"]`)?.focus();
     tellTimes(place);
   }

@@ -5,7 +5,7 @@ Post-processing of stored answers. The label of a volume is always the public me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -16,6 +16,7 @@ from server.protocols.base import Answer
 from server.protocols.controls import DERANGEMENT_SEED, derangement
 from server.protocols.joint.plausible import Plausible, shares
 from server.protocols.joint.rounds import frame_of, observation
+from server.protocols.posterior import DRAW_SEED
 from server.study.workspace import Public
 
 
@@ -23,6 +24,20 @@ def believed(public: Public, answers: Sequence[Answer]) -> tuple[Float[np.ndarra
     """The volumes' codes by the public start, and after these answers. Every later frame holds the answers before."""
     first, last = (frame_of(public, answer) for answer in (answers[0], answers[-1]))
     return np.array(first.centre), last.estimate(observation(answers[-1], last))
+
+
+def drawn_codes(public: Public, answers: Sequence[Answer], *, count: int) -> Iterator[Float[np.ndarray, "n l"]]:
+    """The volumes' codes drawn from what is believed after these answers: the posterior along the last frame."""
+    last, rng = frame_of(public, answers[-1]), np.random.default_rng(DRAW_SEED)
+    seen = observation(answers[-1], last)
+    after = last.after(
+        seen, noise_std=answers[-1].query.mechanism.mean_noise_std(voters=answers[-1].voters), radius=1.0
+    )
+    for _ in range(count):
+        codes = np.array(after.centre)
+        offsets = rng.normal(size=len(after.variances)) * np.sqrt(after.variances)
+        codes[:, : after.basis.shape[2]] += np.tensordot(offsets, after.basis, axes=1)
+        yield codes
 
 
 def surprise(public: Public, answers: Sequence[Answer]) -> tuple[float, int]:

@@ -20,10 +20,11 @@ from common.messages import MAX_VOLUMES
 from common.privacy.mechanism import QuerySpec
 from server.aggregation.progress import OnStage
 from server.protocols.base import Answer, AnswerOf, FitFiles, Label, Lesson, QueryProtocol, Training, Wording, at_least
-from server.protocols.joint.belief import believed, labels_of, weighed
+from server.protocols.joint.belief import believed, drawn_codes, labels_of, weighed
 from server.protocols.joint.belief import control as control_of
 from server.protocols.joint.plausible import Plausible
 from server.protocols.joint.rounds import answered_rounds, ask_rounds
+from server.protocols.posterior import Standing, doubt_of
 from server.study.workspace import START_FILE, Public
 
 if TYPE_CHECKING:
@@ -72,6 +73,14 @@ class Joint(QueryProtocol):
     def weigh(self, public: Public, answers: Sequence[Answer]) -> Plausible | None:
         rounds = _rounds(public, answers)
         return weighed(public, codec_of(public), rounds) if rounds else None
+
+    def standings(self, public: Public, answers: Sequence[Answer], *, draws: int) -> Iterator[Standing]:
+        if rounds := _rounds(public, answers):
+            codec, (begun, codes) = codec_of(public), believed(public, rounds)
+            drawn = [labels_of(codec, each) for each in drawn_codes(public, rounds, count=draws)]
+            labels, centres = labels_of(codec, codes), labels_of(codec, begun).argmax(axis=1).astype(np.uint8)
+            for row, volume in enumerate(rounds[-1].query.volumes):
+                yield Standing(volume, centres[row], doubt_of(labels[row], (each[row] for each in drawn)))
 
     def student(self, lesson: Lesson) -> Training:
         """The public start trained on from what is believed after all rounds of the volumes whose labels stand."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import gzip
+import html
 import io
 import json
 import re
@@ -13,18 +15,22 @@ import time
 from pathlib import Path
 
 import httpx
+import nibabel as nib
 import numpy as np
 import pytest
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import InvalidInput
+from common.privacy.consent import guess_sentence
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from server.dashboard import pictures
 from server.dashboard.reports import read_reports
 from server.ledger.server_ledger import Ledger
 from server.planning.planner import plan
 from server.postprocess.decisions import DecisionStore, Verdict, read_decisions, take_over
+from server.protocols.posterior import doubt_of
+from server.study.consent_text import for_site, study_limit
 from tests.dashboard_study import QUERIES, SITES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -274,6 +280,25 @@ def test_the_planner_advises_nothing_that_is_so_already(epsilon):
                 assert pair[1] != pair[2].rstrip("."), line
 
 
+def test_the_study_page_says_who_sees_what_against_whom_in_the_words_that_were_consented_to(reader, collected):
+    text = html.unescape(reader.get("/study").text)
+    study = collected.workspace.study()
+    for line in for_site(study).splitlines()[2:]:
+        assert line.strip().capitalize() in text or line in text, line
+    assert guess_sentence(study.privacy.protection, study_limit(study)) in text
+    assert reader.get("/api/ledger/head").json()["public_key"] in text
+    assert "None was issued here yet" in text
+
+
+def test_row_pages_say_numbers_a_person_reads(reader):
+    """A float64 in hex, as ledgers keep them, stands beside the decimal that it is."""
+    for number in (2, 3):
+        text = html.unescape(reader.get(f"/ledger/{number}").text)
+        for found in re.findall(r"0x[0-9a-f.]+p[+-]\d+", text):
+            assert f"({found})" in text
+        assert '"8 (0x1' in text
+
+
 # --- pictures
 
 
@@ -316,6 +341,46 @@ def test_slices_off_the_grid_and_layers_without_a_student_are_refused():
         pictures.draw(arrays(), plane="axial", index=30, layer="none", spacing_mm=(1, 1, 1))
     with pytest.raises(InvalidInput, match="no student"):
         pictures.draw(arrays(), plane="axial", index=0, layer="disagreement", spacing_mm=(1, 1, 1))
+
+
+def test_what_the_viewer_gets_is_the_arrays_x_fastest_and_nifti_says_where_they_lie():
+    given = {
+        name: np.arange(24, dtype=np.uint8).reshape(2, 3, 4) + number for number, name in enumerate(("image", "label"))
+    }
+    sent = np.frombuffer(pictures.voxels(given), dtype=np.uint8).reshape(2, 24)
+    for row, name in zip(sent, ("image", "label"), strict=True):
+        for x, y, z in np.ndindex(2, 3, 4):
+            assert row[x + 2 * y + 6 * z] == given[name][x, y, z]
+    image = nib.Nifti1Image.from_bytes(gzip.decompress(pictures.nifti(given["label"], (1.0, 2.0, 3.0))))
+    np.testing.assert_array_equal(np.asarray(image.dataobj), given["label"])
+    assert image.header.get_zooms() == (1.0, 2.0, 3.0)
+    assert nib.aff2axcodes(image.affine) == ("R", "A", "S")
+
+
+def test_a_voxels_doubt_is_the_share_of_draws_that_contradict_it():
+    label = np.zeros((2, 1, 1, 2))
+    label[0] = 1.0
+    against = label[::-1]
+    doubt = doubt_of(label, [label, against, against, label, label, label, label, label])
+    np.testing.assert_allclose(doubt, 0.25)
+
+
+def test_the_order_of_review_asks_no_student():
+    """Suspicion is what the noise leaves open and how far the answers moved the label; the student learnt it."""
+    label = np.zeros((4, 4, 4), dtype=np.uint8)
+    label[:2] = 1
+    moved = np.roll(label, 1, axis=0)
+    common = {"image": label, "label": label, "confidence": np.full_like(label, 255)}
+
+    def suspicion(**arrays) -> float:
+        facts = pictures.summarise("v", "l", common | arrays, names=("background", "a"), spacing_mm=(1.0, 1.0, 1.0))
+        return facts.suspicion
+
+    calm = {"centre": label, "doubt": np.zeros_like(label)}
+    assert suspicion(**calm) == 0
+    assert suspicion(**calm, student=moved) == suspicion(**calm, student=label) == 0
+    assert suspicion(centre=moved, doubt=np.zeros_like(label)) == pytest.approx(0.5)
+    assert suspicion(centre=label, doubt=np.full_like(label, 51)) == pytest.approx(0.4)
 
 
 def test_a_volumes_figures_are_voxel_counts():
