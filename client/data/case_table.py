@@ -27,7 +27,12 @@ class TableLayout:
     says = "cases.csv with columns image (or image_T1, image_T2, …), label, patient_id"
 
     def matches(self, directory: Path) -> bool:
-        return any((directory / name).is_file() for name in CASE_TABLES)
+        """Beside a dataset.json a table with none of the columns is somebody's notes on the cases, and no layout."""
+        table = next((directory / name for name in CASE_TABLES if (directory / name).is_file()), None)
+        if table is None or not (directory / "dataset.json").is_file():
+            return table is not None
+        columns = {name for row in read_table(table)[:1] for name in row}
+        return not columns or any(name in ("label", "patient_id") or name.startswith("image") for name in columns)
 
     def read(self, directory: Path) -> Dataset:
         path = next((directory / name for name in CASE_TABLES if (directory / name).is_file()), None)

@@ -99,14 +99,16 @@ def structures(rows: Sequence[dict[str, float]], arms: Iterable[str]) -> dict[st
 
 
 def sites(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Hospital by hospital: its patients, its own teacher beside the student on all held-out cases, and the same on its
+    """Hospital by hospital: its cases, its own teacher beside the student on all held-out cases, and the same on its
     own cases in the seeds that hold any out."""
     found: dict[str, Any] = {}
-    for site in dict.fromkeys(name.split("@")[1] for row in rows for name in row if "@" in name):
+    for site in dict.fromkeys(name.partition(at_site("cases", ""))[2] for row in rows for name in row):
+        if not site:
+            continue
         teachers = [row[at_site("teacher", site)] for row in rows]
         students = [row["student"] for row in rows]
         found[site] = {
-            "patients": mean_present([row[at_site("patients", site)] for row in rows]),
+            "cases": mean_present([row[at_site("cases", site)] for row in rows]),
             "teacher": mean_present(teachers),
             "gain": paired(students, teachers),
         }
@@ -205,12 +207,12 @@ def _structure(metrics: dict[str, Any]) -> str:
 def _sites_table(document: dict[str, Any]) -> Table:
     """Who gains by taking part, and who does not: the student beside each hospital's own teacher."""
     table = Table(box=None, pad_edge=False, title="hospital by hospital: its own teacher", title_justify="left")
-    for header in ("", "patients", "Dice", "gain of the student (95 %)", "on its own cases", "gain of the student"):
+    for header in ("", "cases", "Dice", "gain of the student (95 %)", "on its own cases", "gain of the student"):
         table.add_column(header, justify="left" if not header else "right")
     for site, row in document.items():
         own = row.get("on_its_own")
         cells = ("", "") if own is None else (f"{own['teacher']:.4f}", _gain(own["gain"]))
-        table.add_row(site, f"{row['patients']:g}", f"{row['teacher']:.4f}", _gain(row["gain"]), *cells)
+        table.add_row(site, f"{row['cases']:g}", f"{row['teacher']:.4f}", _gain(row["gain"]), *cells)
     return table
 
 

@@ -180,12 +180,12 @@ def of_teachers(bench: Bench, teachers: list[torch.nn.Module], *, suffix: str = 
 
 
 def of_sites(bench: Bench, teachers: list[torch.nn.Module]) -> dict[str, float]:
-    """Patients of every hospital, and the mean Dice of its own teacher, trained on all of them."""
+    """Cases of every hospital, and the mean Dice of its own teacher, trained on all of them."""
     values: dict[str, float] = {}
     for site, cases, model in zip(bench.roles.sites, bench.roles.private, teachers, strict=True):
         found = bench.scored("teacher", model)
         own = at_site("teacher on its own", site)
-        values |= {at_site("patients", site): float(len(cases)), at_site("teacher", site): found["teacher"]}
+        values |= {at_site("cases", site): float(len(cases)), at_site("teacher", site): found["teacher"]}
         values |= {own: found[own]} if own in found else {}
     return values
 

@@ -109,7 +109,7 @@ def test_uneven_hospitals_are_each_beside_the_student_in_table_and_json(tmp_path
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert document["structures"].keys() == {"left", "right"}
     assert document["structures"]["left"].keys() >= {*ARMS, *CONTROLS, "labels", "ensemble", "all_data"}
-    assert [site["patients"] for site in document["sites"].values()] == [len(part) for part in roles.private]
+    assert [site["cases"] for site in document["sites"].values()] == [len(part) for part in roles.private]
     assert document["sites"]["A"]["gain"]["mean"] == pytest.approx(row["student"] - row["teacher@A"])
     assert "on_its_own" in document["sites"]["A"]
     assert "on_its_own" not in document["sites"]["C"]

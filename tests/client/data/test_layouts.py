@@ -142,6 +142,13 @@ def test_every_layout_is_found_by_itself_and_gives_the_same_cases_channels_and_p
         assert seen == [brightness(number, CHANNELS.index(name)) for name in DATA.channels]
 
 
+def test_notes_on_the_cases_beside_a_dataset_are_no_layout_but_a_table_that_names_patients_is(tmp_path: Path) -> None:
+    (tmp_path / "dataset.json").write_text("{}")
+    for columns, found in (("case_id,site,grade", "msd"), ("case_id,patient_id", "table"), ("image_T1,site", "table")):
+        (tmp_path / "cases.csv").write_text(f"{columns}\n{','.join('a' for _ in columns.split(','))}\n")
+        assert next(layout.name for layout in LAYOUTS.values() if layout.matches(tmp_path)) == found
+
+
 @pytest.mark.parametrize("layout", MAKE)
 def test_one_missing_file_costs_one_case_and_says_which(layout: str, tmp_path: Path) -> None:
     root = MAKE[layout](tmp_path / "set")
