@@ -66,7 +66,7 @@ class SiteKit:
         return kit
 
 
-def public_start(directory: Path) -> Path | None:
+def start_file(directory: Path) -> Path | None:
     """The site's copy of the weights teachers begin from, if its kit held any."""
     path = directory / START
     return path if path.is_file() else None

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.stats import t as student_t
 
-from client.site.enrolment import public_start
+from client.site.enrolment import start_file
 from client.teachers.teacher import Teachers
 from common.codecs import load_codec
 from common.config import Study
@@ -153,7 +153,7 @@ def references(site_dir: Path, study: Study, *, codec: str | None) -> tuple[list
 
 
 def _start(site_dir: Path, study: Study) -> Answer:
-    path = public_start(site_dir)
+    path = start_file(site_dir)
     if path is None:
         raise InvalidInput("the site's kit held no public start: only a joint study has one")
     recipe, data = study.student, study.data

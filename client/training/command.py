@@ -15,7 +15,7 @@ from client.data.cases import CaseRecord, delta_warning, record_cases
 from client.data.layouts import DatasetSettings, open_for_training
 from client.policy import SiteConfig, load_site
 from client.site.books import slots_file, withdrawn, writing_teachers
-from client.site.enrolment import public_start
+from client.site.enrolment import start_file
 from client.training.private.charge import record_trained, record_trainings
 from client.training.private.settings import STRATEGIES, PrivateSettings, defaults
 from client.training.side_by_side import default_jobs, side_by_side
@@ -118,7 +118,7 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
     Whoever writes in the teachers is kept out meanwhile (Refused). Interrupted, it goes on when it is called again.
     """
     config, study, settings, data = _terms(options)
-    private = options.private.settings(begun=public_start(options.site_dir) is not None)
+    private = options.private.settings(begun=start_file(options.site_dir) is not None)
     dataset = open_for_training(data, study.data, settings)
     with writing_teachers({options.site_dir} if config is None else {options.site_dir, config.books_dir}):
         tasks = site_tasks(
@@ -174,7 +174,7 @@ def site_tasks(
         voters=study.privacy.voters_per_site,
         trainer=trainer,
         private=private,
-        start=public_start(directory),
+        start=start_file(directory),
         seed=seed,
         slots_file=None if config is None else slots_file(config),
         withdrawn=() if config is None else withdrawn(config.books_dir, scans_by_patient(dataset)),

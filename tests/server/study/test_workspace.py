@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from client.site.enrolment import SiteKit, create_site, public_start
+from client.site.enrolment import SiteKit, create_site, start_file
 from common.errors import InvalidInput
 from server.operations.supervisor import flower_server, supervise
 from server.study import create_study as setup
@@ -70,7 +70,7 @@ def test_a_joint_studys_public_start_travels_with_the_kit(workspace, tmp_path):
     addresses = {"superlink": "localhost:8443", "objects_url": "https://localhost:8443"}
     setup.write_kit(workspace, tmp_path / "kit", site="north", authority=tmp_path / "ca.crt", **addresses)
     create_site(tmp_path / "north", pool="north", data=tmp_path, kit=SiteKit.load(tmp_path / "kit"))
-    assert public_start(tmp_path / "north").read_bytes() == b"weights"
+    assert start_file(tmp_path / "north").read_bytes() == b"weights"
 
 
 def test_an_endpoint_of_an_earlier_version_is_read_and_superlink_is_on_loopback_from_then_on(workspace):
