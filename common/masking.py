@@ -135,11 +135,12 @@ def masks(
     own = next((member for member in roster.members if member.site == me), None)
     if own is None or own.mask.key != private.public_key().public_bytes_raw().hex():
         raise Refused("roster", "a roster without this site, or with another key than it gave for this draw")
-    total = np.zeros(dimension, dtype=np.uint64)
+    total, roster_id = np.zeros(dimension, dtype=np.uint64), roster.id
     for member in roster.members:
         if member.site == me:
             continue
-        words = _stream(_shared(private, member), roster, pair=sorted((me, member.site)), query=query, words=dimension)
+        info = {"pair": sorted((me, member.site)), "query": query, "roster": roster_id}
+        words = _stream(_shared(private, member), info=canonical_bytes(info), words=dimension)
         if me < member.site:
             total += words
         else:
@@ -154,10 +155,9 @@ def _shared(private: X25519PrivateKey, member: Member) -> bytes:
         raise Refused("roster", f"the mask key of {member.site} is not a proper one") from error
 
 
-def _stream(shared: bytes, roster: MaskedRoster, *, pair: list[str], query: str, words: int) -> NDArray[np.uint64]:
+def _stream(shared: bytes, *, info: bytes, words: int) -> NDArray[np.uint64]:
     """ChaCha20's words under a key that no other query, roster or pair has; so its nonce may be zero."""
-    info = b"consilium/mask/v1\0" + canonical_bytes({"pair": pair, "query": query, "roster": roster.id})
-    key = HKDF(SHA256(), 32, salt=None, info=info).derive(shared)
+    key = HKDF(SHA256(), 32, salt=None, info=b"consilium/mask/v1\0" + info).derive(shared)
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * words))
     return np.frombuffer(stream, dtype="<u8").astype(np.uint64)
 

@@ -1,0 +1,91 @@
+"""`python -m benchmarks.sealed_sum [D]`: what a sealed sum costs a site and the server over the number of sites K.
+
+One query of D coordinates (10,000 unless given). A site checks its peers' signatures, draws its noise and makes its
+masks; the server adds K messages, beside the open mode's test of each code and its sum. CPU seconds of one process; the
+ratios are what to read.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from client.masked import masked_code
+from common.canonical import canonical_bytes
+from common.ledger.keys import public_hex
+from common.masking import MaskedRoster, Member, mask_private_key, signed_mask_key, unconfirmed
+from common.privacy.gaussian import rounded_gaussian
+from common.privacy.mechanism import Mechanism
+from common.privacy.release import noisy_sum
+from common.privacy.shares import share_std, unmasked
+
+STUDY, BATCH, QUERY, LEDGER = "a" * 64, "b" * 64, "c" * 64, "d" * 32
+
+
+def cpu(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def row(sites: int, dimension: int) -> list[str]:
+    mechanism = Mechanism(dimension, 65_536, 1, Fraction(131_072), colluders=1)
+    identities = {f"site-{i:04d}": Ed25519PrivateKey.generate() for i in range(sites)}
+    private, members = {}, []
+    for name, identity in identities.items():
+        private[name] = mask_private_key(identity.private_bytes_raw(), nonce="0" * 64, study=STUDY, batch=BATCH, draw=1)
+        key = signed_mask_key(
+            private[name], sign=identity.sign, study=STUDY, ledger=LEDGER, batch=BATCH, draw=1, site=name
+        )
+        members.append(Member(name, key))
+    roster = MaskedRoster(STUDY, LEDGER, BATCH, 1, tuple(members))
+    peers = {name: public_hex(identity) for name, identity in identities.items()}
+    code, share = np.zeros(dimension, dtype=np.int64), share_std(mechanism, sites=sites)
+
+    def one(name: str) -> np.ndarray:
+        return masked_code(
+            code,
+            roster,
+            me=name,
+            private=private[name],
+            query=QUERY,
+            mechanism=mechanism,
+            share=share,
+            sampler=rounded_gaussian,
+        )
+
+    me = "site-0000"
+    checking, masking = cpu(lambda: unconfirmed(roster, me=me, peers=peers)), cpu(lambda: one(me))
+    noise = cpu(lambda: rounded_gaussian(dimension, share))
+    words = np.random.default_rng(0).integers(0, 1 << 63, dimension, dtype=np.uint64)
+
+    def add() -> None:
+        total = np.zeros(dimension, dtype=np.uint64)
+        for _ in range(sites):
+            total += words
+
+    adding, opening = cpu(add), cpu(lambda: noisy_sum([code] * sites, mechanism))
+    if sites <= 16:  # the whole sum once, so that what was timed is what works
+        total = np.sum([one(name) for name in identities], axis=0, dtype=np.uint64)
+        unmasked(total, mechanism, sites=sites)
+    sent = len(canonical_bytes([member.to_json() for member in members]))
+    figures = (sites, checking, noise, masking - noise, sent, 8 * dimension, adding, opening)
+    return [f"{figure:.3f}" if isinstance(figure, float) else f"{figure:,}" for figure in figures]
+
+
+def main() -> None:
+    dimension = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    print("| K | keys checked (s) | own noise (s) | masks (s) | roster sent to it (B) | words it sends (B) |", end="")
+    print(" server adds (s) | open mode: tests and adds (s) |")
+    print("|" + "---|" * 8)
+    for sites in (8, 64, 256, 1_000):
+        print("| " + " | ".join(row(sites, dimension)) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
