@@ -38,6 +38,7 @@ from common.privacy.training import Neighbours, Sampling, TrainingEvent, epsilon
 from common.study_mechanism import study_mechanism
 from server.ledger.verify import VerifyReport, verify
 from server.planning.planner import Plan, plan
+from server.planning.public_shapes import PublicShapes, read_shapes
 from server.planning.recommend import Recommendation, recommend
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "Neighbours",
     "Plan",
     "Protection",
+    "PublicShapes",
     "Recommendation",
     "Relation",
     "Sampling",
@@ -82,6 +84,7 @@ __all__ = [
     "quantise",
     "queries_left",
     "radius_int",
+    "read_shapes",
     "recommend",
     "rounded_gaussian",
     "sensitivity",

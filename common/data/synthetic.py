@@ -4,7 +4,8 @@ A bent ellipsoid is cut across into two neighbouring structures (anterior and po
 third one beside it if asked for. Pose, size, bend, cut and a smooth deformation vary from patient to patient, so the
 mean shape is a poor answer; tissue texture, bodies of the same brightness elsewhere, partial volume, a bias field and
 Rician noise make brightness a poor answer too. Each hospital has a scanner of its own: contrast, noise, voxel spacing
-and axis order. Every case is a function of (seed, its number), whatever else is made.
+and axis order. Every case is a function of (seed, its number), whatever else is made. A :class:`Drawing` says how
+cluttered the images are and where the border between the two structures is drawn: collections may differ in both.
 """
 
 from __future__ import annotations
@@ -44,6 +45,24 @@ class Scanner:
     bias: float
 
 
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How a collection's phantoms are imaged and drawn, apart from scanners and anatomy.
+
+    ``border_mm``: how far before the visible change of brightness the label maps draw the border between anterior and
+    posterior. ``cut_mm``: mean and standard deviation of that change's place along the body, over patients.
+    ``clutter``: strength of tissue texture and of bodies elsewhere; ``noise``: of the scanners' noise.
+    """
+
+    border_mm: float = 0.0
+    cut_mm: tuple[float, float] = (1.0, 2.0)
+    clutter: float = 1.0
+    noise: float = 1.0
+
+
+PLAIN = Drawing()
+
+
 def study_data(structures: int = 2) -> DataConfig:
     """Labels, spacing and grid that suit the phantoms."""
     return DataConfig(labels=("background", *STRUCTURES[:structures]), spacing_mm=(1.4, 1.4, 1.4), grid=(32, 32, 32))
@@ -64,7 +83,7 @@ def scanner_of(hospital: int, *, seed: int) -> Scanner:
 
 
 def phantom(
-    rng: np.random.Generator, scanner: Scanner, *, structures: int = 2
+    rng: np.random.Generator, scanner: Scanner, *, structures: int = 2, drawing: Drawing = PLAIN
 ) -> tuple[Int16[np.ndarray, "x y z"], UInt8[np.ndarray, "x y z"], Float[np.ndarray, "4 4"]]:
     """Draw one patient and scan it: image, label map (0 background, then STRUCTURES) and affine, in RAS+ axes."""
     shape = tuple(round(extent / step) for extent, step in zip(FIELD_OF_VIEW_MM, scanner.spacing_mm, strict=True))
@@ -73,14 +92,14 @@ def phantom(
     axes = [affine[i, 3] + scanner.spacing_mm[i] * np.arange(shape[i]) for i in range(3)]
     points = np.stack(np.meshgrid(*axes, indexing="ij"))  # mm
 
-    depths = _anatomy(_into_patient(points, rng), rng, structures=structures)
+    anatomy = _anatomy(_into_patient(points, rng), rng, structures=structures, cut_mm=drawing.cut_mm)
     labels = np.zeros(shape, dtype=np.uint8)
-    for value, depth in enumerate(depths, start=1):
+    for value, depth in enumerate(anatomy.depths(drawing.border_mm), start=1):
         labels[depth > 0] = value
-    signal = _paint(points, depths, rng)
+    signal = _paint(points, anatomy.depths(), rng, clutter=drawing.clutter)
     bias = np.exp(scanner.bias * _smooth(rng, shape, knots=3))
     bright = np.clip(signal, 0, None) ** scanner.contrast * bias
-    noise = rng.normal(0, scanner.noise_std, (2, *shape))
+    noise = rng.normal(0, scanner.noise_std * drawing.noise, (2, *shape))
     measured = np.hypot(bright + noise[0], noise[1])  # Rician: the magnitude of a complex signal
     return np.rint(np.clip(measured * scanner.gain, 0, 32767)).astype(np.int16), labels, affine
 
@@ -92,10 +111,13 @@ def write_phantoms(
     seed: int,
     hospitals: int = 1,
     structures: int = 2,
+    drawing: Drawing = PLAIN,
+    first: int = 0,
     on_case: Callable[[int], None] | None = None,
 ) -> Dataset:
     """Write an MSD dataset of ``cases`` phantoms, case i of hospital i mod ``hospitals``, and read it back.
 
+    ``first``: the number of the first case, where others of the same seed are elsewhere already.
     Raises InvalidInput for impossible numbers and for a directory that already holds something.
     """
     if not 2 <= structures <= len(STRUCTURES):
@@ -107,11 +129,11 @@ def write_phantoms(
     for folder in ("imagesTr", "labelsTr"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     made = []
-    for number in range(cases):
-        hospital = number % hospitals
+    for number in range(first, first + cases):
+        hospital = (number - first) % hospitals
         scanner = scanner_of(hospital, seed=seed)
         rng = np.random.default_rng([_CASE, seed, number])
-        image, labels, affine = phantom(rng, scanner, structures=structures)
+        image, labels, affine = phantom(rng, scanner, structures=structures, drawing=drawing)
         name = f"phantom_{number:04d}.nii.gz"
         for folder, array in (("imagesTr", image), ("labelsTr", labels)):
             nib.save(_stored(array, affine, scanner.orientation), out / folder / name)
@@ -124,7 +146,7 @@ def write_phantoms(
             )
         )
         if on_case is not None:
-            on_case(number + 1)
+            on_case(number - first + 1)
     labels_of = study_data(structures).labels
     return write_dataset(out, name=f"phantoms-{seed}", labels=labels_of, channels=("MRI",), cases=made, synthetic=True)
 
@@ -141,33 +163,50 @@ def _into_patient(points: Float[np.ndarray, "3 x y z"], rng: np.random.Generator
     return inside
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Anatomy:
+    """How deep (mm, roughly; negative outside) each voxel lies in the whole body, before the change of brightness, and
+    in what lies beside the body."""
+
+    body: Float[np.ndarray, "x y z"]
+    cut: Float[np.ndarray, "x y z"]
+    beside: tuple[Float[np.ndarray, "x y z"], ...]
+
+    def depths(self, border_mm: float = 0.0) -> list[Float[np.ndarray, "x y z"]]:
+        """Of each structure, at most one positive, with the border so far before the change of brightness."""
+        cut = self.cut - border_mm
+        return [np.minimum(self.body, cut), np.minimum(self.body, -cut), *self.beside]
+
+
 def _anatomy(
-    points: Float[np.ndarray, "3 x y z"], rng: np.random.Generator, *, structures: int
-) -> list[Float[np.ndarray, "x y z"]]:
-    """How deep (mm, roughly; negative outside) each voxel lies in each structure; at most one is positive."""
+    points: Float[np.ndarray, "3 x y z"], rng: np.random.Generator, *, structures: int, cut_mm: tuple[float, float]
+) -> _Anatomy:
     x, y, z = points
     bend, tilt, taper = rng.normal(0.0, 2.0), rng.normal(0, 0.25), rng.uniform(-0.3, 0.3)
     a, b, c = HALF_AXES_MM
     width = 1 + taper * np.clip(y / b, -1, 1)
     radius = np.sqrt(((x - bend * (y / b) ** 2) / (a * width)) ** 2 + (y / b) ** 2 + (z / (c * width)) ** 2)
     body = (1 - radius) * a
-    cut = y - rng.normal(1.0, 2.0) - tilt * z
-    depths = [np.minimum(body, cut), np.minimum(body, -cut)]
-    if structures == 3:
-        centre = np.array([12.0, -2.0, 4.0]) + rng.normal(0, 1, 3)
-        lateral = 5.5 - np.linalg.norm(points - centre[:, None, None, None], axis=0)
-        depths.append(np.minimum(lateral, -body - 0.5))
-    return depths
+    cut = y - rng.normal(*cut_mm) - tilt * z
+    if structures == 2:
+        return _Anatomy(body, cut, ())
+    centre = np.array([12.0, -2.0, 4.0]) + rng.normal(0, 1, 3)
+    lateral = 5.5 - np.linalg.norm(points - centre[:, None, None, None], axis=0)
+    return _Anatomy(body, cut, (np.minimum(lateral, -body - 0.5),))
 
 
 def _paint(
-    points: Float[np.ndarray, "3 x y z"], depths: list[Float[np.ndarray, "x y z"]], rng: np.random.Generator
+    points: Float[np.ndarray, "3 x y z"],
+    depths: list[Float[np.ndarray, "x y z"]],
+    rng: np.random.Generator,
+    *,
+    clutter: float,
 ) -> Float[np.ndarray, "x y z"]:
     """Brightness without bias or noise: folded tissue, bodies as bright as the structures, then the structures."""
     shape = points.shape[1:]
     folds, pools = _smooth(rng, shape, knots=7), _smooth(rng, shape, knots=5)
-    signal = GREY + (WHITE - GREY) * _share(folds - 1.1, 0.35)
-    signal += (CSF - signal) * _share(pools - 1.0, 0.25)
+    signal = GREY + (WHITE - GREY) * clutter * _share(folds - 1.1, 0.35)
+    signal += (CSF - signal) * clutter * _share(pools - 1.0, 0.25)
     outside = -np.max(depths, axis=0)
     for _ in range(2):
         centre = np.array([rng.uniform(-0.45, 0.45) * extent for extent in FIELD_OF_VIEW_MM])
@@ -175,7 +214,7 @@ def _paint(
             (points - centre[:, None, None, None]) / rng.uniform(0.7, 1.4, 3)[:, None, None, None], axis=0
         )
         decoy = np.minimum(rng.uniform(3, 5) - distance, outside - 1.5)
-        signal += (rng.uniform(0.62, 0.82) - signal) * _share(decoy, 0.5)
+        signal += (rng.uniform(0.62, 0.82) - signal) * clutter * _share(decoy, 0.5)
     for depth, level in zip(depths, rng.normal((0.84, 0.64, 0.74)[: len(depths)], 0.02), strict=True):
         signal += (level - signal) * _share(depth, 0.5)
     return signal

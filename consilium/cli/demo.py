@@ -35,24 +35,36 @@ def demo(
     data: Annotated[
         Path | None, typer.Option(help="An MSD dataset with labels; phantoms are made without one.")
     ] = None,
-    hospitals: Annotated[int, typer.Option(help="Hospitals K.")] = 4,
+    hospitals: Annotated[
+        int | None, typer.Option(help="Hospitals K [as the data's sites.csv names, or 3].", **options.PLAIN)
+    ] = None,
     epsilon: options.Epsilon = 8.0,
-    delta: options.Delta = 1e-3,
-    queries: Annotated[int, typer.Option(help="Planned queries N: public volumes labelled.")] = 16,
+    delta: options.Delta = 1e-5,
+    queries: Annotated[
+        int | None,
+        typer.Option(
+            help="Public volumes, of a query each where it is not joint [a fifth of the data].", **options.PLAIN
+        ),
+    ] = None,
     accountant: options.Accountant = AccountantName.EXACT,
-    unit: options.UnitOption = Unit.HOSPITAL,
+    unit: options.UnitOption = Unit.PATIENT,
     relation: options.RelationOption = Relation.REPLACE_ONE,
-    voters: options.Voters = 1,
+    voters: Annotated[
+        int | None,
+        typer.Option(help="Voters m a site, on disjoint patients [as `consilium plan` recommends].", **options.PLAIN),
+    ] = None,
     aggregation: options.Aggregation = OPEN,
     colluders: options.Colluders = 1,
     spare_draws: options.SpareDraws = 0,
     codec: options.Codec = "pca",
     joint: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--joint", help="Ask about all public volumes together, in four rounds, instead of one release each."
+            "--joint/--no-joint",
+            help="Ask about all public volumes together, in four rounds, or in one release each [joint, with pca].",
+            **options.PLAIN,
         ),
-    ] = False,
+    ] = None,
     strategy: Strategy = "standard",
     training_epsilon: Annotated[
         float, typer.Option(help="ε a private training may cost each patient, at the study's δ and relation.")
@@ -64,7 +76,7 @@ def demo(
 ) -> None:
     """The whole road on this machine: hospitals' data, teachers, a federation of real daemons, a student, a report.
 
-    Run the same command again to resume. Example: consilium demo --hospitals 4 --out demo-out
+    Run the same command again to resume. Example: consilium demo --out demo-out
     """
     from rich.console import Console
 
@@ -161,6 +173,7 @@ def _summary(out: Path) -> str:
             "Controls: "
             + ", ".join(f"{name.replace('_', ' ')} {dice(score)}" for name, score in controls.items())
             + f"; student's gain over the best of them {gain}",
+            *filter(None, (report["known"], report["bought"])),
             *_at_home(out),
         ]
     )

@@ -20,6 +20,7 @@ from consilium.cli.options import PLAIN, AsJson
 
 if TYPE_CHECKING:
     from server.planning.planner import Plan
+    from server.planning.public_shapes import PublicShapes
 
 
 plan_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -69,6 +70,9 @@ def plan_command(
     spectrum: Annotated[
         Path | None, typer.Option(help="JSON list of the code's public eigenvalues; adds the expected errors.")
     ] = None,
+    label_maps: Annotated[
+        Path | None, typer.Option(help="Folder of public label maps: what they let a joint query gain on this task.")
+    ] = None,
     chart: Annotated[Path | None, typer.Option(help="Write a chart to this PNG, SVG or PDF file.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -81,9 +85,11 @@ def plan_command(
     Example: consilium plan --hospitals 8 --aggregation sealed-sum --colluders 2 --spare-draws 4
 
     Example: consilium plan --unit patient --epsilon 8 --delta 1e-5 --queries 1 --hospitals 8 --patients 15
+        --label-maps split/public/label-maps
     """
     from consilium.reports.plan_report import check_chart, write_chart
     from server.planning.planner import plan
+    from server.planning.public_shapes import read_shapes
 
     sealed = aggregation, colluders, spare_draws
     given = Flags(epsilon, delta, queries, voters, radius, unit, relation, accountant, *sealed)
@@ -104,12 +110,13 @@ def plan_command(
         colluders=privacy.colluders if privacy.sealed else None,
         spare_draws=privacy.spare_draws,
     )
+    shapes = None if label_maps is None else read_shapes(label_maps)
     if chart is not None:
         write_chart(result, chart)
-    _print(result, patients=patients, as_json=as_json)
+    _print(result, patients=patients, shapes=shapes, as_json=as_json)
 
 
-def _print(result: Plan, *, patients: int | None, as_json: bool) -> None:
+def _print(result: Plan, *, patients: int | None, shapes: PublicShapes | None, as_json: bool) -> None:
     from rich.console import Console
 
     from consilium.reports.plan_report import delta_warning, plan_table
@@ -122,9 +129,17 @@ def _print(result: Plan, *, patients: int | None, as_json: bool) -> None:
         hospitals=result.hospitals,
         patients=patients,
         colluders=result.mechanism.colluders,
+        shapes=shapes,
     )
     if as_json:
-        recommended = {**asdict(advised), "recipe": "joint", "worth_asking": advised.worth_asking}
+        recommended = {
+            **asdict(advised),
+            "recipe": "joint",
+            "gain_low": advised.low,
+            "gain_high": advised.high,
+            "objection": advised.objection,
+            "worth_asking": advised.worth_asking,
+        }
         warning = delta_warning(result, patients=patients)
         facts = {**result.to_json(), "delta_warning": warning, "recommended": recommended}
         typer.echo(json.dumps(facts, indent=1, ensure_ascii=False))

@@ -43,9 +43,15 @@ PICTURES = 2
 
 
 def report_facts(
-    places: Places, *, source: Path, options: DemoOptions, federation: Federation, seconds: Mapping[str, float]
+    places: Places,
+    *,
+    source: Path,
+    options: DemoOptions,
+    federation: Federation,
+    seconds: Mapping[str, float],
+    known: str,
 ) -> ReportFacts:
-    """Score everything on the test cases and gather what the report says."""
+    """Score everything on the test cases and gather what the report says; ``known``: what only hospitals know."""
     workspace = places.workspace
     study = workspace.study()
     classes = len(study.data.labels)
@@ -63,8 +69,8 @@ def report_facts(
         controls[name] = _score([_hard(predict(control, image)) for image in images], truths, classes)
     public = _public_truths(places, study, source)
     labels = read_released(workspace).labels()
-    known = [volume for volume in labels if volume in public]
-    decoded = _score([_hard(labels[v]) for v in known], [public[v] for v in known], classes) if known else None
+    told = [volume for volume in labels if volume in public]
+    decoded = _score([_hard(labels[v]) for v in told], [public[v] for v in told], classes) if told else None
     with Ledger.open(workspace.ledger_file) as ledger:
         guarantees = ledger.study_guarantees(study.id)
         answers = ledger.answers(study.id)
@@ -91,6 +97,7 @@ def report_facts(
         seeds={"data, split and training": options.seed},
         spacing_mm=study.data.spacing_mm,
         finished=datetime.now(UTC),
+        known=known,
     )
 
 

@@ -16,38 +16,45 @@ from server.study.workspace import Workspace
 class DemoOptions:
     """What one demo is; a directory belongs to one set of options. ``data`` is an MSD dataset, None for phantoms.
 
-    ``strategy`` trains the teachers; a private one may cost each patient ``training_epsilon`` at the study's δ.
+    None stands for what the data says (``hospitals``, ``queries``: public volumes) or the planner recommends
+    (``voters`` a site, ``joint``). ``strategy`` trains the teachers; a private one may cost each patient
+    ``training_epsilon`` at the study's δ.
     """
 
-    hospitals: int = 4
+    hospitals: int | None = None
     epsilon: float = 8.0
-    delta: float = 1e-3
-    queries: int = 16
+    delta: float = 1e-5
+    queries: int | None = None
     accountant: str = "exact"
-    unit: str = "hospital"
+    unit: str = "patient"
     relation: str = "replace-one"
-    voters: int = 1
+    voters: int | None = None
     aggregation: str = OPEN
     colluders: int = 1
     spare_draws: int = 0
     codec: str = "pca"
-    joint: bool = False
+    joint: bool | None = None
     seed: int = 0
     data: str | None = None
     strategy: str = "standard"
     training_epsilon: float = 8.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.hospitals <= 64:
+        if self.hospitals is not None and not 1 <= self.hospitals <= 64:
             raise InvalidInput("--hospitals", value=self.hospitals, limit="1 to 64")
         self.private()
+
+    @property
+    def asks_jointly(self) -> bool:
+        """A joint query is what the planner recommends, for the one codec that it can be made with."""
+        return self.codec == "pca" if self.joint is None else self.joint
 
     def private(self) -> PrivateSettings | None:
         """What each patient pays for its teacher, None for teachers without a guarantee of their own."""
         if self.strategy == "standard":
             return None
         same = Neighbours.REPLACE_ONE if self.relation == Neighbours.REPLACE_ONE else Neighbours.ADD_REMOVE
-        recipe = defaults(self.strategy, epsilon=self.training_epsilon, delta=self.delta, begun=self.joint)
+        recipe = defaults(self.strategy, epsilon=self.training_epsilon, delta=self.delta, begun=self.asks_jointly)
         return replace(recipe, neighbours=same)
 
 
@@ -60,6 +67,10 @@ class Places:
     @property
     def source(self) -> Path:
         return self.root / "data" / "all"
+
+    @property
+    def atlas(self) -> Path:
+        return self.root / "data" / "atlas"
 
     @property
     def split(self) -> Path:

@@ -10,20 +10,23 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from client.training.side_by_side import default_jobs
 from common.codecs.paper import codec_terms
 from common.config import JOINT_ROUNDS, STUDENT_RECIPE, DataConfig, PrivacyConfig, Study, TrainingConfig
-from common.data.grid import choose_grid
+from common.data.dataset import Dataset
+from common.data.grid import choose_both
 from common.data.msd import read_dataset
-from common.data.split import SplitCounts, plan_split, private_label_hashes, write_split
-from common.data.synthetic import study_data, write_phantoms
+from common.data.patients import read_table
+from common.data.split import Split, SplitCounts, plan_split, private_label_hashes, with_sites, write_split
+from common.data.synthetic import Drawing, study_data, write_phantoms
 from common.errors import InvalidInput
 from common.objects import write_atomically
 from consilium.demo.dashboard import dashboard
@@ -31,14 +34,26 @@ from consilium.demo.federation import running, write_server, write_sites
 from consilium.demo.options import DemoOptions, Places
 from consilium.demo.training import train_all
 from server.operations.supervisor import OnEvent, supervise
+from server.planning.recommend import recommend
 from server.study import create_study as setup
 
-PATIENTS = 20  # a hospital, of phantoms
-SYNTHETIC_RECIPE = (
-    TrainingConfig(channels=(8, 16, 32), steps=400),
-    TrainingConfig(channels=(8, 16, 32), steps=400, learning_rate=1e-2),
+HOSPITALS = 3  # where nothing says how many
+SITES = "sites.csv"
+PATIENTS, VOLUMES, MAPS = 24, 16, 24  # of phantoms: a hospital, without a label, with nothing but a label map
+CLINIC = Drawing(cut_mm=(-2.0, 4.0), clutter=0.0, noise=0.5)
+ATLAS = replace(CLINIC, border_mm=6.0)
+KNOWN = (
+    f"The hospitals draw the border between the two structures where brightness changes. The public label maps draw it "
+    f"{ATLAS.border_mm:g} mm before that, and no public image has a label: only the hospitals know."
 )
-REAL_RECIPE = (TrainingConfig(), STUDENT_RECIPE)
+"""What the phantoms' hospitals know and public data does not."""
+PHANTOM_DATA = replace(study_data(), spacing_mm=(1.9, 1.9, 1.9), grid=(24, 24, 24))
+PHANTOM_RECIPE = (
+    TrainingConfig(steps=60, batch_size=1),
+    TrainingConfig(steps=280, batch_size=1, learning_rate=5e-3),
+)
+JOINT_TEACHER = TrainingConfig(steps=150, learning_rate=5e-3)
+"""Teachers that begin from a public start need half the steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +101,10 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
         with seconds.stage("student home"):
             take_home(next(iter(sites.values())))
     with seconds.stage("evaluation"):
-        facts = report_facts(places, source=source, options=options, federation=federation, seconds=seconds.seconds)
+        known = "" if options.data else KNOWN
+        facts = report_facts(
+            places, source=source, options=options, federation=federation, seconds=seconds.seconds, known=known
+        )
     write_report(out, facts)
     return out / "report.html"
 
@@ -119,66 +137,104 @@ def _data(places: Places, options: DemoOptions) -> Path:
     if (places.split / "split.json").exists():
         return source
     if options.data:
-        cases = len(read_dataset(source).labelled)
-        counts = SplitCounts(
-            hospitals=options.hospitals,
-            public_images=options.queries,
-            label_maps=max(8, cases // 8),
-            validation=max(2, cases // 20),
-            test=max(4, cases // 6),
-        )
+        dataset, sites = read_dataset(source), source / SITES
+        if options.hospitals is None and sites.exists() and len({row["site"] for row in read_table(sites)}) > 1:
+            dataset = with_sites(dataset, sites)
+        split = plan_split(dataset, _counts(dataset, options), seed=options.seed)
     else:
-        counts = SplitCounts(public_images=options.queries, label_maps=24, validation=4, test=16)
-        if not (source / "dataset.json").exists():
-            shutil.rmtree(source, ignore_errors=True)  # what an interrupted demo left
-            total = PATIENTS * options.hospitals + counts.set_aside
-            write_phantoms(source, cases=total, hospitals=options.hospitals, seed=options.seed)
+        dataset, split = _phantoms(places, options)
     shutil.rmtree(places.split, ignore_errors=True)
-    dataset = read_dataset(source)
-    write_split(plan_split(dataset, counts, seed=options.seed), dataset, places.split)
+    write_split(split, dataset, places.split)
     return source
+
+
+def _counts(dataset: Dataset, options: DemoOptions) -> SplitCounts:
+    cases = len(dataset.labelled)
+    named = all(case.hospital for case in dataset.labelled)
+    return SplitCounts(
+        hospitals=options.hospitals or (None if named else HOSPITALS),
+        public_images=options.queries or min(30, max(8, cases // 5)),
+        label_maps=max(8, cases // 8),
+        validation=max(2, cases // 20),
+        test=max(4, cases // 6),
+    )
+
+
+def _phantoms(places: Places, options: DemoOptions) -> tuple[Dataset, Split]:
+    """The hospitals' phantoms, dealt; the public label maps are of others, and drawn by the atlas's rule."""
+    hospitals = options.hospitals or HOSPITALS
+    counts = SplitCounts(public_images=options.queries or VOLUMES, label_maps=0, validation=3, test=15)
+    total = PATIENTS * hospitals + counts.set_aside
+    for directory, cases, first, drawing in (
+        (places.source, total, 0, CLINIC),
+        (places.atlas, MAPS, total, ATLAS),
+    ):
+        if not (directory / "dataset.json").exists():
+            shutil.rmtree(directory, ignore_errors=True)  # what an interrupted demo left
+            scanners = hospitals if first == 0 else 1
+            write_phantoms(directory, cases=cases, first=first, hospitals=scanners, seed=options.seed, drawing=drawing)
+    dataset = read_dataset(places.source)
+    split = plan_split(dataset, counts, seed=options.seed)
+    return dataset, replace(split, label_maps=read_dataset(places.atlas).labelled)
 
 
 def _study(places: Places, options: DemoOptions, source: Path, watch: Watch) -> Study:
     workspace = places.workspace
     maps = sorted((places.split / "public" / "label-maps").glob("*.nii.gz"))
+    patients = [_patients(folder) for folder in sorted((places.split / "sites").iterdir())]
     if not workspace.study_file.exists():
-        dataset = read_dataset(source)
-        teacher, student = REAL_RECIPE if options.data else SYNTHETIC_RECIPE
-        spacing = (1.0, 1.0, 1.0)
-        data = study_data()
-        if options.data:
-            grid = choose_grid(maps, spacing_mm=spacing)
-            data = DataConfig(labels=dataset.labels, channels=dataset.channels, spacing_mm=spacing, grid=grid)
-        study = Study(
-            name="demo",
-            data=data,
-            privacy=PrivacyConfig(
-                epsilon=options.epsilon,
-                delta=options.delta,
-                planned_queries=JOINT_ROUNDS if options.joint else options.queries,
-                quorum=max(1, options.hospitals // 2 + 1),
-                accountant=options.accountant,  # type: ignore[arg-type]  # PrivacyConfig parses it
-                relation=options.relation,  # type: ignore[arg-type]
-                unit=options.unit,  # type: ignore[arg-type]
-                voters_per_site=options.voters,
-                aggregation=options.aggregation,
-                colluders=options.colluders,
-                spare_draws=options.spare_draws,
-            ),
-            codec=codec_terms(options.codec, labels=len(data.labels), grid=data.grid, joint=options.joint),
-            teacher=teacher,
-            student=student,
-        )
-        setup.create_study(workspace, study)
+        setup.create_study(workspace, _terms(options, source, maps, patients))
     if not (workspace.root / "public.json").exists():
         setup.publish_volumes(workspace, sorted((places.split / "public" / "images").glob("*.nii.gz")))
     if not (workspace.root / "codec.json").exists():
         private = private_label_hashes(places.split / "split.json")
-        setup.fit_study_codec(workspace, maps, sites=options.hospitals, private_hashes=private, on_stage=watch.advance)
+        setup.fit_study_codec(workspace, maps, sites=len(patients), private_hashes=private, on_stage=watch.advance)
     if not (workspace.root / "endpoint.json").exists():
         write_server(workspace)
     return workspace.study()
+
+
+def _terms(options: DemoOptions, source: Path, maps: Sequence[Path], patients: Sequence[int]) -> Study:
+    """The study for sites with so many patients: by its options, and where they say nothing as the planner says."""
+    joint = options.asks_jointly
+    if options.data:
+        dataset, (spacing, grid) = read_dataset(source), choose_both(maps)
+        data = DataConfig(labels=dataset.labels, channels=dataset.channels, spacing_mm=spacing, grid=grid)
+        teacher, student = JOINT_TEACHER if joint else TrainingConfig(), STUDENT_RECIPE
+    else:
+        data, (teacher, student) = PHANTOM_DATA, PHANTOM_RECIPE
+    codec = codec_terms(options.codec, labels=len(data.labels), grid=data.grid, joint=joint)
+    if options.data is None and joint:
+        codec = replace(codec, max_dimension=48, augmentations=120)
+    privacy = PrivacyConfig(
+        epsilon=options.epsilon,
+        delta=options.delta,
+        planned_queries=JOINT_ROUNDS if joint else options.queries or VOLUMES,
+        quorum=len(patients) // 2 + 1,
+        accountant=options.accountant,  # type: ignore[arg-type]  # PrivacyConfig parses it
+        relation=options.relation,  # type: ignore[arg-type]
+        unit=options.unit,  # type: ignore[arg-type]
+        voters_per_site=options.voters or 1,
+        aggregation=options.aggregation,
+        colluders=options.colluders,
+        spare_draws=options.spare_draws,
+    )
+    if options.voters is None:
+        advised = recommend(
+            budget=privacy.budget,
+            accountant=privacy.accountant,
+            protection=privacy.protection,
+            hospitals=len(patients),
+            patients=median_low(patients),
+            colluders=privacy.colluders if privacy.sealed else None,
+        )
+        privacy = replace(privacy, voters_per_site=advised.voters)
+    return Study(name="demo", data=data, privacy=privacy, codec=codec, teacher=teacher, student=student)
+
+
+def _patients(folder: Path) -> int:
+    dataset = read_dataset(folder)
+    return len({dataset.patient_of(case.id) for case in dataset.labelled})
 
 
 class _Stopwatch:

@@ -21,6 +21,9 @@ from server.study.consent_text import BatchRoster
 FALSE_ALARMS = 0.05
 """The share of false accusations at which the page says how often a true one can succeed."""
 
+NOTHING = 0.005
+"""A gain in Dice below this is called none."""
+
 CONTROLS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "zero_code": ("Zero code", "every label decoded from the zero code, as if no hospital had answered"),
@@ -137,7 +140,8 @@ class SiteFact:
 class ReportFacts:
     """Everything a report says. ``refused_node`` is the evidence that an unregistered node was turned away;
     ``decoded_labels`` scores the pseudo-labels against the demo's truth; ``controls`` has a score for every name in
-    :data:`CONTROLS`, None for one that could not be trained; ``finished`` dates the page."""
+    :data:`CONTROLS`, None for one that could not be trained; ``finished`` dates the page; ``known`` says what the
+    hospitals know and public data does not, where the data were made so."""
 
     study: Study
     privacy: PrivacyFacts
@@ -159,6 +163,7 @@ class ReportFacts:
     seeds: Mapping[str, int]
     spacing_mm: tuple[float, float, float]
     finished: datetime | None = field(default=None)
+    known: str = ""
 
     def __post_init__(self) -> None:
         for name in ("teachers", "daemons", "sites", "releases", "pictures", "spacing_mm"):
@@ -191,6 +196,20 @@ class ReportFacts:
         """Name and mean Dice of the control that scores highest; None where none could be scored."""
         scored = {n: s.mean for n, s in self.controls.items() if s is not None and math.isfinite(s.mean)}
         return max(scored.items(), key=lambda item: item[1]) if scored else None
+
+    @property
+    def bought(self) -> str:
+        """What the budget bought in this run, in words: the student's gain over the best control, good or bad."""
+        best, student, most = self.best_control, self.student.mean, self.ensemble.mean
+        if best is None or not math.isfinite(student):
+            return "What the budget bought could not be measured: no control was scored."
+        name, control = best
+        over = f"the best that the same recipe makes without the hospitals' answers ({CONTROLS[name][0].lower()})"
+        gain = student - control
+        if gain < NOTHING:
+            return f"The budget bought nothing in this run: the student's Dice is {gain:+.3f} over {over}."
+        way = f", {min(1.0, gain / (most - control)):.0%} of the way to all teachers together without noise"
+        return f"The budget bought Dice {gain:+.3f} over {over}{way if most > control else ''}."
 
     def _scores(self) -> list[DiceScore]:
         named = [teacher.score for teacher in self.teachers]

@@ -23,7 +23,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from common.privacy.consent import guess_sentence
 from common.privacy.figures import delta_text, epsilon_text
 from common.study_mechanism import sealed_sentences
-from consilium.reports.report_facts import CONTROLS, FALSE_ALARMS, DiceScore, PrivacyFacts, ReportFacts
+from consilium.reports.report_facts import CONTROLS, FALSE_ALARMS, NOTHING, DiceScore, PrivacyFacts, ReportFacts
 from consilium.reports.report_pictures import OUTLINES, draw_pictures
 from server.study.consent_text import BatchRoster, sealed_facts, study_limit
 
@@ -60,6 +60,8 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
             "voters_per_site": study.privacy.voters_per_site,
             **({"sealed_sum": sealed_facts(study)} if study.privacy.sealed else {}),
         },
+        "known": facts.known,
+        "bought": facts.bought,
         "student": {"dice": dice(facts.student)},
         "controls": {
             name: {"dice": None if (score := facts.controls[name]) is None else dice(score)} for name in CONTROLS
@@ -235,7 +237,7 @@ def _verdict(facts: ReportFacts) -> str:
     if not math.isfinite(student) or not math.isfinite(shape):
         return "The student could not be scored against the mean shape."
     gain = student - shape
-    if abs(gain) < 0.005:
+    if abs(gain) < NOTHING:
         text = "The student is as good as the mean shape"
     else:
         text = f"The student is {abs(gain):.3f} Dice {'better' if gain > 0 else 'worse'} than the mean shape"
@@ -247,9 +249,9 @@ def _verdict(facts: ReportFacts) -> str:
         name, control = best
         side = "above" if student >= control else "below"
         text += f"; it is {abs(student - control):.3f} {side} the best of its controls, {CONTROLS[name][0].lower()}"
-    if (gain if best is None else student - best[1]) < 0.005:
+    if (gain if best is None else student - best[1]) < NOTHING:
         return text + ". In this run the hospitals' answers taught it nothing that it would not know without them."
-    if gain < 0.005:
+    if gain < NOTHING:
         return text + ". In this run the hospitals' answers helped it, but the public label maps alone do as well."
     return text + "."
 

@@ -3,8 +3,10 @@
 A round at noise σ a coordinate of the mean code, relative to the clipping norm C, leaves v_i σ² / (p_i + σ²) of the
 variance v of what the teachers know beyond the public start along the directions of its tangent kernel, with p the
 radius spread over them by water-filling; the next round spreads it anew over what is left. The spectrum is so much
-alike over data splits that its octaves are constants here; what a share is worth in Dice was measured once, on one
-task.
+alike over data splits that its octaves are constants here; what a share is worth in Dice was measured on one task, and
+is scaled to another by what its public label maps say (:mod:`server.planning.public_shapes`). The interval's widths are
+chosen so that they hold what was measured by then (docs/utility.md): a rule, no confidence level. Whether teachers know
+more than a network of public data cannot be seen from label maps, and is not predicted.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from common.config import JOINT_ROUNDS
 from common.errors import InvalidInput
 from common.privacy.calibration import calibrate
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Unit, radius_int
+from server.planning.public_shapes import PublicShapes
 
 OCTAVES = (0.088, 0.067, 0.102, 0.128, 0.108, 0.091, 0.080, 0.077, 0.076, 0.072)
 """Shares of the variance in directions 1, 2, 3–4, 5–8 … 257–512; the rest lies beyond and is never sent."""
@@ -34,6 +37,21 @@ Both numbers from two settings of five rotations in one round: .041 where 44 % i
 WORTH_ASKING = 0.02
 """A predicted gain below this is within what seeds and tasks differ by."""
 
+
+UNSURE = 0.06
+"""How far below the prediction a gain was found where almost nothing is recovered; less in proportion to what is."""
+
+AT_MOST = 2.5
+"""Times the prediction: other tasks gained so much more than hippocampi."""
+
+HIPPOCAMPUS = PublicShapes(held=0.89, mean_shape=0.65)
+"""The task that :data:`DICE_OF_ALL` was measured on, by ten of its label maps."""
+
+HELD = 0.6
+"""A codec that holds less of the public maps' own structures loses more than the teachers can say."""
+
+PLACE = 0.15
+"""Structures that the mean shape misses have no place of their own: a public start finds none of them."""
 
 ENOUGH = 0.8
 """More voters are not worth weaker teachers once this share is recovered."""
@@ -52,17 +70,38 @@ MOST_VOTERS = 256
 class Recommendation:
     """How to ask, before anything is spent: ``voters`` a site, a joint query, and what is expected of it.
 
-    ``noise`` on every coordinate of the mean code, in clipping norms; ``gain`` in Dice over the best control.
+    ``noise`` on every coordinate of the mean code, in clipping norms; ``gain`` in Dice over the best control, on this
+    task where its public ``shapes`` are known and else on one like hippocampi, between ``low`` and ``high``.
     """
 
     voters: int
     noise: float
     recovered: float
     gain: float
+    shapes: PublicShapes | None = None
+
+    @property
+    def low(self) -> float:
+        return self.gain - UNSURE * (1 - self.recovered) * max(1.0, _scale(self.shapes))
+
+    @property
+    def high(self) -> float:
+        return AT_MOST * self.gain + UNSURE * (1 - self.recovered)
+
+    @property
+    def objection(self) -> str:
+        """What public label maps say against asking at all, whatever the noise; empty where nothing is."""
+        if self.shapes is None:
+            return ""
+        if self.shapes.held < HELD:
+            return f"the codec holds the public maps' structures with Dice {self.shapes.held:.2f} only"
+        if self.shapes.mean_shape < PLACE:
+            return f"the structures have no fixed place: their mean shape has Dice {self.shapes.mean_shape:.2f}"
+        return ""
 
     @property
     def worth_asking(self) -> bool:
-        return self.gain >= WORTH_ASKING
+        return self.gain >= WORTH_ASKING and self.low > 0 and not self.objection
 
     @property
     def summary(self) -> str:
@@ -71,9 +110,14 @@ class Recommendation:
         what = (
             f"a joint query in {JOINT_ROUNDS} rounds (codec.joint = true), {teachers}: noise of {self.noise:.3g} C on "
             f"the mean code if one spent all, about {self.recovered:.0%} of what teachers know beyond public data "
-            f"comes through, Dice {self.gain:+.3f} over the best control, as on the hippocampus task"
+            f"comes through, Dice {self.gain:+.3f} ({self.low:+.3f} to {self.high:+.3f}) over the best control, "
+            + ("as on the hippocampus task" if self.shapes is None else "by the public label maps")
         )
-        return what if self.worth_asking else f"{what}: nothing to be gained; do not spend this budget"
+        if not self.worth_asking:
+            return f"{what}: {self.objection or 'perhaps nothing to be gained'}; do not spend this budget"
+        if self.shapes is None:
+            return f"{what}; for another task --label-maps says what its own shapes let expect"
+        return f"{what}; whether teachers know more than public data shows only when they are asked"
 
 
 def recommend(
@@ -84,12 +128,14 @@ def recommend(
     hospitals: int,
     patients: int | None = None,
     colluders: int | None = None,
+    shapes: PublicShapes | None = None,
 ) -> Recommendation:
     """The recipe and the voters a site for a budget, of a consortium whose sites have ``patients`` each (None: many).
 
     Unit ``hospital``: one teacher, since m of them share one hospital's sensitivity. Unit ``patient``: the fewest
     voters that recover :data:`ENOUGH`, with :data:`PATIENTS_A_TEACHER` each; down to one patient a teacher only where
-    less than :data:`SCARCE` is recovered otherwise. All from public numbers. Charges nothing.
+    less than :data:`SCARCE` is recovered otherwise. ``shapes``: of the task's public label maps. All from public
+    numbers. Charges nothing.
     """
     _check_count("hospitals", hospitals)
     _check_count("patients a site", 1 if patients is None else patients)
@@ -103,7 +149,7 @@ def recommend(
             voters=voters,
             colluders=colluders,
         )
-        return Recommendation(voters, noise, recovered_share(noise), predicted_gain(noise))
+        return Recommendation(voters, noise, recovered_share(noise), predicted_gain(noise) * _scale(shapes), shapes)
 
     if protection.unit is Unit.HOSPITAL:
         return at(1)
@@ -165,6 +211,11 @@ def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:
 def predicted_gain(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:
     """Dice the student of a joint query should have over its best control; see the module for what it stands on."""
     return float(DICE_OF_ALL * recovered_share(noise, rounds=rounds) ** FIRST_PARTS)
+
+
+def _scale(shapes: PublicShapes | None) -> float:
+    """How much more a task's codes can say beyond its mean shape than those of hippocampi."""
+    return 1.0 if shapes is None else shapes.room / HIPPOCAMPUS.room
 
 
 def _check_count(what: str, value: int) -> None:

@@ -70,7 +70,9 @@ def test_the_same_command_finishes_what_was_interrupted(demo):
     report = json.loads((out / "report.json").read_text())
     assert report["privacy"]["queries"] == report["privacy"]["planned_queries"] == 4
     assert 8 * 0.999 <= report["privacy"]["epsilon_exact"] <= 8
-    assert "δ = 0.001, unit hospital, relation replace-one" in stdout
+    assert "δ = 1e-05, unit patient, relation replace-one" in stdout
+    assert report["bought"] in stdout
+    assert report["known"] in stdout
     assert re.search(r"Controls: zero code 0\.\d{3}, shuffled codes 0\.\d{3}, public only 0\.\d{3}; student", stdout)
 
 
@@ -86,7 +88,8 @@ def test_the_report_has_what_was_promised(demo):
     for control in report["controls"].values():
         assert 0 <= control["dice"]["mean"] <= 1
         assert set(control["dice"]["per_class"]) == {"anterior", "posterior"}
-    assert len(report["teachers"]) == 2
+    assert len(report["teachers"]) == 2 * 8  # three of a hospital's 24 patients a teacher, as the planner recommends
+    assert report["controls"]["zero_code"] == report["controls"]["public_only"]
     assert len({daemon["pid"] for daemon in report["daemons"]}) == len(report["daemons"]) == 5 + 3 * 2
     assert [site["codes_sent"] for site in report["sites"]] == [4, 4]
     assert {"data", "study", "teachers", "federation", "study run", "collect", "student", "controls"} <= report[

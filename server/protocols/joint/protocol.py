@@ -7,6 +7,7 @@ without a public start.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -88,7 +89,10 @@ class Joint(QueryProtocol):
 
     def control(self, lesson: Lesson, name: str, *, trained: Callable[[str], torch.nn.Module]) -> Training | None:
         """The same volumes, from what :func:`~server.protocols.joint.belief.control` reads in place of the answers."""
-        return _training(lesson, name)
+        training = _training(lesson, name)
+        if name == "public_only" and lesson.paired is None:  # the zero code's student by another name
+            return replace(training, train=lambda _files, _on_step: trained("zero_code"))
+        return training
 
 
 def codec_of(public: Public) -> PcaCodec:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from common.config import TrainingConfig
 from common.data.msd import Dataset, read_dataset
-from common.data.synthetic import phantom, scanner_of, study_data, write_phantoms
+from common.data.synthetic import Drawing, phantom, scanner_of, study_data, write_phantoms
 from common.data.volume import load_label, load_volume
 from common.errors import InvalidInput
 from common.metrics import mean_dice
@@ -88,6 +88,22 @@ def test_a_small_teacher_beats_the_mean_shape_of_public_label_maps(dataset: Data
     public = np.mean([mean_dice(mean_shape, labels[i], 3) for i in test])
     assert 0.3 < public < 0.6
     assert teacher > public + 0.15
+
+
+def test_label_maps_may_be_drawn_by_another_rule_than_the_same_image_shows() -> None:
+    scanner = scanner_of(0, seed=1)
+    seen = phantom(np.random.default_rng(3), scanner)
+    drawn = phantom(np.random.default_rng(3), scanner, drawing=Drawing(border_mm=6.0))
+    np.testing.assert_array_equal(seen[0], drawn[0])
+    np.testing.assert_array_equal(seen[1] > 0, drawn[1] > 0)
+    assert (drawn[1] == 1).sum() < 0.8 * (seen[1] == 1).sum()
+    assert set(np.unique(seen[1][seen[1] != drawn[1]])) == {1}
+
+
+def test_phantoms_of_one_seed_in_two_places_are_different_patients(tmp_path: Path) -> None:
+    one, two = (write_phantoms(tmp_path / str(first), cases=2, seed=1, first=first) for first in (0, 2))
+    assert [case.id for case in (*one.cases, *two.cases)] == [f"phantom_{number:04d}" for number in range(4)]
+    assert not np.array_equal(*(np.asarray(nib.load(data.cases[0].label).dataobj) for data in (one, two)))
 
 
 def test_impossible_requests_are_refused(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protecti
 from common.study_mechanism import study_mechanism
 from server.planning import planner
 from server.planning import recommend as advice
+from server.planning.public_shapes import PublicShapes
 
 HOSPITAL = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
 BUDGET = Budget(8.0, 1e-3)
@@ -240,6 +241,7 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: plan(spectrum=[1.0, 1.0, x or -1]),
     ],
     "recommend.recommend": [lambda x: recommend(hospitals=x), lambda x: recommend(patients=x)],
+    "public_shapes.PublicShapes": [lambda x: PublicShapes(x or -1, 0.5), lambda x: PublicShapes(0.5, x or -1)],
     "recommend.joint_noise": [lambda x: joint_noise(hospitals=x), lambda x: joint_noise(voters=x)],
     "recommend.recovered_share": [advice.recovered_share],
     "recommend.predicted_gain": [advice.predicted_gain],
@@ -339,6 +341,8 @@ TAKES_NO_NUMBER = {
     "planner.SpectrumErrors",  # what the planner answers
     "planner.Plan",
     "recommend.Recommendation",
+    "public_shapes.public_shapes",  # label maps, which whoever reads them has checked
+    "public_shapes.read_shapes",
 }
 
 

@@ -342,6 +342,7 @@ def test_page_says_that_the_gain_over_the_controls_counts(page: str) -> None:
     assert "Controls: the same student without the teachers' information" in text
     assert "gain over these is what counts" in text
     assert "it is 0.048 above the best of its controls, shuffled codes." in text
+    assert "The budget bought Dice +0.048 over the best that the same recipe makes without" in text
     assert "taught it nothing" not in text
 
 
@@ -351,6 +352,7 @@ def test_a_student_no_better_than_a_control_is_said_to_be_so_however_good_it_is(
     text = Outline(render_html(facts)).text
     assert "0.036 Dice better than the mean shape" in text
     assert "0.012 below the best of its controls, zero code" in text
+    assert "The budget bought nothing in this run" in text
     assert "taught it nothing" in text
 
 

@@ -1,0 +1,92 @@
+"""What public label maps alone tell of a task: how much of a shape the codec holds, and how much the mean shape knows.
+
+A joint query says of a volume what the codec can say, relative to what public data says already. So where the codec
+loses the structures, or public maps do not say where they are, a budget buys little or harm, whatever its noise.
+Refuses fewer than four maps: half of them stand for patients that the codec of the other half has not seen. Charges
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+
+from common.canonical import sha256_bytes
+from common.config import CodecConfig, DataConfig
+from common.errors import InvalidInput
+
+LEAST_MAPS = 4
+CONFIG = CodecConfig(joint=True)
+NOISE_STD = 0.1  # of no effect on the codec of a joint query
+
+
+@dataclass(frozen=True, slots=True)
+class PublicShapes:
+    """Mean Dice over structures and maps. ``held``: of maps through a codec of the others; ``mean_shape``: of the
+    others' mean shape."""
+
+    held: float
+    mean_shape: float
+
+    def __post_init__(self) -> None:
+        for value in (self.held, self.mean_shape):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise InvalidInput("Dice of public label maps", value=value, limit="a number from 0 to 1")
+
+    @property
+    def room(self) -> float:
+        """What a code can say beyond the mean shape."""
+        return max(0.0, self.held - self.mean_shape)
+
+
+def read_shapes(folder: Path) -> PublicShapes:
+    """:func:`public_shapes` of the label maps (.nii, .nii.gz) in a folder, on a grid that suits them."""
+    from common.data.grid import choose_both
+    from common.data.volume import load_label
+
+    files = sorted(path for path in folder.glob("*.nii*") if path.is_file())
+    if len(files) < LEAST_MAPS:
+        raise InvalidInput("public label maps", value=len(files), limit=f"at least {LEAST_MAPS} in {folder}")
+    spacing, grid = choose_both(files)
+    names = ("background", *(f"structure {number}" for number in range(1, _most(files) + 1)))
+    data = DataConfig(labels=names, spacing_mm=spacing, grid=grid)
+    return public_shapes([load_label(path, data) for path in files], labels=len(names))
+
+
+def public_shapes(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -> PublicShapes:
+    """Both halves of the maps in turn through the codec, and the mean shape, of the other half."""
+    from common.codecs import shapes
+    from common.codecs.base import Provenance
+    from common.codecs.pca import PcaCodec
+    from server.protocols.student import score
+
+    if len(label_maps) < LEAST_MAPS:
+        raise InvalidInput("public label maps", value=len(label_maps), limit=f"at least {LEAST_MAPS}")
+    held: list[float] = []
+    mean_shape: list[float] = []
+    halves = label_maps[::2], label_maps[1::2]
+    for own, others in (halves, halves[::-1]):
+        codec = PcaCodec.fit(
+            own,
+            labels=labels,
+            config=CONFIG,
+            provenance=Provenance(
+                tuple(sha256_bytes(each.tobytes()) for each in own), CONFIG.augmentations, 0, NOISE_STD
+            ),
+        )
+        codes = [codec.encode(shapes.one_hot(each, labels=labels).astype(np.float32)) for each in others]
+        silence = np.zeros(codec.dimension)
+        for into, each in ((held, codes), (mean_shape, [silence] * len(others))):
+            drawn = [codec.decode(code, noise_std=0.0).argmax(axis=0).astype(np.uint8) for code in each]
+            into.append(score(drawn, others, labels).mean)
+    return PublicShapes(held=float(np.mean(held)), mean_shape=float(np.mean(mean_shape)))
+
+
+def _most(files: Sequence[Path]) -> int:
+    import nibabel as nib
+
+    return max(1, *(int(np.asanyarray(nib.load(path).dataobj).max()) for path in files))

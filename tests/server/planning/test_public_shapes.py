@@ -1,0 +1,88 @@
+"""What public label maps let expect of a joint query, and where they object to one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from common.errors import InvalidInput
+from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from server.planning.public_shapes import PublicShapes, public_shapes, read_shapes
+from server.planning.recommend import Recommendation, recommend
+
+PLACE = np.stack(np.meshgrid(*[np.arange(16)] * 3, indexing="ij"), axis=-1)
+MEASURED = [
+    # label maps' shapes, hospitals, patients, unit, ε, δ; the gains measured (docs/utility.md)
+    (PublicShapes(0.89, 0.65), 8, 15, Unit.HOSPITAL, 8.0, 1e-3, (0.043, 0.046, 0.048)),
+    (PublicShapes(0.89, 0.65), 8, 15, Unit.PATIENT, 8.0, 1e-5, (0.064,)),
+    (PublicShapes(0.89, 0.65), 8, 15, Unit.PATIENT, 2.0, 1e-5, (0.042,)),
+    (PublicShapes(0.89, 0.65), 4, 30, Unit.HOSPITAL, 8.0, 1e-3, (0.028, 0.042)),
+    (PublicShapes(0.89, 0.65), 8, 15, Unit.HOSPITAL, 1.0, 1e-5, (0.002,)),
+    (PublicShapes(0.72, 0.32), 3, 13, Unit.PATIENT, 8.0, 1e-5, (0.147,)),
+    (PublicShapes(0.88, 0.54), 4, 20, Unit.HOSPITAL, 8.0, 1e-3, (0.007, -0.004, -0.008)),
+]
+TUMOURS = PublicShapes(0.58, 0.04)
+
+
+def balls(*, places: tuple[float, float]) -> list[np.ndarray]:
+    draws = np.random.default_rng(0)
+    centres = [draws.uniform(*places, 3) for _ in range(8)]
+    return [(np.linalg.norm(PLACE - centre, axis=-1) < draws.uniform(2, 3)).astype(np.uint8) for centre in centres]
+
+
+def advised(
+    shapes: PublicShapes | None, hospitals: int, patients: int, unit: Unit, epsilon: float, delta: float
+) -> Recommendation:
+    return recommend(
+        budget=Budget(epsilon, delta),
+        accountant=AccountantName.EXACT,
+        protection=Protection(unit, Relation.REPLACE_ONE),
+        hospitals=hospitals,
+        patients=patients,
+        shapes=shapes,
+    )
+
+
+def test_a_structure_with_a_place_has_a_mean_shape_and_one_without_has_none() -> None:
+    placed, strewn = (public_shapes(balls(places=places), labels=2) for places in ((7.5, 8.5), (3.0, 13.0)))
+    assert placed.mean_shape > 0.6
+    assert strewn.mean_shape < 0.15
+    assert placed.held > strewn.held
+    assert 0 <= strewn.room <= 1
+
+
+def test_maps_are_read_from_a_folder_and_fewer_than_four_are_refused(tmp_path: Path) -> None:
+    maps = balls(places=(7.5, 8.5))
+    for number, each in enumerate(maps[:4]):
+        with pytest.raises(InvalidInput, match="at least 4"):
+            read_shapes(tmp_path)
+        nib.save(nib.Nifti1Image(each, np.eye(4)), tmp_path / f"map-{number}.nii.gz")
+    assert read_shapes(tmp_path).mean_shape > 0.5
+    with pytest.raises(InvalidInput, match="at least 4"):
+        public_shapes(maps[:3], labels=2)
+
+
+@pytest.mark.parametrize("setting", MEASURED)
+def test_what_was_measured_lies_in_the_interval(setting) -> None:
+    *given, gains = setting
+    found = advised(*given)
+    assert all(found.low <= gain <= found.high for gain in gains)
+    assert found.worth_asking <= (min(gains) > 0)
+
+
+def test_nothing_is_advised_where_tumours_got_worse() -> None:
+    """Twelve voters at patient (8, 1e-5): .161, the zero code .243, where noise alone would let a gain be expected."""
+    found = advised(TUMOURS, 4, 12, Unit.PATIENT, 8.0, 1e-5)
+    assert found.low > 0
+    assert not found.worth_asking
+    assert "do not spend" in found.summary
+    assert "no fixed place" in advised(PublicShapes(0.8, 0.04), 4, 12, Unit.PATIENT, 8.0, 1e-5).summary
+
+
+def test_without_label_maps_the_advice_names_the_task_it_stands_on() -> None:
+    summary = advised(None, 8, 15, Unit.PATIENT, 8.0, 1e-5).summary
+    assert "hippocampus" in summary
+    assert "--label-maps" in summary
