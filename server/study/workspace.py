@@ -319,7 +319,8 @@ class Workspace:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise StudyBusy(
-                    f"a run is already going on in {self.root}; to fix: wait for it, or `consilium study stop`"
+                    f"a run is already going on in {self.root}; to fix: `consilium study watch` follows it, "
+                    "`consilium study stop` ends it"
                 ) from error
             yield
 

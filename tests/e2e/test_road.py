@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -52,6 +56,33 @@ def test_a_serverapp_killed_between_commit_and_decode_is_resumed_and_nothing_is_
     assert [event["resumed"] for event in road.events("run-started")] == [False, True]
     assert len(road.events("label-decoded")) == QUERIES
     assert (road.workspace.bundle_dir / "configs" / "metadata.json").exists()
+
+
+def test_a_run_whose_operator_s_terminal_was_closed_is_attached_to_from_another_and_nothing_is_charged_again(road):
+    stored, runs = road.answers(), len(road.events("run-started"))
+    with road.ledger() as ledger:
+        rows = ledger.row_count
+    for folder in (road.workspace.student_dir, road.workspace.bundle_dir):
+        shutil.rmtree(folder)  # so that there is something left to do
+    command = [sys.executable, "-c", "from consilium.cli.main import main; main()", "study", "run"]
+    with subprocess.Popen([*command, str(road.workspace.root)], start_new_session=True) as terminal:
+        while len(road.events("run-started")) == runs:
+            road.federation.group.check()
+            assert terminal.poll() is None
+            time.sleep(0.05)
+        terminal.send_signal(signal.SIGHUP)
+        assert terminal.wait(20) != 0
+    assert not road.workspace.bundle_dir.exists()
+
+    attached = road.consilium("study", "watch", str(road.workspace.root), "--json")
+    assert attached.returncode == 0, attached.stderr
+    assert json.loads(attached.stdout)["answers"] == QUERIES
+    assert "student" in attached.stderr
+    assert (road.workspace.bundle_dir / "configs" / "metadata.json").exists()
+    assert len(road.events("run-finished")) == 2
+    assert road.answers() == stored
+    with road.ledger() as ledger:
+        assert ledger.row_count == rows
 
 
 def test_teachers_with_a_guarantee_give_each_patient_the_smaller_of_training_and_releases(road):
