@@ -82,8 +82,8 @@ class FixedPartition:
         return np.sort(order[step % self.batches :: self.batches])
 
 
-def sampler_for(event: TrainingEvent, *, patients: int, key: bytes) -> Sampler:
+def sampler_for(event: TrainingEvent, *, patients: int, key: bytes, entropy: Entropy = os.urandom) -> Sampler:
     """The sampler an event is accounted for: there is no other way to get one that goes with it."""
     if event.sampling is Sampling.POISSON:
-        return PoissonSampler(patients, event.rate)
+        return PoissonSampler(patients, event.rate, entropy)
     return FixedPartition(patients, event.rate.denominator, key)
