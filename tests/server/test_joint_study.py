@@ -17,7 +17,7 @@ from common.errors import InvalidInput
 from common.events import EventLog, read_events
 from common.privacy.mechanism import AccountantName
 from consilium.cli.study import study_app
-from server.aggregation import pipeline
+from server.aggregation.aggregator import Aggregator
 from server.dashboard.event_fold import EventFold
 from server.ledger.server_ledger import Ledger
 from server.postprocess.decisions import DecisionStore, Verdict
@@ -46,13 +46,13 @@ def test_a_study_stopped_after_a_round_ends_with_all_of_them_and_a_student(recor
         return sum(event["event"] == "released" for event in read_events(workspace.events_file))
 
     with pytest.MonkeyPatch.context() as patched:
-        ask = pipeline.Aggregator.run
+        ask = Aggregator.run
 
         def once(*args: object, **named: object) -> None:
             ask(*args, **named)  # type: ignore[arg-type]
             workspace.stop_file.touch()
 
-        patched.setattr(pipeline.Aggregator, "run", once)
+        patched.setattr(Aggregator, "run", once)
         recorded.run("1")
     assert released() == 1
     assert not (workspace.student_dir / "weights.pt").exists()
