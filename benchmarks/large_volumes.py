@@ -207,13 +207,13 @@ def server_student(root: Path, plan: Study) -> dict[str, object]:
     from server.protocols.student import train_student
 
     codec = load_codec((root / "codec.bin").read_bytes())
-    noise_std = Fraction(study_mechanism(plan, dimension=codec.dimension).noise_std)
+    mechanism = study_mechanism(plan, dimension=codec.dimension)
     volumes, voters = sorted((root / "public").iterdir()), plan.privacy.voters_per_site
     with VolumeCache(root / "cache", budget_bytes=CACHE_BYTES) as cache:
         images, labels = [], []
         for path in volumes:
-            noisy = np.load(root / f"{path.name}.code.npy") + rounded_gaussian(codec.dimension, noise_std)
-            labels.append(cache.keep(as_stored(decode_answer(codec, noisy, voters=voters, noise_std_int=noise_std))))
+            noisy = np.load(root / f"{path.name}.code.npy") + rounded_gaussian(codec.dimension, mechanism.noise_std)
+            labels.append(cache.keep(as_stored(decode_answer(codec, noisy, voters=voters, mechanism=mechanism))))
             images.append(cache.keep(load_volume(path, plan.data).image))
         model, result = train_student(together(images), together(labels), plan.student, seed=0)
     volume = load_volume(volumes[0], plan.data)

@@ -77,7 +77,7 @@ def test_what_is_measured_is_what_a_study_makes_of_the_same_answers(bench: Bench
     labels = []
     for number, answer in enumerate(asked.answers):
         assert answer.query.volumes == (asked.public.volumes[number],)
-        decoded = decode_answer(other.codec, answer.noisy_sum, voters=2, noise_std_int=answer.query.mechanism.noise_std)
+        decoded = decode_answer(other.codec, answer.noisy_sum, voters=2, mechanism=answer.query.mechanism)
         labels.append(as_stored(decoded))
         np.testing.assert_array_equal(
             read_label(label_file(asked.public.folder / "labels", answer.query.volumes[0])), labels[-1]
