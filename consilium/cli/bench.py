@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from common.config import JOINT_ROUNDS, MAX_JOINT_ROUNDS, DataConfig, TrainingConfig
+from common.config import JOINT_ROUNDS, MAX_JOINT_ROUNDS, OPEN, SEALED_SUM, DataConfig, TrainingConfig
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from consilium.cli import options
 from consilium.cli.options import names, triple
 
 if TYPE_CHECKING:
@@ -117,6 +118,8 @@ def utility(
     epsilon: Epsilon = 8.0,
     delta: Delta = 1e-3,
     unit: UnitHidden = Unit.HOSPITAL,
+    aggregation: options.Aggregation = OPEN,
+    colluders: options.Colluders = 1,
     queries: Annotated[int, typer.Option(help="Volumes asked about, one release each (recipe pca).", min=1)] = 16,
     rounds: Annotated[
         int, typer.Option(help="Rounds of a release about all volumes (recipe joint).", min=1, max=MAX_JOINT_ROUNDS)
@@ -149,6 +152,8 @@ def utility(
     from consilium.research.utility import OFFSETS, PARTS
 
     joint = recipe is Recipe.JOINT
+    if aggregation not in (OPEN, SEALED_SUM):
+        raise InvalidInput("--aggregation", value=aggregation, limit=f"{OPEN}, {SEALED_SUM}")
     if paired and not joint:
         raise InvalidInput(
             "--paired", value=paired, limit="none with recipe pca", remedy="recipe joint learns from them"
@@ -159,7 +164,7 @@ def utility(
     voters = voters or _planned_voters(patients, Budget(epsilon, delta), unit)
     recipes = _recipes(teacher_steps, student_steps, joint=joint)
     terms = (str(recipe), len(patients), voters, epsilon, delta, unit, queries)
-    setting = Setting(*terms, *recipes, central, rounds, paired)
+    setting = Setting(*terms, *recipes, central, rounds, paired, None if aggregation == OPEN else colluders)
     parts = (ABLATION,) if ablate else (*PARTS, OFFSETS) if offsets and joint else PARTS
     on = _study_data(source, grid=grid, spacing=spacing)
     rows = _measure(setting, parts, source=source, data=on, cache=cache, seeds=seeds, jobs=jobs)

@@ -19,9 +19,8 @@ from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
-from common.privacy.release import noisy_sum
 from common.protocols.joint.frame import Frame, plan_frame
-from consilium.research.asked import Drawn, Vote, ask
+from consilium.research.asked import Drawn, Vote, ask, noised
 from consilium.research.bench import Bench
 from consilium.research.kept import array_hash
 from consilium.research.setting import RECIPE
@@ -150,7 +149,7 @@ def _drawn(
 ) -> Int64[np.ndarray, "d"]:
     """A noisy sum of the variant's own, drawn once."""
     parts = [repr(bench.setting), variant.what, bench.seed, query.id, array_hash(*votes)]
-    return bench.kept.array("release", parts, lambda: noisy_sum(votes, query.mechanism))
+    return bench.kept.array("release", parts, lambda: noised(votes, query.mechanism))
 
 
 def _kernel(bench: Bench, variant: Variant, start: Start, powers: Float[np.ndarray, "l"]) -> Float[np.ndarray, "k k"]:

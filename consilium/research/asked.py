@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from jaxtyping import Float, Int64
 
 from common.codecs import load_codec
-from common.privacy.mechanism import QuerySpec
+from common.privacy.gaussian import rounded_gaussian
+from common.privacy.mechanism import Mechanism, QuerySpec
 from common.privacy.quantise import quantise
+from common.privacy.release import noisy_sum
+from common.privacy.shares import share_std
 from common.protocols.base import Encoder, site_protocol
 from server.protocols.base import protocol_of
 from server.study.workspace import Public
@@ -33,6 +37,20 @@ class Drawn:
     query: QuerySpec
     noisy_sum: Int64[np.ndarray, "d"]
     voters: int
+
+
+def noised(votes: Sequence[Int64[np.ndarray, "d"]], mechanism: Mechanism) -> Int64[np.ndarray, "d"]:
+    """Their noisy sum as the study's mode draws it: by the server, or in one share a site."""
+    if mechanism.colluders is None:
+        return noisy_sum(votes, mechanism)
+    sites = len(votes) // mechanism.voters_per_site
+    share = share_std(mechanism, sites=sites)
+
+    def shares(size: int, _noise_std: Fraction) -> Int64[np.ndarray, "d"]:
+        total: np.ndarray = np.sum([rounded_gaussian(size, share) for _ in range(sites)], axis=0)
+        return total
+
+    return noisy_sum(votes, mechanism, sampler=shares)
 
 
 def ask(public: Public, vote: Vote, *, voters: int, draw: Draw) -> tuple[Drawn, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from common.config import JOINT_ROUNDS, CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.config import JOINT_ROUNDS, OPEN, SEALED_SUM, CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.protocols.joint.frame import FRAME, MAX_COORDINATES
 from server.planning.recommend import joint_noise
@@ -28,6 +28,7 @@ class Setting:
 
     ``rounds`` of a joint query, ``queries`` of the other. ``central``: also train on all patients in one place with
     DP-SGD, at the same (ε, δ) for one patient. ``paired``: public cases with their labels, of a joint query.
+    ``colluders`` of a sealed sum, whose noise is drawn at the sites; None for an open one.
     """
 
     recipe: str
@@ -42,6 +43,7 @@ class Setting:
     central: bool = False
     rounds: int = JOINT_ROUNDS
     paired: int = 0
+    colluders: int | None = None
 
 
 def study_of(setting: Setting, data: DataConfig) -> Study:
@@ -57,6 +59,8 @@ def study_of(setting: Setting, data: DataConfig) -> Study:
             quorum=setting.hospitals,
             unit=setting.unit,
             voters_per_site=setting.voters,
+            aggregation=OPEN if setting.colluders is None else SEALED_SUM,
+            colluders=1 if setting.colluders is None else setting.colluders,
         ),
         codec=CodecConfig(joint=joint, paired=setting.paired),
         teacher=setting.teacher,
@@ -72,6 +76,7 @@ def mean_noise(setting: Setting) -> float:
         protection=Protection(setting.unit, Relation.REPLACE_ONE),
         hospitals=setting.hospitals,
         voters=setting.voters,
+        colluders=setting.colluders,
     )
 
 

@@ -23,10 +23,9 @@ from common.config import TrainingConfig
 from common.metrics import mean_present
 from common.models.fit import fit, one_hot, predict
 from common.privacy.mechanism import QuerySpec
-from common.privacy.release import noisy_sum
 from common.privacy.training import Neighbours
 from common.protocols.base import Encoder
-from consilium.research.asked import Drawn, ask
+from consilium.research.asked import Drawn, ask, noised
 from consilium.research.bench import Bench, hard
 from consilium.research.kept import Cell, array_hash, weights_hash
 from consilium.research.roles import Cases
@@ -134,7 +133,7 @@ class Asked:
 
     def _draw(self, query: QuerySpec, votes: Sequence[Int64[np.ndarray, "d"]]) -> Int64[np.ndarray, "d"]:
         parts = [repr(self._bench.setting), self._bench.seed, query.id, array_hash(*votes)]
-        return self._bench.kept.array("release", parts, lambda: noisy_sum(votes, query.mechanism))
+        return self._bench.kept.array("release", parts, lambda: noised(votes, query.mechanism))
 
     def _labels(self) -> StoredLabels:
         files = {volume: label_file(self.public.folder / "labels", volume) for volume in self.public.volumes}

@@ -15,16 +15,18 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from common.config import TrainingConfig
+from common.config import DataConfig, TrainingConfig
 from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from common.study_mechanism import study_mechanism
 from consilium.research import bench as shared
 from consilium.research import utility
 from consilium.research.ablation import VARIANTS, ablate, likeness, student
+from consilium.research.asked import noised
 from consilium.research.bench import Bench
 from consilium.research.scores import at_site, named
-from consilium.research.setting import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise
+from consilium.research.setting import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise, study_of
 from consilium.research.table import ablation_summary, interval, render, render_ablation, summary
 from consilium.research.utility import OFFSETS, Asked, run, run_part
 from server.planning.recommend import OCTAVES, Recommendation, predicted_gain, recommend, recovered_share
@@ -221,3 +223,13 @@ def test_a_hospitals_voters_share_its_sensitivity_so_one_is_advised() -> None:
     assert "do not spend" in advised(1.0, unit=Unit.HOSPITAL).summary
     assert advised(8.0).worth_asking
     assert "5 teachers a site" in advised(8.0).summary
+
+
+def test_a_sealed_sum_is_benched_with_the_noise_that_all_its_shares_add_up_to() -> None:
+    sealed = replace(SETTING, hospitals=4, colluders=2)
+    data = DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=(8, 8, 8))
+    mechanism = study_mechanism(study_of(sealed, data), dimension=40_000)
+    votes = [np.zeros(40_000, dtype=np.int64)] * 8
+    assert noised(votes, mechanism).std() == pytest.approx(mechanism.noise_in_sum(4), rel=0.02)
+    assert mean_noise(sealed) == pytest.approx(2**0.5 * mean_noise(replace(sealed, colluders=None)))
+    assert study_of(replace(sealed, colluders=None), data).privacy.aggregation == "open"
