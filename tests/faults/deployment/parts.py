@@ -28,6 +28,7 @@ from common.data.msd import read_dataset, write_dataset
 from common.data.synthetic import study_data, write_phantoms
 from common.events import read_events
 from common.privacy.mechanism import AccountantName
+from consilium.demo.federation import introduce
 from server.ledger.server_ledger import Ledger
 from server.operations import provision
 from server.study import create_study as setup
@@ -35,6 +36,7 @@ from server.study.workspace import Endpoint, Workspace
 
 SITES = ("site-1", "site-2", "site-3")
 QUERIES, BATCH, PATIENTS = 16, 2, 2
+PRIVACY = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=QUERIES, quorum=2)
 RECIPE = TrainingConfig(channels=(4, 8), steps=4)
 HOST, PORT, INTERNAL_PORT = "10.77.0.1", 8443, 8000
 TRUTH_S = 180.0
@@ -43,27 +45,29 @@ STARTED_S = 600.0
 """Within this everybody is up before a fault is tried; a busy machine takes its time to load torch."""
 
 
-def make_parties(root: Path) -> Path:
+def make_parties(
+    root: Path, *, sites: Sequence[str] = SITES, privacy: PrivacyConfig = PRIVACY, patience_s: float = 240.0
+) -> Path:
     """Server and sites on disk, ready to be started; returns ``root``."""
-    phantoms = write_phantoms(root / "all", cases=len(SITES) * PATIENTS + QUERIES + 8, seed=1)
+    phantoms = write_phantoms(root / "all", cases=len(sites) * PATIENTS + QUERIES + 8, seed=1)
     cases = list(phantoms.cases)
     study = Study(
         name="faults",
         data=study_data(2),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=QUERIES, quorum=2),
+        privacy=privacy,
         codec=CodecConfig(augmentations=20, max_dimension=8),
         teacher=RECIPE,
         student=RECIPE,
-        collection=CollectionConfig(batch_size=BATCH, offer_deadline_s=60.0, deadline_s=45.0, patience_s=240.0),
+        collection=CollectionConfig(batch_size=BATCH, offer_deadline_s=60.0, deadline_s=45.0, patience_s=patience_s),
     )
     workspace = Workspace(root / "server")
     setup.create_study(workspace, study)
-    rest = cases[len(SITES) * PATIENTS :]
+    rest = cases[len(sites) * PATIENTS :]
     setup.publish_volumes(workspace, [case.image for case in rest[:QUERIES]])
-    setup.fit_study_codec(workspace, [case.label for case in rest[QUERIES:]], sites=len(SITES))
+    setup.fit_study_codec(workspace, [case.label for case in rest[QUERIES:]], sites=len(sites))
     endpoint = Endpoint(host=HOST, port=PORT, internal_port=INTERNAL_PORT)
     provision.set_up_server(workspace, endpoint, now=datetime.now(UTC) - timedelta(days=60))
-    for number, name in enumerate(SITES):
+    for number, name in enumerate(sites):
         directory = root / name
         part = cases[number * PATIENTS : (number + 1) * PATIENTS]
         write_dataset(directory / "data", name=name, labels=phantoms.labels, channels=phantoms.channels, cases=part)
@@ -184,6 +188,7 @@ class Federation:
 
     root: Path
     tag: str
+    sites: Sequence[str] = SITES
     parties: dict[str, Party] = field(default_factory=dict)
     run: subprocess.Popen[bytes] | None = None
 
@@ -202,7 +207,7 @@ class Federation:
         ip("-n", hub, "addr", "add", f"{HOST}/24", "dev", "br0")
         ip("-n", hub, "link", "set", "br0", "up")
         self.parties["server"] = Party("server", hub, self.root / "server" / "logs" / "daemons.jsonl")
-        for number, name in enumerate(SITES, start=1):
+        for number, name in enumerate(self.sites, start=1):
             space, cable = f"{self.tag}{number}", f"v{self.tag}{number}"
             ip("netns", "add", space)
             ip("-n", space, "link", "set", "lo", "up")
@@ -252,14 +257,17 @@ class Federation:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **(env or {})},
             )
 
-    def up(self, sites: Sequence[str] = SITES) -> None:
-        """Server, admission, sites; returns when all of them are connected."""
+    def up(self, sites: Sequence[str] | None = None) -> None:
+        """Server, admission, ``sites`` (by default all); returns when all of them are connected."""
+        sites = self.sites if sites is None else sites
         self.start("server")
         self.recorded("server", "all-ready", count=1, timeout_s=STARTED_S)
         known = {site.name for site in self.workspace.registered()}
-        for name in SITES:
+        for name in self.sites:
             if name not in known:
                 self.admit(name)
+        if self.workspace.study().privacy.sealed:
+            introduce(self.workspace, {name: self.root / name for name in self.sites})
         for name in sites:
             self.start(name)
         for name in sites:
@@ -389,10 +397,10 @@ def namespaces_work() -> bool:
 
 
 @contextlib.contextmanager
-def federation(made: Path, root: Path) -> Iterator[Federation]:
+def federation(made: Path, root: Path, *, sites: Sequence[str] = SITES) -> Iterator[Federation]:
     """A copy of the parties in networks of their own; everything is gone at the end."""
     shutil.copytree(made, root, dirs_exist_ok=True)
-    one = Federation(root, tag=f"c{os.getpid() % 100000}")
+    one = Federation(root, tag=f"c{os.getpid() % 100000}", sites=sites)
     try:
         one.wire()
         yield one
