@@ -289,7 +289,7 @@ def test_the_student_page_follows_its_training_and_a_labels_page_comes_by_itself
         run.start()
         page.wait_for_selector("#chart-loss canvas", timeout=90_000)
         run.join(120)
-        until(label, "() => document.getElementById('viewer') !== null", timeout_s=90)
+        label.wait_for_selector("#viewer", timeout=90_000)
         until(page, "() => document.querySelectorAll('#live-examples img').length > 0", timeout_s=60)
 
 
