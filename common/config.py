@@ -155,23 +155,14 @@ class PrivacyConfig(StatedBudget):
     def _check_aggregation(self) -> None:
         if self.aggregation not in (OPEN, SEALED_SUM):
             raise InvalidInput("privacy.aggregation", value=self.aggregation, limit=f"{OPEN}, {SEALED_SUM}")
-        for name, most in (("colluders", self.quorum - HONEST_SITES), ("spare_draws", 1_000)):
-            value = getattr(self, name)
-            if not self.sealed:
-                if value != type(self).__dataclass_fields__[name].default:
-                    raise InvalidInput(
-                        f"privacy.{name}", value=value, limit=f"stated where aggregation is {SEALED_SUM}"
-                    )
-            elif isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-                raise InvalidInput(
-                    f"privacy.{name}",
-                    value=value,
-                    limit=f"an integer from 0 to {most}" if most >= 0 else f"a quorum of {HONEST_SITES} sites or more",
-                    remedy=""
-                    if name == "spare_draws"
-                    else f"a sum hides a site among {HONEST_SITES} honest ones or "
-                    "more: raise privacy.quorum, or state fewer colluders",
-                )
+        for name, most, remedy in (
+            ("colluders", self.quorum - HONEST_SITES, f"a sum needs {HONEST_SITES} honest sites: a larger quorum"),
+            ("spare_draws", 1_000, ""),
+        ):
+            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+            limit = f"0 to {most}" if self.sealed else f"stated where aggregation is {SEALED_SUM}"
+            if value != default if not self.sealed else type(value) is not int or not 0 <= value <= most:
+                raise InvalidInput(f"privacy.{name}", value=value, limit=limit, remedy=remedy)
 
     @property
     def sealed(self) -> bool:
@@ -187,6 +178,11 @@ class PrivacyConfig(StatedBudget):
         """The section's keys and values; those of the sealed sum only in such a study, so that ids of studies stay."""
         said = self.sealed
         return {k: v for k, v in dataclasses.asdict(self).items() if said or k not in _SEALED_ALONE}
+
+
+def usual_aggregation(quorum: int) -> str:
+    """How a new study adds up unless it says otherwise: sealed where a colluder and two honest sites answer."""
+    return SEALED_SUM if quorum >= 1 + HONEST_SITES else OPEN
 
 
 _SEALED_ALONE = ("aggregation", "colluders", "spare_draws")

@@ -118,7 +118,9 @@ def utility(
     epsilon: Epsilon = 8.0,
     delta: Delta = 1e-3,
     unit: UnitHidden = Unit.HOSPITAL,
-    aggregation: options.Aggregation = OPEN,
+    aggregation: Annotated[
+        str, typer.Option(help="Whose noise is measured: open, the server's, or sealed-sum, the sites'.")
+    ] = OPEN,
     colluders: options.Colluders = 1,
     queries: Annotated[int, typer.Option(help="Volumes asked about, one release each (recipe pca).", min=1)] = 16,
     rounds: Annotated[

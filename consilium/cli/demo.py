@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from common.config import OPEN
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli import options
@@ -53,7 +52,7 @@ def demo(
         int | None,
         typer.Option(help="Voters m a site, on disjoint patients [as `consilium plan` recommends].", **options.PLAIN),
     ] = None,
-    aggregation: options.Aggregation = OPEN,
+    aggregation: options.Aggregation = None,
     colluders: options.Colluders = 1,
     spare_draws: options.SpareDraws = 0,
     codec: options.Codec = "pca",

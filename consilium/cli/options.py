@@ -28,9 +28,11 @@ UnitOption = Annotated[Unit, typer.Option("--unit", help="Unit of privacy.")]
 RelationOption = Annotated[Relation, typer.Option("--relation", help="Neighbouring relation.")]
 Voters = Annotated[int, typer.Option("--voters", help="Voters m a site, on disjoint patients.")]
 Aggregation = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--aggregation", help="Who adds the noise: open, the server, or sealed-sum, the sites, to codes it cannot read."
+        "--aggregation",
+        help="Who adds the noise: open, the server, or sealed-sum, the sites, to codes it cannot read "
+        "[sealed-sum from a quorum of 3].",
     ),
 ]
 Colluders = Annotated[

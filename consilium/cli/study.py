@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import click
 import typer
 
-from common.config import OPEN, DataConfig, PrivacyConfig, Study, load_study
+from common.config import DataConfig, PrivacyConfig, Study, load_study, usual_aggregation
 from common.data.msd import nifti_files, read_dataset
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Relation, Unit
@@ -48,7 +48,7 @@ def init(
     unit: options.UnitOption = Unit.HOSPITAL,
     relation: options.RelationOption = Relation.REPLACE_ONE,
     voters: options.Voters = 1,
-    aggregation: options.Aggregation = OPEN,
+    aggregation: options.Aggregation = None,
     colluders: options.Colluders = 1,
     spare_draws: options.SpareDraws = 0,
     codec: options.Codec = "pca",
@@ -86,7 +86,7 @@ def init(
             relation=relation,
             unit=unit,
             voters_per_site=voters,
-            aggregation=aggregation,
+            aggregation=aggregation or usual_aggregation(quorum),
             colluders=colluders,
             spare_draws=spare_draws,
         ),

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from client.training.private.settings import PrivateSettings, defaults
-from common.config import OPEN
 from common.errors import InvalidInput
 from common.privacy.training import Neighbours
 from server.study.workspace import Workspace
@@ -29,7 +28,7 @@ class DemoOptions:
     unit: str = "patient"
     relation: str = "replace-one"
     voters: int | None = None
-    aggregation: str = OPEN
+    aggregation: str | None = None
     colluders: int = 1
     spare_draws: int = 0
     codec: str = "pca"

@@ -20,7 +20,15 @@ from typing import Any
 
 from client.training.side_by_side import default_jobs
 from common.codecs.paper import codec_terms
-from common.config import JOINT_ROUNDS, STUDENT_RECIPE, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.config import (
+    JOINT_ROUNDS,
+    STUDENT_RECIPE,
+    DataConfig,
+    PrivacyConfig,
+    Study,
+    TrainingConfig,
+    usual_aggregation,
+)
 from common.data.dataset import Dataset
 from common.data.grid import choose_both
 from common.data.msd import read_dataset
@@ -206,16 +214,17 @@ def _terms(options: DemoOptions, source: Path, maps: Sequence[Path], patients: S
     codec = codec_terms(options.codec, labels=len(data.labels), grid=data.grid, joint=joint)
     if options.data is None and joint:
         codec = replace(codec, max_dimension=48, augmentations=120)
+    quorum = len(patients) // 2 + 1
     privacy = PrivacyConfig(
         epsilon=options.epsilon,
         delta=options.delta,
         planned_queries=JOINT_ROUNDS if joint else options.queries or VOLUMES,
-        quorum=len(patients) // 2 + 1,
+        quorum=quorum,
         accountant=options.accountant,  # type: ignore[arg-type]  # PrivacyConfig parses it
         relation=options.relation,  # type: ignore[arg-type]
         unit=options.unit,  # type: ignore[arg-type]
         voters_per_site=options.voters or 1,
-        aggregation=options.aggregation,
+        aggregation=options.aggregation or usual_aggregation(quorum),
         colluders=options.colluders,
         spare_draws=options.spare_draws,
     )

@@ -71,8 +71,11 @@ def test_a_study_is_made_with_the_sealed_sums_terms_or_refused(tmp_path):
             ],
         )
 
-    assert made("open", "--quorum", "3").exit_code == 0
-    assert "aggregation" not in (tmp_path / "open" / "study.toml").read_text()
+    assert made("pair", "--quorum", "2").exit_code == 0
+    assert made("open", "--quorum", "3", "--aggregation", "open").exit_code == 0
+    assert all("aggregation" not in (tmp_path / name / "study.toml").read_text() for name in ("pair", "open"))
+    assert made("usual", "--quorum", "3").exit_code == 0
+    assert 'aggregation = "sealed-sum"\ncolluders = 1\n' in (tmp_path / "usual" / "study.toml").read_text()
     sealed = made("sealed", "--quorum", "4", "--aggregation", "sealed-sum", "--colluders", "2", "--spare-draws", "1")
     assert sealed.exit_code == 0, sealed.output
     text = (tmp_path / "sealed" / "study.toml").read_text()
