@@ -137,15 +137,18 @@ def masks(
         raise Refused("roster", "a roster without this site, or with another key than it gave for this draw")
     total, roster_id = np.zeros(dimension, dtype=np.uint64), roster.id
     for member in roster.members:
-        if member.site == me:
-            continue
-        info = {"pair": sorted((me, member.site)), "query": query, "roster": roster_id}
-        words = _stream(_shared(private, member), info=canonical_bytes(info), words=dimension)
-        if me < member.site:
-            total += words
-        else:
-            total -= words
+        if member.site != me:
+            total += pair_mask(roster_id, me=me, peer=member, private=private, query=query, dimension=dimension)
     return total
+
+
+def pair_mask(
+    roster_id: str, *, me: str, peer: Member, private: X25519PrivateKey, query: str, dimension: int
+) -> NDArray[np.uint64]:
+    """What ``me`` adds for one peer, uint64[l]; the peer, who shares the secret, adds the same with the other sign."""
+    info = {"pair": sorted((me, peer.site)), "query": query, "roster": roster_id}
+    words = _stream(_shared(private, peer), info=canonical_bytes(info), words=dimension)
+    return words if me < peer.site else np.uint64(0) - words
 
 
 def _shared(private: X25519PrivateKey, member: Member) -> bytes:

@@ -15,6 +15,7 @@ from jaxtyping import Int64
 from common.config import Study
 from common.privacy.audit import Finding
 from common.privacy.claim import claimed_epsilon
+from consilium.audit.sealed import left_of_noise, masked_findings
 from consilium.audit.service import Life, Release, Service, frame_of, read_life
 
 _ROUNDING = 1e-9
@@ -31,6 +32,7 @@ def life_findings(service: Service, life: Life, *, ended: str) -> list[Finding]:
         _codes(service, life),
         *_mu(service, life),
         _receipts(service, life),
+        *(masked_findings(service, _own(service, life)) if service.study.privacy.sealed else ()),
     ]
 
 
@@ -44,7 +46,10 @@ def allowed(service: Service) -> dict[str, int]:
 
 
 def noise_of(service: Service, life: Life) -> list[Int64[np.ndarray, "l"]]:
-    """What was added to the sum of the sites' codes in each release of the study, in order."""
+    """What was added to the sum of the sites' codes in each release, in order; in a sealed sum what is left of it for
+    whoever knows the shares of t sites."""
+    if service.study.privacy.sealed:
+        return left_of_noise(service, life, _own(service, life))
     noise = []
     for release in _own(service, life):
         codes = [life.sites[site].codes.get(release.query) for site in release.roster]
@@ -114,15 +119,22 @@ def further_findings(service: Service) -> list[Finding]:
 
 def liar_findings(service: Service, life: Life, *, refused: int, ended: str) -> list[Finding]:
     """The last site sealed a code beyond m·R: it must be refused, and count as zero where that leaves a quorum."""
+    sealed = service.study.privacy.sealed
     alone = len(service.sites) - 1 < service.study.privacy.quorum
-    fine = refused == 1 and ended == ("QuorumNotReached" if alone else "")
+    fine = (
+        (refused, ended) == (1, "Refused")
+        if sealed
+        else refused == 1 and ended == ("QuorumNotReached" if alone else "")
+    )
     distance = 0.0
     for release in _own(service, life):
         expected = _expected(service, release)
         honest = np.sum([expected[site.name] for site in service.sites[:-1]], axis=0)
         distance = max(distance, abs(float((release.answer - honest)[0]) / release.noise_std))
     return [
-        Finding("lying site", refused, 1, not fine, f"codes beyond m·R refused{_why(ended)}; exactly"),
+        Finding(
+            "lying site", refused, 1, not fine, f"codes beyond m·R{' in sums' * sealed} refused{_why(ended)}; exactly"
+        ),
         Finding(
             "lying site's share", distance, 9.0, distance > 9, "answer's distance from the honest sum in σ; at most"
         ),

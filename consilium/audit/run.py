@@ -28,8 +28,10 @@ from common.privacy.accounting import MAX_EPSILON
 from common.privacy.audit import AuditOutcome, Finding
 from consilium.audit.books import allowed, further_findings, liar_findings, life_findings, noise_of
 from consilium.audit.noise import ALPHA, noise_findings, smallest_fault
-from consilium.audit.service import ABSENT, FAILS, Life, Service, World, read_life
+from consilium.audit.sealed import share_bits
+from consilium.audit.service import Life, Service, read_life
 from consilium.audit.subject import Limit, Subject, shrunk
+from consilium.audit.world import ABSENT, FAILS, World
 
 FALSE_ALARM = 20 * ALPHA
 DRAWS = 200_000
@@ -176,7 +178,7 @@ class _Audit:
                     life = read_life(service)
                     self._add(life_findings(service, life, ended=ended))
                     lives[word] = noise_of(service, life), [release.answer for release in life.releases]
-                    self._add([_entropy_used(life, entropy.drawn)])
+                    self._add([_entropy_used(service, life, entropy.drawn)])
                 self._lived()
             self._add([_same_noise(noise for noise, _ in lives.values())])
             self._add([self._movement(subject, {word: answers for word, (_, answers) in lives.items()})])
@@ -204,7 +206,7 @@ class _Audit:
         std = small.claimed_noise_std
         self._add(noise_findings(together, std))
         most = sqrt(float((together.astype(float) ** 2).sum()) / chi2.ppf(ALPHA, together.size))
-        mu = self._moved * sqrt(small.queries) / max(most, 1e-300)
+        mu = self._moved * sqrt(small.study.privacy.charges) / max(most, 1e-300)
         self._add([Finding(MEASURED, mu, small.claimed_mu, mu > small.claimed_mu, "at least; claimed")])
 
     # --- helpers
@@ -293,9 +295,11 @@ def _alike(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
     return len(one) == len(other)
 
 
-def _entropy_used(life: Life, drawn: int) -> Finding:
+def _entropy_used(service: Service, life: Life, drawn: int) -> Finding:
     """No generator makes more noise than the entropy it read: a coordinate holds log₂(σ√(2πe)) bits."""
-    bits = sum(release.dimension * log2(release.noise_std * sqrt(2 * pi * e)) for release in life.releases)
+    sealed = service.study.privacy.sealed
+    plain = sum(release.dimension * log2(release.noise_std * sqrt(2 * pi * e)) for release in life.releases)
+    bits = sum(share_bits(service, release) for release in life.releases) if sealed else plain
     share = 8 * drawn / bits if bits else 1.0
     return Finding("entropy read", share, 1.0, share < 1, "bits of the operating system's, a bit of noise; at least")
 

@@ -9,33 +9,33 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 
 from client.ledger.site_ledger import SiteLedger
 from client.policy import Caps, Consent, ServerFacts, SiteConfig
-from client.worker import Ask, Worker
+from client.worker import Worker
 from common.canonical import digest
 from common.config import Study
-from common.errors import ConsiliumError
 from common.events import EventLog, read_events
 from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.ledger.keys import create_signing_key, load_signing_key, public_hex
+from common.masking import MaskedRoster, MaskKey, Member
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
+from common.peers import Peer
 from common.privacy.mechanism import AccountantName, QuerySpec
 from common.protocols.joint.frame import Frame
 from common.sealing import SealContext, seal
 from common.sealing_rotation import load_sealing_keys
 from consilium.audit.subject import Limit, Subject
-from server.aggregation.exchange import Reply
+from consilium.audit.world import SiteVoters, Wire, World
 from server.aggregation.pipeline import collect
 from server.aggregation.sealed_sums import aggregator_of
 from server.ledger.server_ledger import Candidate, Ledger
@@ -43,67 +43,6 @@ from server.protocols.base import protocol_of
 from server.protocols.joint.rounds import keep_frame
 from server.study.create_study import create_study, server_keys
 from server.study.workspace import CodecRecord, Site, Workspace
-
-Intercept = Callable[[int, bytes, bytes], bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """Who says what: ``moved`` is what the audited unit's voters say (at the first site), ``others`` what everybody
-    else does in turn. A word that is none of the subject's sayings is a voter that says nothing, or one that fails."""
-
-    moved: str = "near+"
-    others: tuple[str, ...] = ("inside", "aside")
-
-    def sayings(self, subject: Subject, site: int) -> list[str]:
-        """The word of each voter of a site."""
-        privacy = subject.study.privacy
-        voters = privacy.voters_per_site
-        words = [self.others[(site + voter) % len(self.others)] for voter in range(voters)]
-        unit = 0 if site else 1 if str(privacy.unit) == "patient" else voters
-        return [self.moved] * unit + words[unit:]
-
-
-FAILS, ABSENT = "fails", "absent"
-
-
-@dataclass(frozen=True, slots=True)
-class _SiteVoters:
-    """The voters of one site, as a worker asks them."""
-
-    subject: Subject
-    world: World
-    site: int
-
-    def predict(self, volume: bytes) -> Sequence[Ask]:
-        return [partial(self._say, word) for word in self.world.sayings(self.subject, self.site)]
-
-    def _say(self, word: str) -> Float[np.ndarray, "c x y z"] | None:
-        if word == FAILS:
-            raise RuntimeError("a voter that fails")
-        return self.subject.sayings.get(word)
-
-
-@dataclass(slots=True)
-class _Wire:
-    """Messages go to workers by node id; ``intercept`` may exchange a reply before its site signs it."""
-
-    workers: Mapping[int, Worker]
-    intercept: Intercept = lambda _node, _body, reply: reply
-
-    def online(self) -> frozenset[int]:
-        return frozenset(self.workers)
-
-    def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
-        return iter([self._handled(node, body) for node, body in bodies.items()])
-
-    def _handled(self, node: int, message: bytes) -> Reply:
-        worker = self.workers[node]
-        try:
-            body = worker.asked(message)
-            return Reply(node, worker.replied(self.intercept(node, body, worker.handle(body)), request=message))
-        except ConsiliumError:
-            return Reply(node, None, problem="deadline")
 
 
 class Service:
@@ -132,7 +71,12 @@ class Service:
         create_study(self.workspace, study)
         names = [f"site-{i}" for i in range(len(subject.limits) if sites is None else sites)]
         self.sites = tuple(
-            Site(name, pool=f"{name}-pool", node_id=100 + i, answer_key=public_hex(create_signing_key(self._key(name))))
+            Site(
+                name,
+                pool=f"{name}-pool",
+                node_id=100 + i,
+                answer_key=public_hex(create_signing_key(self.key_file(name))),
+            )
             for i, name in enumerate(names)
         )
         self.workspace.save_sites(self.sites)
@@ -153,7 +97,7 @@ class Service:
         with closing(_Open(self)) as sites:
             events = EventLog(self.events_file, study=self.study.id)
             try:
-                collect(self.workspace, _Wire(sites.workers), events=events)
+                collect(self.workspace, Wire(sites.workers), events=events)
             except Exception as error:  # noqa: BLE001  whatever a fault does is the audit's to report
                 return type(error).__name__
         return ""
@@ -178,7 +122,7 @@ class Service:
                 retry_pause_s=0.0,
             )
             try:
-                core.run(_Wire(sites.workers, intercept=lie))
+                core.run(Wire(sites.workers, intercept=lie))
             except Exception as error:  # noqa: BLE001
                 return self._refused_codes(), type(error).__name__
         return self._refused_codes(), ""
@@ -202,7 +146,10 @@ class Service:
         return encode(Several((CodesReply(batch=request.batch, attempt=request.attempt, codes=tuple(sealed)),)))
 
     def _refused_codes(self) -> int:
-        return sum(event["event"] == "code-refused" for event in read_events(self.events_file))
+        """Codes refused, or sums: of a sealed study's words one cannot be told from another."""
+        kinds = [(event["event"], event.get("reason")) for event in read_events(self.events_file)]
+        spoiled = sum(kind == ("draw-lost", "spoiled") for kind in kinds)
+        return spoiled if self.study.privacy.sealed else sum(event == "code-refused" for event, _ in kinds)
 
     # --- asking for more than there is
 
@@ -226,11 +173,19 @@ class Service:
         is opened anew for it."""
         with self._ledger() as ledger:
             ledger.register_study(study)
+            roster = tuple(RosterEntry(site=site.name, pool=site.pool) for site in self.sites)
+            nothing = np.zeros(query.mechanism.dimension, dtype=np.int64)
+            if study.privacy.sealed:
+                masks = made_up_roster(study.id, ledger.ledger_id, query.id, self.sites)
+                drawn = ledger.charge_draw(study_id=study.id, roster=roster, masks=masks, queries=[query])
+                if drawn.draw is not None:
+                    ledger.store_answer(query.id, masks.draw, nothing)
+                return not drawn.refused
             result = ledger.release_batch(
                 study_id=study.id,
                 batch_id=f"further-{query.id[:8]}",
-                roster=tuple(RosterEntry(site=site.name, pool=site.pool) for site in self.sites),
-                candidates=[Candidate(query, lambda: np.zeros(query.mechanism.dimension, dtype=np.int64))],
+                roster=roster,
+                candidates=[Candidate(query, lambda: nothing)],
             )
         return not result.refused
 
@@ -239,7 +194,9 @@ class Service:
         answers = {}
         batch = digest("batch", {"study": study.id, "queries": [query.id]})
         with closing(_Open(self, study)) as sites, self._ledger() as ledger:
-            offer = encode(Offer(study=study.id, ledger=ledger.ledger_id, batch=batch, queries=(query,)))
+            plain = Offer(study=study.id, ledger=ledger.ledger_id, batch=batch, queries=(query,))
+            peers = tuple(Peer(site.name, site.answer_key) for site in self.sites)
+            offer = encode(replace(plain, draw=1, peers=peers) if study.privacy.sealed else plain)
             for site in self.sites:
                 reply = decode(sites.workers[site.node_id].handle(offer))
                 answers[site.name] = reply.reason if isinstance(reply, OfferReply) else "malformed"
@@ -306,7 +263,7 @@ class Service:
     def site_file(self, index: int) -> Path:
         return self.root / self.sites[index].name / "site-ledger.sqlite"
 
-    def _key(self, site: str) -> Path:
+    def key_file(self, site: str) -> Path:
         """The key of a site's ledger, made before the ledger, as the server is told it before anything is asked."""
         path = self.root / site / "site-ledger.key"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -331,10 +288,14 @@ class _Open:
             ledger = SiteLedger.open(path, site.pool, caps=config.caps, site=site.name)
             self.ledgers.append(ledger)
             ledger.consent(consent.study)
-            voters = _SiteVoters(service.subject, service.world, index)
+            voters = SiteVoters(service.subject, service.world, index)
             self.workers[site.node_id] = Worker(
                 config=config, consent=consent, ledger=ledger, voters=voters, fetch=service.fetch
             )
+        for site, ledger in zip(service.sites, self.ledgers, strict=True) if consent.study.privacy.sealed else ():
+            for peer in service.sites:
+                if peer != site:
+                    ledger.confirm_peer(consent.study.id, Peer(peer.name, peer.answer_key))
 
     def close(self) -> None:
         for ledger in self.ledgers:
@@ -358,6 +319,8 @@ class Release:
     voters_per_site: int
     roster: tuple[str, ...]
     answer: Int64[np.ndarray, "l"]
+    draw: int | None
+    masks: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -384,8 +347,10 @@ class Life:
 
 def read_life(service: Service) -> Life:
     """Read the files back, and ask the ledgers for their sums."""
-    rows, answers = _rows(service.workspace.ledger_file, "answers")
-    releases = tuple(_release(body, answers) for kind, body in rows if kind == "release")
+    rows, answers = read_rows(service.workspace.ledger_file, "answers")
+    drawn = {body["query_id"]: body["draw"] for kind, body in rows if kind == "answer"}
+    own = (body for kind, body in rows if kind == "release")
+    releases = tuple(_release(body, answers) for body in own if drawn.get(body["query_id"]) == body.get("draw"))
     sites = {site.name: _site(service, index) for index, site in enumerate(service.sites)}
     gate = AccountantName(service.study.privacy.accountant)
     with Ledger.open(service.workspace.ledger_file) as ledger:
@@ -402,7 +367,8 @@ def _site(service: Service, index: int) -> SiteRecord:
     path = service.site_file(index)
     if not path.exists():
         return SiteRecord({}, {}, frozenset(), 0.0, 0.0)
-    rows, codes = _rows(path, "codes")
+    rows, payloads = read_rows(path, "codes")
+    codes = {name: vector(data) for name, data in payloads.items() if "/" not in name}  # the others are masked
     accepted = {
         body["query_id"]: float(Fraction(body["query"]["mechanism"]["noise_std"]))
         for kind, body in rows
@@ -416,7 +382,7 @@ def _site(service: Service, index: int) -> SiteRecord:
     return SiteRecord(accepted, codes, receipted, told, spent)
 
 
-def _release(body: dict[str, Any], answers: Mapping[str, Int64[np.ndarray, "l"]]) -> Release:
+def _release(body: dict[str, Any], answers: Mapping[str, bytes]) -> Release:
     query = body["query"]
     mechanism = query["mechanism"]
     return Release(
@@ -429,13 +395,25 @@ def _release(body: dict[str, Any], answers: Mapping[str, Int64[np.ndarray, "l"]]
         radius=mechanism["radius_int"],
         voters_per_site=mechanism["voters_per_site"],
         roster=tuple(site for site, _pool in body["roster"]),
-        answer=answers[body["query_id"]],
+        answer=vector(answers[body["query_id"]]),
+        draw=body.get("draw"),
+        masks=body.get("masks", ""),
     )
 
 
-def _rows(path: Path, payloads: str) -> tuple[list[tuple[str, dict[str, Any]]], dict[str, Int64[np.ndarray, "l"]]]:
-    """(kind, body) of every row and the vectors by query id, by plain SQL."""
+def read_rows(path: Path, payloads: str) -> tuple[list[tuple[str, dict[str, Any]]], dict[str, bytes]]:
+    """(kind, body) of every row and what is stored beside them, by plain SQL."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
         rows = [(kind, json.loads(body)) for kind, body in file.execute("SELECT kind, body FROM rows ORDER BY seq")]
-        found = file.execute(f"SELECT query_id, data FROM {payloads}")
-        return rows, {query: np.frombuffer(data, dtype="<i8").astype(np.int64) for query, data in found}
+        return rows, dict(file.execute(f"SELECT query_id, data FROM {payloads}"))
+
+
+def vector(data: bytes) -> Int64[np.ndarray, "l"]:
+    """A stored code or answer."""
+    return np.frombuffer(data, dtype="<i8").astype(np.int64)
+
+
+def made_up_roster(study: str, ledger: str, query: str, sites: Sequence[Site]) -> MaskedRoster:
+    """A roster that a ledger can charge, whose mask keys nobody holds."""
+    members = (Member(site.name, MaskKey(digest("mask", [site.name, query]), bytes(64))) for site in sites)
+    return MaskedRoster(study, ledger, digest("further", query), 1, tuple(members))

@@ -117,8 +117,8 @@ class Subject:
 
     @property
     def cost(self) -> float:
-        """μ² of one release."""
-        return self.limit.mu_squared / self.queries
+        """μ² of one release; of a draw of a sealed sum, lost or not."""
+        return self.limit.mu_squared / self.study.privacy.charges
 
     @property
     def claimed_noise_std(self) -> float:

@@ -271,7 +271,7 @@ def test_a_study_without_a_student_and_an_unknown_certificate_are_said_so(
 ) -> None:
     monkeypatch.setattr(fetch, "PAUSE_S", 0)
     objects = PublicObjects(load_site(fed.root / "site-0"))
-    with pytest.raises(InvalidInput, match="cannot be fetched"):
+    with pytest.raises(InvalidInput, match="no student yet"):
         objects.statement("b" * 64)
     stranger = create_authority(tmp_path / "authority").certificate.read_bytes()
     ours = fed.root / "site-0" / "ca.crt"

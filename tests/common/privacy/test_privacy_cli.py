@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import nibabel as nib
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -136,10 +138,17 @@ def test_help_gives_examples_that_run_and_no_stray_escapes(app: typer.Typer, tmp
     assert len(examples) == (4 if app is plan_app else 2)
     small = STUDY.replace("= 40", "= 2").replace("= 6", "= 2")
     (tmp_path / "study.toml").write_text(STUDY if app is plan_app else small)
+    maps = tmp_path / "label-maps"
+    maps.mkdir()
+    for number in range(4):
+        body = np.zeros((8, 8, 8), dtype=np.uint8)
+        body[1 : 3 + number, 2:5, 2:6] = 1
+        nib.save(nib.Nifti1Image(body, np.eye(4)), maps / f"{number}.nii.gz")
     for example in examples:
         assert example.startswith("consilium ")
         arguments = example.replace("study.toml", str(tmp_path / "study.toml")).split()[2:]
         arguments = [str(tmp_path / a) if a.endswith(".png") else a for a in arguments]
+        arguments = [str(maps) if a == "split/public/label-maps" else a for a in arguments]
         quick: tuple[str, ...] = ()
         if app is audit_app:  # of two values given the last counts
             quick = ("--runs", "20", "--draws", "1", "--dimension", "8")

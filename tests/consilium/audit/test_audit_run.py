@@ -12,8 +12,9 @@ from common.config import PrivacyConfig
 from common.errors import InvalidInput
 from consilium.audit.books import allowed, noise_of
 from consilium.audit.run import PARTS, audit_service
-from consilium.audit.service import Service, World, read_life
+from consilium.audit.service import Service, read_life
 from consilium.audit.subject import Limit, Subject, stand_in
+from consilium.audit.world import World
 from server.ledger.server_ledger import Ledger
 
 
@@ -37,6 +38,8 @@ STUDIES: dict[str, dict[str, object]] = {
     "a large budget": {"epsilon": 1000.0, "planned_queries": 1},
     "every site needed": {"quorum": 3},
     "one site": {"quorum": 1, "sites": 1},
+    "sealed, two of five collude": {"aggregation": "sealed-sum", "colluders": 2, "quorum": 4, "sites": 5},
+    "sealed rounds with draws to spare": {"aggregation": "sealed-sum", "quorum": 3, "joint": True, "spare_draws": 2},
     "pools of three sizes": {"limits": [Limit(8.0, 1e-3, "exact"), Limit(5.0, 1e-3, "exact"), Limit(7.0, 1e-4, "rdp")]},
 }
 

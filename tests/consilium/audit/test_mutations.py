@@ -16,16 +16,19 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from itertools import count
+from math import isqrt
 
 import numpy as np
 import pytest
 
 from client import worker
+from common import masking
 from common.config import PrivacyConfig
 from common.ledger import server_state as books
 from common.ledger import site_state as site_books
 from common.ledger.server_state import Books, Charge
 from common.ledger.site_state import SiteBooks
+from common.masking import MaskedRoster, Member
 from common.privacy import accounting, calibration, mechanism, quantise, release
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.mechanism import Budget, Unit
@@ -60,6 +63,12 @@ def single() -> Subject:
 @cache
 def three() -> Subject:
     return of_two_queries(3)
+
+
+@cache
+def sealed() -> Subject:
+    """Three sites that mask their codes and draw the noise; the last tells the server all it knows."""
+    return of_two_queries(3, quorum=3, aggregation="sealed-sum")
 
 
 @cache
@@ -345,6 +354,52 @@ def reach(change: Callable[[int, dict[str, object]], int]) -> Callable[[Patch], 
     return mutate
 
 
+def share(change: Callable[[Fraction, str, int], Fraction | int]) -> Callable[[Patch], None]:
+    """Another standard deviation of a site's share, by its own, the site's name and the size of the roster."""
+
+    def mutate(patch: Patch) -> None:
+        real = worker.masked_code
+
+        def masked(code: np.ndarray, roster: MaskedRoster, *, me: str, share: Fraction, **more: object) -> np.ndarray:
+            std = change(share, me, len(roster.members))
+            sampler = rounded_gaussian if std else (lambda size, _: np.zeros(size, dtype=np.int64))
+            return real(code, roster, me=me, **{**more, "share": std or share, "sampler": sampler})
+
+        patch.setattr(worker, "masked_code", masked)
+
+    return mutate
+
+
+def shares_used_again(patch: Patch) -> None:
+    kept: dict[tuple[int, Fraction], np.ndarray] = {}
+
+    def sampler(size: int, std: Fraction) -> np.ndarray:
+        if (size, std) not in kept:
+            kept[size, std] = rounded_gaussian(size, std)
+        return kept[size, std]
+
+    patch.setitem(worker.Worker.__init__.__kwdefaults__, "sampler", sampler)
+
+
+def masks_of_a_fixed_seed(patch: Patch) -> None:
+    real = masking._stream
+    patch.setattr(masking, "_stream", lambda _shared, *, info, words: real(bytes(32), info=b"", words=words))
+
+
+def without_the_mask_of(*pairs: tuple[str, str]) -> Callable[[Patch], None]:
+    def mutate(patch: Patch) -> None:
+        real = masking.pair_mask
+
+        def pair_mask(roster_id: str, *, me: str, peer: Member, dimension: int, **more: object) -> np.ndarray:
+            if (me, peer.site) in pairs:
+                return np.zeros(dimension, dtype=np.uint64)
+            return real(roster_id, me=me, peer=peer, dimension=dimension, **more)
+
+        patch.setattr(masking, "pair_mask", pair_mask)
+
+    return mutate
+
+
 @dataclass(frozen=True)
 class Mutation:
     """What is broken, the study it is looked for in, and the part of an audit in which it must show."""
@@ -415,6 +470,17 @@ MUTATIONS = {
     "stored answers redrawn": Mutation(redrawn, single, part="books"),
     "receipts not sent": Mutation(no_receipts, single, part="books"),
     "ε told a ten-thousandth too low": Mutation(told_too_low, single, part="books"),
+    "a site draws half its share": Mutation(share(lambda s, me, _: s / 2 if me == "site-0" else s), sealed),
+    "a site draws nothing": Mutation(share(lambda s, me, _: 0 if me == "site-0" else s), sealed),
+    "shares of K sites and not of K − t": Mutation(
+        share(lambda s, _, k: s * Fraction(isqrt(10**8 * (k - 1) // k), 10**4)), sealed
+    ),
+    "shares used again in every sum": Mutation(shares_used_again, sealed),
+    "masks of a fixed seed": Mutation(masks_of_a_fixed_seed, sealed, part="books"),
+    "two sites that do not mask with each other": Mutation(
+        without_the_mask_of(("site-0", "site-1"), ("site-1", "site-0")), sealed, part="books"
+    ),
+    "a mask that does not cancel": Mutation(without_the_mask_of(("site-0", "site-1")), sealed, part="books"),
 }
 
 
@@ -450,7 +516,13 @@ def test_at_least_nineteen_of_twenty_audits_of_each_broken_production_raise_an_a
 
 
 @pytest.mark.parametrize(
-    "name", ["σ / 10 in the aggregator's sampler", "a voter clipped to the site's bound", "pool charge skipped"]
+    "name",
+    [
+        "σ / 10 in the aggregator's sampler",
+        "a voter clipped to the site's bound",
+        "pool charge skipped",
+        "a site draws nothing",
+    ],
 )
 def test_a_broken_production_raises_an_alarm(name: str) -> None:
     assert all(alarms_of(name, 1))
@@ -458,7 +530,7 @@ def test_a_broken_production_raises_an_alarm(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("subject", "audits"), [(single, AUDITS), (rounds, AUDITS), (alone, 4), (three, 4), (voters, 4)]
+    ("subject", "audits"), [(single, AUDITS), (rounds, AUDITS), (alone, 4), (three, 4), (voters, 4), (sealed, 4)]
 )
 def test_audits_of_production_as_it_is_raise_no_alarm(
     subject: Callable[[], Subject], audits: int, two_processes: ProcessPoolExecutor

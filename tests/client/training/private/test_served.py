@@ -360,11 +360,11 @@ def test_an_empty_slot_is_a_warning_on_the_sites_own_terminal_and_in_no_json(hos
     assert "voter 1 has no teacher and votes zero" in shown.stderr
     assert "voter 0" not in shown.stderr
     assert "voter" not in told.stdout
-    found = _teachers(load_site(hospital.site))
+    found = _teachers(load_site(hospital.site), load=True)
     assert not found.ok
     assert "1 of 2 voters have a teacher" in found.text
     hospital.train(None, {0: 1, 1: 2})
-    assert _teachers(load_site(hospital.site)).ok
+    assert _teachers(load_site(hospital.site), load=True).ok
 
 
 def served_by(worker: Worker) -> tuple[str, ...]:
