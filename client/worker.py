@@ -207,8 +207,9 @@ class Worker:
         reason = review(offer, self._consent)
         if reason == "accepted" and (reason := self._config.allow.review(offer)) != "accepted":
             self._ledger.refuse(offer.study, offer.queries, "not-allowed")
-        if reason == "accepted" and len(offer.peers or ()) - len(unknown) < self._least_roster:
-            reason = "unknown-peers" if offer.peers is not None else reason
+        confirmed = None if offer.peers is None else len(offer.peers) - len(unknown)
+        if reason == "accepted" and confirmed is not None and confirmed < self._least_roster:
+            reason = "unknown-peers"
         if reason == "accepted":
             try:
                 key = self._config.server.sealing_key

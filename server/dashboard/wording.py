@@ -21,6 +21,8 @@ DECLINED = {
     "unknown-study": "it has not consented to this study, or to another edition of it",
     "wrong-codec": "the codec is not the one it consented to",
     "wrong-edition": "the questions are of another edition of the study",
+    "old-draw": "it knows a later draw of a query than this ledger: was the ledger restored?",
+    "unknown-peers": "nobody there has confirmed enough of the other hospitals' keys (`consilium site peers`)",
     "wrong-mechanism": "the mechanism is not the one it consented to",
 }
 MISSED = {"offline": "was not connected at the last offer", "deadline": "did not answer the last offer in time"}
@@ -95,6 +97,15 @@ _EVENTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "budget-refused": lambda e: (
         f"{many(len(e['queries']), 'query', 'queries')} refused: the budget does not cover more"
     ),
+    "draw-lost": lambda e: (
+        f"a sum of {many(len(e['queries']), 'query', 'queries')} was lost and stays charged: "
+        + (
+            "what one of its sites sent is no code"
+            if e["reason"] == "spoiled"
+            else f"{', '.join(e['sites'])} sent nothing"
+        )
+    ),
+    "peers-unconfirmed": lambda e: f"{e['site']} has not confirmed the keys of {', '.join(e['peers'])}",
     "ledger-contradicted": lambda e: (
         f"{e['site']} holds a signed head of row {e['ledger_row']} that this ledger does not contain"
     ),
@@ -112,6 +123,8 @@ _LEVELS = {
     "quorum-missed": "critical",
     "ledger-contradicted": "critical",
     "run-failed": "critical",
+    "draw-lost": "warning",
+    "peers-unconfirmed": "warning",
     "reply-missing": "warning",
     "code-refused": "warning",
     "budget-refused": "warning",
