@@ -103,17 +103,21 @@ class SiteFile(OpenLedger[SiteBooks]):
     def _writing(self) -> Iterator[None]:
         """One write transaction; on any exception nothing is kept and the totals are read from the file again.
 
-        If it charged something, the standing follows it.
+        If it charged something, or put a code under masks, the standing follows it: neither may happen again from an
+        older copy.
         """
         try:
             with self._chain.transaction():
                 self._catch_up()
-                before = self._books.spent(), len(self._books.restored_at)
+                before = self._charged()
                 yield
         except BaseException:
             self._books = SiteBooks()
             self._chain.forget()
             self._catch_up()
             raise
-        if (self._books.spent(), len(self._books.restored_at)) != before:
+        if self._charged() != before:
             self._keep_standing()
+
+    def _charged(self) -> tuple[Spend, int, int]:
+        return self._books.spent(), len(self._books.restored_at), len(self._books.sealed.masked)

@@ -212,13 +212,15 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
             return self._refuse(study_id, new, "paused", word="paused")
         if books.alarms:
             return self._refuse(study_id, new, "alarm", word="paused")
-        if draw is not None and draw < (self._last_draw(queries) or draw):
-            return Refused("old-draw", "a later draw of one of the queries was accepted before")
+        known = [books.reservations[query.id] for query in queries if query.id in books.reservations]
+        if draw is not None and any(draw <= (one.draw or 0) and not books.draw_stands(one, draw) for one in known):
+            return Refused(
+                "old-draw", "a later draw of a query was accepted, or this one before the ledger was restored"
+            )
         again = {q.id: q for q in queries if draw is None and books.is_settled(q.id)}
         if again:
             return self._refuse(study_id, again, "released-before", word="paused")
         asker = {"study_id": study_id, "ledger": ledger, "sealing_key": sealing_key}
-        known = [books.reservations[query.id] for query in queries if query.id in books.reservations]
         if not all(books.is_for(reservation, **asker) for reservation in known):
             return Refused("unknown-study", "a query of the batch was accepted for another study or server")
         mechanisms = [
@@ -279,7 +281,7 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
             reservation, study_id=study_id, ledger=ledger, sealing_key=sealing_key
         ):
             raise Refused("not-accepted", f"query {query_id[:12]} was never accepted here for who asks")
-        if reservation.draw != draw:
+        if draw != reservation.draw or (draw is not None and not self._books.draw_stands(reservation, draw)):
             raise Refused("not-accepted", f"another draw of query {query_id[:12]} was accepted than is asked for")
         if draw is None and not self._books.awaits_release(query_id):
             raise Refused("released-before", f"query {query_id[:12]} was released, as its receipt shows")

@@ -57,11 +57,9 @@ class SealedSums:
         once((record.batch_id, record.draw), self.nonces, "mask key of draw")
         self.nonces[record.batch_id, record.draw] = record.nonce
 
-    def enter_masked(self, row: Row, record: MaskedRecord, *, paid: int | None) -> None:
-        """A code under masks is made once for a draw that was ``paid`` for: never two messages under the same masks."""
+    def enter_masked(self, row: Row, record: MaskedRecord) -> None:
+        """A code under masks is made once for a draw: never two messages under the same masks."""
         once((record.query_id, record.draw), self.masked, "masked code of draw")
-        if paid != record.draw:
-            raise InvalidInput("draw of a masked code", value=record.draw, limit="the newest that was accepted")
         if self.receipted.get((record.query_id, record.draw), record.masks) != record.masks:
             raise InvalidInput("roster of a masked code", limit="the one that the server's receipt charges")
         self.masked[record.query_id, record.draw] = row.seq, record

@@ -186,7 +186,10 @@ class SiteBooks(RowState):
             case MaskKeyRecord():
                 self.sealed.enter_mask_key(record)
             case MaskedRecord():
-                self.sealed.enter_masked(row, record, paid=self.reservations[record.query_id].draw)
+                reservation = self.reservations[record.query_id]
+                if not self.draw_stands(reservation, record.draw):
+                    raise InvalidInput("draw of a masked code", value=record.draw, limit="the newest that was accepted")
+                self.sealed.enter_masked(row, record)
             case SealingKeyRecord():
                 self.sealing_keys.setdefault(record.replaces, set()).add(record.sealing_key)
             case PeerRecord():
@@ -209,6 +212,11 @@ class SiteBooks(RowState):
                     dimension = self.reservations[record.query_id].query.mechanism.dimension
                 if not self.teachers.enter(row, record, dimension=dimension):
                     raise InvalidInput("kind of row", value=row.kind)
+
+    def draw_stands(self, reservation: Reservation, draw: int) -> bool:
+        """Whether a code may go under the masks of this draw: the newest, accepted since this ledger was last restored.
+        What an older copy has forgotten may have been sent already, under the same masks and for the same charge."""
+        return reservation.draw == draw and reservation.seq > max(self.restored_at, default=0)
 
     def is_new(self, query_id: str, draw: int | None) -> bool:
         """Whether accepting a query, or a further sum of it, is a charge that was not made yet."""
@@ -366,6 +374,7 @@ class SiteBooks(RowState):
         """What an older copy forgot is spent. Studies wait for a person, since a veto may be among what is lost, and
         peers are confirmed anew, since a key may have been taken back."""
         self.sealed.peers.clear()
+        self.sealed.nonces.clear()
         self._spent += record.pool
         for study_id, spend in record.studies.items():
             _ = self.studies[study_id]

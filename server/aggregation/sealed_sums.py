@@ -120,7 +120,7 @@ class SealedSums(Aggregator):
                 accepted = self._settle(batch, transport)
             except QuorumNotReached:
                 newest = self._newest_draw(batch)
-                if newest <= (batch.offer.draw or 0):
+                if newest < (batch.offer.draw or 0):
                     raise
                 batch = self._redrawn(batch, draw=newest + 1)
                 continue
@@ -139,10 +139,11 @@ class SealedSums(Aggregator):
             return batch, roster, MaskedRoster(offer.study, offer.ledger, offer.batch, offer.draw or 0, members)
 
     def _newest_draw(self, batch: Batch) -> int:
-        """A draw that one honest site at least has accepted of these queries: the colluders may name any number."""
-        named = sorted((reply.last_draw or 0 for reply in batch.replies.values()), reverse=True)
-        honest = named[self._study.privacy.colluders :]
-        return honest[0] if honest else 0
+        """The newest draw that a site will not answer again, by one honest site at least; -1 if none says so."""
+        declined = [reply for reply in batch.replies.values() if reply.reason == "old-draw"]
+        named = sorted((reply.last_draw or 0 for reply in declined), reverse=True)
+        honest = named[self._study.privacy.colluders :]  # the colluders may name any number
+        return honest[0] if honest else -1
 
     def _gave_key(self, site: Site, batch: Batch) -> bool:
         reply, offer = batch.replies.get(site.name), batch.offer

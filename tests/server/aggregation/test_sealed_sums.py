@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -14,14 +15,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.ledger.site_ledger import SiteLedger
 from common.config import CollectionConfig
-from common.errors import QuorumNotReached, Refused
+from common.errors import LedgerCorrupt, QuorumNotReached, Refused
 from common.ledger.keys import public_hex
+from common.ledger.rollback_guard import Standing, standing_path
 from common.masking import Member
 from common.messages import CodesReply, Offer, OfferReply, Receipts, Several, decode, encode
 from common.peers import Peer
 from common.privacy.shares import share_std
 from consilium.reports.certificate import _history
 from server.dashboard.ledger_fold import LedgerFold
+from server.ledger.backup import backup
 from server.ledger.verify import verify
 from tests.federation import Federation, make_study, part
 
@@ -398,3 +401,54 @@ def test_what_pages_and_certificate_count_as_answers_are_answers_and_not_charges
     assert len(fold.points) == 5
     history = _history(world.ledger, world.study)
     assert (history["answers"], history["lost_draws"]) == (3, 2)
+
+
+# --- an older copy of a site's ledger
+
+
+def restored(world: Federation, copy: Path) -> SiteLedger:
+    """Site 0 after its ledger was put back from ``copy`` and what that forgot was charged, as its staff would."""
+    path = world.root / "site-0" / "site-ledger.sqlite"
+    world.site_ledgers["site-0"].close()
+    for old in path.parent.glob("site-ledger.sqlite*"):
+        old.unlink()
+    shutil.copy(copy, path)
+    caps = world.workers[100]._config.caps
+    with pytest.raises(LedgerCorrupt, match="older copy"):
+        SiteLedger.open(path, "pool-0", caps=caps, site="site-0")
+    with SiteLedger.open(path, "pool-0", caps=caps, site="site-0", restored=True) as ledger:
+        ledger.charge_lost(Standing.load(standing_path(path)))
+    worker = world.workers[100] = world._worker(world.sites[0])
+    ledger = worker._ledger
+    ledger.decide(world.study.id, "resume")
+    for peer in world.sites[1:]:
+        ledger.confirm_peer(world.study.id, Peer(peer.name, peer.answer_key))
+    return ledger
+
+
+def test_a_copy_that_forgot_what_was_sent_never_sends_a_second_message_under_the_same_masks(
+    world: Federation, tmp_path: Path
+) -> None:
+    queries, members = accept(world)
+    backup(world.root / "site-0" / "site-ledger.sqlite", tmp_path / "copy")
+    ask(world, queries, members)
+    ledger = restored(world, tmp_path / "copy")
+    with pytest.raises(Refused, match="another draw"):
+        ask(world, queries, members)
+    peers = tuple(Peer(site.name, site.answer_key) for site in world.sites)
+    reply = decode(world.workers[100].handle(encode(world.offer(queries, draw=1, peers=peers))))
+    assert isinstance(reply, OfferReply)
+    assert (reply.reason, reply.last_draw) == ("old-draw", 1)
+    queries, members = accept(world, draw=2)
+    ask(world, queries, members, draw=2)
+    assert ledger.spent().releases == 2
+
+
+def test_a_server_goes_on_with_a_later_draw_where_its_ledger_or_a_sites_is_an_older_copy(
+    world: Federation, tmp_path: Path
+) -> None:
+    accept(world, draw=5)  # a ledger that the server lost had come to draw 5
+    world.core().run(world.transport)
+    assert len(world.core().answers()) == 3
+    draws = {release.draw for release in world.ledger._books.releases.values()}
+    assert 6 in draws
