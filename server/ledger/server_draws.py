@@ -8,7 +8,7 @@ an answer to a draw that is not open.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,20 +75,37 @@ class AnswersQueries(IssuesReceipts):
         A query that has an answer returns it and is not drawn. Raises what ``release_batch`` raises, and InvalidInput
         for a roster whose members are others than those of ``masks``.
         """
-        check_ledger_name(masks.batch, what="batch id")
-        ordered = check_roster(tuple(roster))
-        if masks.sites != tuple(entry.site for entry in ordered) or masks.study != study_id:
+        if masks.sites != tuple(sorted(entry.site for entry in roster)) or masks.study != study_id:
             raise InvalidInput("roster of a draw", limit="the members whose mask keys it holds, in this study")
+        charged: list[QuerySpec] = []
+
+        def charge(study: StudyTerms, query: QuerySpec, ordered: Roster, planned: Charge) -> None:
+            self._charge_draw(study, query, ordered, masks, planned)
+            charged.append(query)
+
+        result = self._charge_batch(study_id, masks.batch, roster, queries, charge)
+        return DrawResult(Draw(tuple(charged), masks) if charged else None, result.answers, result.refused)
+
+    def _charge_batch(
+        self,
+        study_id: str,
+        batch_id: str,
+        roster: Roster,
+        queries: Sequence[QuerySpec],
+        charge: Callable[[StudyTerms, QuerySpec, Roster, Charge], StoredAnswer | None],
+    ) -> BatchResult:
+        """In one transaction ``charge`` the longest prefix of ``queries`` that fits; one with an answer returns it."""
+        check_ledger_name(batch_id, what="batch id")
+        ordered = check_roster(tuple(roster))
         if len({query.id for query in queries}) != len(queries):
             raise InvalidInput("queries of a batch", limit="each query once")
         answers: list[StoredAnswer] = []
-        charged: list[QuerySpec] = []
         refused: list[str] = []
         with self._writing():
             study = self._study(study_id)
             if len(ordered) < study.least_roster:
                 raise QuorumNotReached(
-                    f"{len(ordered)} sites are on the roster and the study needs {study.least_roster}; "
+                    f"{len(ordered)} sites are on the roster and the study's quorum is {study.least_roster}; "
                     "nothing was charged; to fix: wait for more sites, then ask again"
                 )
             obstacle: Obstacle | None = None
@@ -104,15 +121,14 @@ class AnswersQueries(IssuesReceipts):
                     self._books.check_release(ordered, query.mechanism, study)
                     planned = self._books.plan(query.mechanism, study_id=study_id, roster=ordered)
                     if isinstance(planned, Charge):
-                        self._charge_draw(study, query, ordered, masks, planned)
-                        charged.append(query)
+                        made = charge(study, query, ordered, planned)
+                        answers += [] if made is None else [made]
                         continue
                     obstacle = planned
                 refused.append(query.id)
-            if obstacle is not None and (study_id, masks.batch, tuple(refused)) not in self._books.refusals:
-                self._refuse(study_id, masks.batch, refused, obstacle)
-        draw = Draw(tuple(charged), masks) if charged else None
-        return DrawResult(draw, tuple(answers), tuple(refused))
+            if obstacle is not None and (study_id, batch_id, tuple(refused)) not in self._books.refusals:
+                self._refuse(study_id, batch_id, refused, obstacle)
+        return BatchResult(tuple(answers), tuple(refused))
 
     def _charge_draw(
         self, study: StudyTerms, query: QuerySpec, roster: Roster, masks: MaskedRoster, charge: Charge

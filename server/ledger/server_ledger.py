@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from common.canonical import check_hash, sha256_bytes
 from common.clock import Clock, utc_now
 from common.config import Study
-from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
+from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.chain import Chain
 from common.ledger.charges import (
     PoolDeclaration,
@@ -34,8 +34,6 @@ from common.ledger.charges import (
     RosterEntry,
     Spend,
     StudyTerms,
-    check_ledger_name,
-    check_roster,
 )
 from common.ledger.keys import public_hex
 from common.ledger.records import (
@@ -46,7 +44,7 @@ from common.ledger.records import (
     StudyRecord,
     check_note,
 )
-from common.ledger.server_state import Charge, Obstacle
+from common.ledger.server_state import Charge
 from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.mechanism import AccountantName, QuerySpec
 from server.ledger.server_draws import AnswersQueries, BatchResult, StoredAnswer, checked_answer
@@ -180,45 +178,17 @@ class Ledger(AnswersQueries):
         raises, or InvalidInput if it returns anything but int64[l]. After an exception nothing is charged or stored,
         except where the commit itself was interrupted: asking again tells.
         """
-        check_ledger_name(batch_id, what="batch id")
-        ordered = check_roster(tuple(roster))
-        queries = [(candidate, candidate.query.id) for candidate in candidates]
-        if len({query_id for _, query_id in queries}) != len(queries):
-            raise InvalidInput("queries of a batch", limit="each query once")
-        answers: list[StoredAnswer] = []
-        refused: list[str] = []
-        with self._writing():
-            study = self._study(study_id)
-            if len(ordered) < study.quorum:
-                raise QuorumNotReached(
-                    f"{len(ordered)} sites are on the roster and the study's quorum is {study.quorum}; "
-                    "nothing was charged; to fix: wait for more sites, then ask again"
-                )
-            obstacle: Obstacle | None = None
-            for candidate, query_id in queries:
-                if self._books.answered(query_id):
-                    obstacle = obstacle or self._reuse(study, query_id)
-                    if self._uses(study, query_id):
-                        answers.append(self._stored(query_id))
-                    else:
-                        refused.append(query_id)
-                    continue
-                if obstacle is None:
-                    self._books.check_release(ordered, candidate.query.mechanism, study)
-                    planned = self._books.plan(candidate.query.mechanism, study_id=study_id, roster=ordered)
-                    if isinstance(planned, Charge):
-                        answers.append(self._charge(study, batch_id, candidate, query_id, ordered, planned))
-                        continue
-                    obstacle = planned
-                refused.append(query_id)
-            if obstacle is not None and (study_id, batch_id, tuple(refused)) not in self._books.refusals:
-                self._refuse(study_id, batch_id, refused, obstacle)
-        return BatchResult(tuple(answers), tuple(refused))
+        make = {candidate.query.id: candidate.make_answer for candidate in candidates}
+
+        def charge(study: StudyTerms, query: QuerySpec, ordered: Roster, planned: Charge) -> StoredAnswer:
+            return self._charge(study, batch_id, Candidate(query, make[query.id]), ordered, planned)
+
+        return self._charge_batch(study_id, batch_id, roster, [candidate.query for candidate in candidates], charge)
 
     def _charge(
-        self, study: StudyTerms, batch_id: str, candidate: Candidate, query_id: str, roster: Roster, charge: Charge
+        self, study: StudyTerms, batch_id: str, candidate: Candidate, roster: Roster, charge: Charge
     ) -> StoredAnswer:
-        query = candidate.query
+        query, query_id = candidate.query, candidate.query.id
         noisy = checked_answer(candidate.make_answer(), dimension=query.mechanism.dimension)
         data = noisy.astype("<i8").tobytes()
         record = ReleaseRecord.of(study, batch_id, query, query_id, roster, sha256_bytes(data))

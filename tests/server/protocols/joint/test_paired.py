@@ -12,7 +12,6 @@ import pytest
 from scipy.special import softmax
 from typer.testing import CliRunner
 
-from common.codecs import fit_codec
 from common.codecs.pca import PcaCodec
 from common.config import CodecConfig, Study, TrainingConfig, load_study, parse_study, render_study
 from common.data.msd import Case, write_dataset
@@ -30,23 +29,10 @@ from server.protocols.paired import Paired, read_paired
 from server.study import consent_text
 from server.study import create_study as setup
 from server.study.workspace import START_FILE, CodecRecord, Public, Workspace
-from tests.contracts.codec_contract import CodecContract, patients
+from tests.contracts.codec_contract import patients
 from tests.federation import make_study
 
 RECIPE = TrainingConfig(channels=(4, 8), steps=9, learning_rate=1e-3)
-
-
-class _Linear(CodecContract):
-    name = "pca"
-
-
-@pytest.fixture(scope="module")
-def codec() -> PcaCodec:
-    terms = _Linear.study()
-    study = replace(terms, codec=replace(terms.codec, joint=True), privacy=replace(terms.privacy, planned_queries=1))
-    fitted = fit_codec(study, list(patients(10, seed=1)), noise_std=0.05)
-    assert isinstance(fitted, PcaCodec)
-    return fitted
 
 
 def drawn(count: int, *, seed: int) -> Paired:

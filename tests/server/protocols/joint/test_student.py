@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from scipy.special import softmax
 
-from common.codecs import fit_codec
 from common.codecs.pca import PcaCodec
 from common.config import TrainingConfig
 from common.errors import InvalidInput
@@ -29,22 +27,9 @@ from server.protocols.joint.student import (
     refine,
     restore_spread,
 )
-from tests.contracts.codec_contract import CodecContract, patients
+from tests.contracts.codec_contract import patients
 
 RECIPE = TrainingConfig(channels=(4, 8), steps=9, learning_rate=1e-3)
-
-
-class _Linear(CodecContract):
-    name = "pca"
-
-
-@pytest.fixture(scope="module")
-def codec() -> PcaCodec:
-    terms = _Linear.study()
-    study = replace(terms, codec=replace(terms.codec, joint=True), privacy=replace(terms.privacy, planned_queries=1))
-    fitted = fit_codec(study, list(patients(10, seed=1)), noise_std=0.05)
-    assert isinstance(fitted, PcaCodec)
-    return fitted
 
 
 @pytest.fixture(scope="module")
