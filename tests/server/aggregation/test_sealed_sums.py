@@ -25,6 +25,7 @@ from common.privacy.shares import share_std
 from consilium.reports.certificate import _history
 from server.dashboard.ledger_fold import LedgerFold
 from server.ledger.backup import backup
+from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.federation import Federation, make_study, part
 
@@ -452,3 +453,31 @@ def test_a_server_goes_on_with_a_later_draw_where_its_ledger_or_a_sites_is_an_ol
     assert len(world.core().answers()) == 3
     draws = {release.draw for release in world.ledger._books.releases.values()}
     assert 6 in draws
+
+
+def test_a_server_restored_from_an_older_copy_draws_anew_and_every_ledger_counts_both_draws(
+    tmp_path: Path,
+) -> None:
+    world = Federation(tmp_path / "world", study=sealed_study(spare_draws=3), sites=SITES)
+    path = world.root / "ledger.sqlite"
+    backup(path, tmp_path / "copy")
+    world.core().run(world.transport)
+    receipts = [receipt for ledger in world.site_ledgers.values() for receipt in ledger.receipts()]
+    world.ledger.close()
+    for old in path.parent.glob("ledger.sqlite*"):
+        old.unlink()
+    shutil.copy(tmp_path / "copy", path)
+    with pytest.raises(LedgerCorrupt, match="older copy"):
+        Ledger.open(path, signing_key=world.signing_key)
+    world.ledger = Ledger.open(path, signing_key=world.signing_key, restored=True)
+    assert world.ledger.recover(receipts) == 3
+    assert world.ledger.spent("pool-0").releases == 3
+    for ledger in world.site_ledgers.values():
+        ledger.recover(world.ledger.ledger_id)
+    world.core().run(world.transport)
+    assert len(world.core().answers()) == 3
+    assert world.ledger.last_draw(world.planned()[0].id) == 2
+    assert world.ledger.spent("pool-0").releases == world.site_ledgers["site-0"].spent().releases == 6
+    assert not world.site_ledgers["site-0"].alarms()
+    assert not verify(path).problems
+    world.close()
