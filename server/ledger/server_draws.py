@@ -213,16 +213,23 @@ class AnswersQueries(IssuesReceipts):
         query = ReleaseRecord.from_json(parse_body(self._chain.row(release.seq).body)).query
         noisy = np.frombuffer(found[1], dtype="<i8").astype(np.int64)
         noisy.flags.writeable = False
-        return StoredAnswer(
-            query=query,
-            noisy_sum=noisy,
-            roster=release.roster,
-            voters=release.voters,
-            seq=answer.seq,
-            row_hash=answer.row_hash,
-            study_id=release.study_id,
-            batch_id=release.batch_id,
-        )
+        return stored_answer(query, noisy, release)
+
+
+def stored_answer(query: QuerySpec, noisy: NDArray[np.int64], release: Release) -> StoredAnswer:
+    """An answer as the books have its release."""
+    if release.answer is None:
+        raise InvalidInput("release", limit="one that has its answer")
+    return StoredAnswer(
+        query=query,
+        noisy_sum=noisy,
+        roster=release.roster,
+        voters=release.voters,
+        seq=release.answer.seq,
+        row_hash=release.answer.row_hash,
+        study_id=release.study_id,
+        batch_id=release.batch_id,
+    )
 
 
 def checked_answer(noisy: object, *, dimension: int) -> NDArray[np.int64]:

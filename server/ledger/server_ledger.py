@@ -47,7 +47,7 @@ from common.ledger.records import (
 from common.ledger.server_state import Charge
 from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.mechanism import AccountantName, QuerySpec
-from server.ledger.server_draws import AnswersQueries, BatchResult, StoredAnswer, checked_answer
+from server.ledger.server_draws import AnswersQueries, BatchResult, StoredAnswer, checked_answer, stored_answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Ledger(AnswersQueries):
         record = ReleaseRecord.of(study, batch_id, query, query_id, roster, sha256_bytes(data))
         row = self._chain.append("release", record.to_json(), payload=(query_id, data))
         self._books.enter(row, record, charge=charge)
-        return self._stored(query_id)
+        return stored_answer(query, noisy, self._books.releases[query_id])
 
     # --- reading
 
