@@ -20,7 +20,7 @@ from common.canonical import canonical_bytes
 from common.ledger.keys import public_hex
 from common.masking import MaskedRoster, Member, mask_private_key, signed_mask_key, unconfirmed
 from common.privacy.gaussian import rounded_gaussian
-from common.privacy.mechanism import Mechanism
+from common.privacy.mechanism import Mechanism, QuerySpec
 from common.privacy.release import noisy_sum
 from common.privacy.shares import share_std, unmasked
 
@@ -45,19 +45,11 @@ def row(sites: int, dimension: int) -> list[str]:
         members.append(Member(name, key))
     roster = MaskedRoster(STUDY, LEDGER, BATCH, 1, tuple(members))
     peers = {name: public_hex(identity) for name, identity in identities.items()}
+    query = QuerySpec(1, QUERY, (QUERY,), 1, "zero", "codec", mechanism)
     code, share = np.zeros(dimension, dtype=np.int64), share_std(mechanism, sites=sites)
 
     def one(name: str) -> np.ndarray:
-        return masked_code(
-            code,
-            roster,
-            me=name,
-            private=private[name],
-            query=QUERY,
-            mechanism=mechanism,
-            share=share,
-            sampler=rounded_gaussian,
-        )
+        return masked_code(code, query, share, roster=roster, me=name, private=private[name], sampler=rounded_gaussian)
 
     me = "site-0000"
     checking, masking = cpu(lambda: unconfirmed(roster, me=me, peers=peers)), cpu(lambda: one(me))

@@ -19,7 +19,7 @@ from common.errors import InvalidInput, Refused
 from common.masking import MaskedRoster, masks, unconfirmed
 from common.peers import Peer
 from common.privacy.gaussian import Sampler
-from common.privacy.mechanism import HONEST_SITES, Mechanism
+from common.privacy.mechanism import QuerySpec
 
 
 def strangers(offered: tuple[Peer, ...], *, me: str, confirmed: Mapping[str, str]) -> tuple[str, ...]:
@@ -28,8 +28,11 @@ def strangers(offered: tuple[Peer, ...], *, me: str, confirmed: Mapping[str, str
 
 
 def check_roster(roster: MaskedRoster, *, me: str, confirmed: Mapping[str, str], privacy: PrivacyConfig) -> None:
-    """Refused (``roster``, ``unknown-peers``) unless a sum over this roster hides the site's code as the study says."""
-    least = max(privacy.quorum, privacy.colluders + HONEST_SITES)
+    """Refused (``roster``, ``unknown-peers``) unless a sum over this roster hides the site's code as the study says.
+
+    A sealed study's quorum leaves two honest sites beside its colluders, or it cannot be stated.
+    """
+    least = privacy.quorum
     if me not in roster.sites or len(roster.members) < least:
         raise Refused("roster", f"a roster of {len(roster.members)} sites, of which {least} with this one are needed")
     if unknown := unconfirmed(roster, me=me, peers=confirmed):
@@ -42,18 +45,18 @@ def check_roster(roster: MaskedRoster, *, me: str, confirmed: Mapping[str, str],
 
 def masked_code(
     code: NDArray[np.int64],
-    roster: MaskedRoster,
+    query: QuerySpec,
+    share: Fraction,
     *,
+    roster: MaskedRoster,
     me: str,
     private: X25519PrivateKey,
-    query: str,
-    mechanism: Mechanism,
-    share: Fraction,
     sampler: Sampler,
 ) -> NDArray[np.uint64]:
     """The words that leave, uint64[l]: uniform to whoever lacks one of the masks. ``code`` int64[l] is within m·R."""
-    noise = sampler(mechanism.dimension, share)
+    dimension = query.mechanism.dimension
+    noise = sampler(dimension, share)
     if noise.dtype != np.int64 or noise.shape != code.shape:
-        raise InvalidInput("noise", limit=f"an int64 vector of length {mechanism.dimension}")
+        raise InvalidInput("noise", limit=f"an int64 vector of length {dimension}")
     noisy: NDArray[np.uint64] = (code + noise).view(np.uint64)
-    return noisy + masks(roster, me=me, private=private, query=query, dimension=mechanism.dimension)
+    return noisy + masks(roster, me=me, private=private, query=query.id, dimension=dimension)

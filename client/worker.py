@@ -49,9 +49,8 @@ from common.messages import (
 )
 from common.peers import Peer
 from common.privacy.gaussian import Sampler, rounded_gaussian
-from common.privacy.mechanism import HONEST_SITES, QuerySpec
+from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
-from common.privacy.shares import share_std
 from common.protocols.base import Encoder, Fetch
 from common.sealing import SealContext, seal
 
@@ -198,17 +197,12 @@ class Worker:
         last = self._ledger.last_draw(offer.queries)
         return dataclasses.replace(reply, mask=mask, unconfirmed=unknown, last_draw=last)
 
-    @property
-    def _least_roster(self) -> int:
-        privacy = self._consent.study.privacy
-        return max(privacy.quorum, privacy.colluders + HONEST_SITES)
-
     def _decide(self, offer: Offer, unknown: tuple[str, ...]) -> str:
         reason = review(offer, self._consent)
         if reason == "accepted" and (reason := self._config.allow.review(offer)) != "accepted":
             self._ledger.refuse(offer.study, offer.queries, "not-allowed")
         confirmed = None if offer.peers is None else len(offer.peers) - len(unknown)
-        if reason == "accepted" and confirmed is not None and confirmed < self._least_roster:
+        if reason == "accepted" and confirmed is not None and confirmed < self._consent.study.privacy.quorum:
             reason = "unknown-peers"
         if reason == "accepted":
             try:
@@ -237,44 +231,34 @@ class Worker:
 
         So their number says nothing of how long each took. In a sealed sum they leave under masks.
         """
-        sealed: list[tuple[str, bytes]] = []
         roster = request.roster
         if roster is not None:
             privacy, confirmed = self._consent.study.privacy, self._ledger.peers(request.study)
             check_roster(roster, me=self._config.site, confirmed=confirmed, privacy=privacy)
+        found: dict[QuerySpec, NDArray[np.int64]] = {}
         for query_id in request.queries:
             query = self._accepted(request, query_id)
             code = self._ledger.code(query_id)
             if code is None:
-                sealed.clear()
+                found.clear()
                 break
-            if roster is not None:
-                code = self._masked(query, roster)
-            context = SealContext(study=request.study, query=query_id, site=self._config.site, attempt=request.attempt)
-            sealed.append((query_id, seal(code, public_key=self._config.server.sealing_public_key, context=context)))
+            found[query] = code
+        if roster is not None and found:
+            found = self._masked(tuple(found), roster)
+        sealed = tuple((query.id, self._seal(code, query, request)) for query, code in found.items())
         log.info("event=codes batch=%s attempt=%d codes=%d", request.batch[:12], request.attempt, len(sealed))
-        return CodesReply(batch=request.batch, attempt=request.attempt, codes=tuple(sealed))
+        return CodesReply(batch=request.batch, attempt=request.attempt, codes=sealed)
 
-    def _masked(self, query: QuerySpec, roster: MaskedRoster) -> NDArray[np.int64]:
-        """The query's code with this site's noise, under the masks of this roster: one message for a draw, ever."""
-        me, mechanism = self._config.site, query.mechanism
-        share = share_std(mechanism, sites=len(roster.members))
+    def _seal(self, code: NDArray[np.int64], query: QuerySpec, request: CodesRequest) -> bytes:
+        context = SealContext(study=request.study, query=query.id, site=self._config.site, attempt=request.attempt)
+        return seal(code, public_key=self._config.server.sealing_public_key, context=context)
+
+    def _masked(self, queries: tuple[QuerySpec, ...], roster: MaskedRoster) -> dict[QuerySpec, NDArray[np.int64]]:
+        """The queries' codes with this site's noise, under the masks of this roster: one message for a draw, ever."""
         private = self._ledger.mask_key(roster.study, roster.batch, roster.draw)
-
-        def make(code: NDArray[np.int64]) -> NDArray[np.uint64]:
-            return masked_code(
-                code,
-                roster,
-                me=me,
-                private=private,
-                query=query.id,
-                mechanism=mechanism,
-                share=share,
-                sampler=self._sampler,
-            )
-
-        words = self._ledger.masked(query.id, roster.draw, roster=roster.id, share_std=share, make=make)
-        return words.view(np.int64)
+        make = partial(masked_code, roster=roster, me=self._config.site, private=private, sampler=self._sampler)
+        words = self._ledger.masked(queries, roster, make=make)
+        return {query: words[query.id].view(np.int64) for query in queries}
 
     def _accepted(self, request: CodesRequest, query_id: str) -> QuerySpec:
         """The query, if its code may leave for who asks. Refused for another study or server than it was accepted for,

@@ -10,7 +10,7 @@ not sorted, names a site or a key twice, or holds a key that its site did not si
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, ClassVar
 
@@ -67,6 +67,7 @@ class MaskedRoster(Document):
     batch: Sha256
     draw: DrawNumber
     members: Annotated[tuple[Member, ...], Count("members of a roster", least=2, most=MAX_MEMBERS)]
+    _id: str = field(default="", init=False, repr=False, compare=False)
 
     def check(self) -> None:
         if not all(one.site < other.site for one, other in pairwise(self.members)):
@@ -84,7 +85,9 @@ class MaskedRoster(Document):
 
     @property
     def id(self) -> str:
-        return sha256_bytes(self.to_bytes())
+        if not self._id:
+            object.__setattr__(self, "_id", sha256_bytes(self.to_bytes()))
+        return self._id
 
 
 def mask_private_key(secret: bytes, *, nonce: str, study: str, batch: str, draw: int) -> X25519PrivateKey:
@@ -135,18 +138,18 @@ def masks(
     own = next((member for member in roster.members if member.site == me), None)
     if own is None or own.mask.key != private.public_key().public_bytes_raw().hex():
         raise Refused("roster", "a roster without this site, or with another key than it gave for this draw")
-    total, roster_id = np.zeros(dimension, dtype=np.uint64), roster.id
+    total = np.zeros(dimension, dtype=np.uint64)
     for member in roster.members:
         if member.site != me:
-            total += pair_mask(roster_id, me=me, peer=member, private=private, query=query, dimension=dimension)
+            total += pair_mask(roster, me=me, peer=member, private=private, query=query, dimension=dimension)
     return total
 
 
 def pair_mask(
-    roster_id: str, *, me: str, peer: Member, private: X25519PrivateKey, query: str, dimension: int
+    roster: MaskedRoster, *, me: str, peer: Member, private: X25519PrivateKey, query: str, dimension: int
 ) -> NDArray[np.uint64]:
     """What ``me`` adds for one peer, uint64[l]; the peer, who shares the secret, adds the same with the other sign."""
-    info = {"pair": sorted((me, peer.site)), "query": query, "roster": roster_id}
+    info = {"pair": sorted((me, peer.site)), "query": query, "roster": roster.id}
     words = _stream(_shared(private, peer), info=canonical_bytes(info), words=dimension)
     return words if me < peer.site else np.uint64(0) - words
 

@@ -19,9 +19,10 @@ from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.charges import check_ledger_name
 from common.ledger.records import CodeRecord
 from common.ledger.sealed_records import MaskedRecord, MaskKeyRecord
-from common.masking import mask_private_key
+from common.masking import MaskedRoster, mask_private_key
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import within
+from common.privacy.shares import share_std
 
 
 class KeepsCodes(SiteFile):
@@ -105,36 +106,44 @@ class KeepsCodes(SiteFile):
 
     def masked(
         self,
-        query_id: str,
-        draw: int,
+        queries: Sequence[QuerySpec],
+        roster: MaskedRoster,
         *,
-        roster: str,
-        share_std: Fraction,
-        make: Callable[[NDArray[np.int64]], NDArray[np.uint64]],
-    ) -> NDArray[np.uint64]:
-        """The words that answer one draw of a query, made of its stored code once and kept before they leave.
+        make: Callable[[NDArray[np.int64], QuerySpec, Fraction], NDArray[np.uint64]],
+    ) -> dict[str, NDArray[np.uint64]]:
+        """The words that answer one draw of each query: made once, of its stored code and a share of that standard
+        deviation, and kept before any leaves.
 
-        Asked again for the same ``roster`` (its id) they are the same words, whatever has happened since. Refused for
-        another roster (``roster``), for a query without a code (``no-code``), and where a patient was withdrawn after
-        they were made (``withdrawn``): other words under the same masks would show the difference of two codes.
+        Asked again for the same roster they are the same words, whatever has happened since. Refused for another roster
+        (``roster``), for a query without a code (``no-code``), and where a patient was withdrawn after they were made
+        (``withdrawn``): other words under the same masks would show the difference of two codes.
         """
         with self._writing():
-            known = self._books.sealed.masked.get((query_id, draw))
-            if known is None:
-                code = self.code(query_id)
-                if code is None:
-                    raise Refused("no-code", f"query {query_id[:12]} has no code to mask")
-                data = make(code).astype("<u8").tobytes()
-                record = MaskedRecord(query_id, draw, roster, share_std, sha256_bytes(data))
-                self._append(record, payload=(f"{query_id}/{draw}", data))
-        if known is not None:
-            seq, record = known
-            found = self._chain.payload(f"{query_id}/{draw}")
-            if record.masks != roster:
-                raise Refused("roster", f"query {query_id[:12]} was masked for another roster of this draw")
-            if found is None or seq < self._books.teachers.last_withdrawal:
-                raise Refused("withdrawn", f"a patient was withdrawn since query {query_id[:12]} was masked")
-            data = found[1]
-            if sha256_bytes(data) != record.words_sha256:
-                raise LedgerCorrupt("the masked code is not the one on record", row=seq)
-        return np.frombuffer(data, dtype="<u8").astype(np.uint64)
+            for query in queries:
+                if (query.id, roster.draw) not in self._books.sealed.masked:
+                    self._mask(query, roster, make)
+        return {query.id: self._words(query.id, roster) for query in queries}
+
+    def _mask(
+        self,
+        query: QuerySpec,
+        roster: MaskedRoster,
+        make: Callable[[NDArray[np.int64], QuerySpec, Fraction], NDArray[np.uint64]],
+    ) -> None:
+        code, share = self.code(query.id), share_std(query.mechanism, sites=len(roster.members))
+        if code is None:
+            raise Refused("no-code", f"query {query.id[:12]} has no code to mask")
+        data = make(code, query, share).astype("<u8").tobytes()
+        record = MaskedRecord(query.id, roster.draw, roster.id, share, sha256_bytes(data))
+        self._append(record, payload=(f"{query.id}/{roster.draw}", data))
+
+    def _words(self, query_id: str, roster: MaskedRoster) -> NDArray[np.uint64]:
+        seq, record = self._books.sealed.masked[query_id, roster.draw]
+        found = self._chain.payload(f"{query_id}/{roster.draw}")
+        if record.masks != roster.id:
+            raise Refused("roster", f"query {query_id[:12]} was masked for another roster of this draw")
+        if found is None or seq < self._books.teachers.last_withdrawal:
+            raise Refused("withdrawn", f"a patient was withdrawn since query {query_id[:12]} was masked")
+        if sha256_bytes(found[1]) != record.words_sha256:
+            raise LedgerCorrupt("the masked code is not the one on record", row=seq)
+        return np.frombuffer(found[1], dtype="<u8").astype(np.uint64)

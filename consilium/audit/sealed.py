@@ -64,7 +64,7 @@ def masked_findings(service: Service, releases: list[Release]) -> list[Finding]:
         for member in draw.roster.members:
             if member.site in _colluders(service, draw.release):
                 known = known - pair_mask(
-                    draw.roster.id,
+                    draw.roster,
                     me=first,
                     peer=member,
                     private=draw.privates[first],

@@ -247,18 +247,18 @@ def in_words(promised: Guarantee, groups: tuple[Guarantee, ...], *, limit: Fract
 def _history(ledger: Ledger, study: Study) -> dict[str, Any]:
     releases: list[tuple[str, str, int, ReleaseRecord]] = []
     refusals: list[dict[str, Any]] = []
+    drawn: set[tuple[str, int | None]] = set()
     recovered = reused = answers = lost = 0
     for row in ledger.rows():
         record = parse_record("server", row.kind, row.body)
         if isinstance(record, ReleaseRecord) and record.study_id == study.id:
             releases.append((record.batch_id, row.time_utc, row.seq, record))
             answers += record.draw is None
+            drawn.add((record.query_id, record.draw))
         elif isinstance(record, AnswerRecord):
-            answers += any(record.query_id == release.query_id for *_, release in releases)
+            answers += (record.query_id, record.draw) in drawn
         elif isinstance(record, LostDrawRecord):
-            lost += sum(
-                release.query_id in record.query_ids and release.draw == record.draw for *_, release in releases
-            )
+            lost += sum((query_id, record.draw) in drawn for query_id in record.query_ids)
         elif isinstance(record, RefusalRecord) and record.study_id == study.id:
             refusals.append(
                 {

@@ -335,7 +335,16 @@ class Aggregator:
         parts_for: dict[int, list[Part]] = {
             node: [
                 *self._receipts.owed(by_node[node]),
-                self._request(batch, attempt, wanted),
+                CodesRequest(
+                    study=self._study.id,
+                    ledger=self._ledger.ledger_id,
+                    batch=batch.id,
+                    attempt=attempt,
+                    deadline_s=max(1, int(self._study.collection.deadline_s)),
+                    queries=wanted,
+                    draw=batch.offer.draw,
+                    members=batch.members,
+                ),
             ]
             for node, wanted in missing.items()
         }
@@ -344,16 +353,6 @@ class Aggregator:
                 if by_node[node].name in ahead.able - ahead.answers.keys():
                     parts_for.setdefault(node, self._receipts.owed(by_node[node])).append(ahead.offer)
         return {node: (by_node[node], Several(tuple(parts))) for node, parts in parts_for.items()}
-
-    def _request(self, batch: Batch, attempt: int, queries: tuple[str, ...]) -> CodesRequest:
-        return CodesRequest(
-            study=self._study.id,
-            ledger=self._ledger.ledger_id,
-            batch=batch.id,
-            attempt=attempt,
-            deadline_s=max(1, int(self._study.collection.deadline_s)),
-            queries=queries,
-        )
 
     def _check_code(self, code: NDArray[np.int64], query: QuerySpec) -> None:
         """Refused (``code-norm``) for a code longer than m·R."""

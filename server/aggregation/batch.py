@@ -7,18 +7,23 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from common.masking import Member
 from common.messages import Offer, OfferReply
 from common.privacy.mechanism import QuerySpec
 
 
 @dataclass(slots=True)
 class Batch:
-    """A batch to be offered to the sites ``able`` to pay for it, and what sites have said to it so far, by name."""
+    """A batch to be offered to the sites ``able`` to pay for it, and what sites have said to it so far, by name.
+
+    ``members``: of a sealed sum, once its roster is settled.
+    """
 
     offer: Offer
     able: frozenset[str]
     answers: dict[str, str] = field(default_factory=dict)
     replies: dict[str, OfferReply] = field(default_factory=dict)
+    members: tuple[Member, ...] | None = None
 
     @property
     def id(self) -> str:

@@ -9,9 +9,10 @@ under the same roster, for the same words. Refuses a sum that honest sites canno
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +21,9 @@ from common.config import Study
 from common.errors import QuorumNotReached, Refused
 from common.ledger.charges import RosterEntry
 from common.masking import MaskedRoster, Member, is_signed
-from common.messages import CodesRequest, Offer
+from common.messages import Offer
 from common.peers import Peer
-from common.privacy.mechanism import HONEST_SITES, QuerySpec
+from common.privacy.mechanism import QuerySpec
 from common.privacy.shares import unmasked
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.batch import Batch, Next, Opened
@@ -53,7 +54,6 @@ class SealedSums(Aggregator):
     """An :class:`Aggregator` that never holds a site's code."""
 
     _left_out: frozenset[str] = frozenset()
-    _draw: Draw | None = None
 
     def run(self, transport: Transport, *, should_stop: Callable[[], bool] = lambda: False) -> None:
         """End the draws that an earlier process left open, then answer all open queries."""
@@ -69,9 +69,9 @@ class SealedSums(Aggregator):
         by_name = {site.name: site for site in self._sites()}
         return tuple(by_name[name] for name in names if name in by_name)
 
-    def _room(self, query: QuerySpec, in_flight: dict[str, int] | None = None) -> dict[Site, int]:  # type: ignore[override]
+    def _room(self, query: QuerySpec, in_flight: Mapping[str, int] = MappingProxyType({})) -> dict[Site, int]:
         """As for any study, without sites that left a draw incomplete in this run or have no key to be known by."""
-        room = super()._room(query)  # what is in flight is charged already
+        room = super()._room(query, in_flight)
         return {site: left for site, left in room.items() if site.name not in self._left_out and site.answer_key}
 
     def _offer(self, queries: tuple[QuerySpec, ...], able: tuple[Site, ...], *, draw: int = 0) -> Offer:
@@ -79,7 +79,7 @@ class SealedSums(Aggregator):
         plain = super()._offer(queries, able)
         peers = tuple(sorted((Peer(site.name, site.answer_key) for site in able), key=lambda peer: peer.site))
         number = max(draw, 1 + max(self._ledger.last_draw(query.id) for query in queries))
-        return Offer(plain.study, plain.ledger, plain.batch, plain.queries, draw=number, peers=peers)
+        return replace(plain, draw=number, peers=peers)
 
     def _redrawn(self, batch: Batch, *, draw: int) -> Batch:
         """The same queries, offered in a later draw."""
@@ -126,12 +126,12 @@ class SealedSums(Aggregator):
                 continue
             signed = [site for site in accepted if self._gave_key(site, batch)]
             roster = self._mutual(signed, batch)
-            least = max(self._study.privacy.quorum, self._study.privacy.colluders + HONEST_SITES)
-            if len(roster) < least:
+            if len(roster) < self._study.privacy.quorum:
                 self._below_quorum(batch, len(roster), transport)
                 raise QuorumNotReached(
                     f"{len(roster)} of the {len(accepted)} sites that accepted have confirmed each other's keys and "
-                    f"the study needs {least}; nothing was charged; to fix: have them run `consilium site peers`, then "
+                    f"the study needs {self._study.privacy.quorum}; nothing was charged; to fix: have them run "
+                    "`consilium site peers`, then "
                     "`consilium study resume`"
                 )
             members = tuple(Member(site.name, mask) for site in roster if (mask := batch.replies[site.name].mask))
@@ -179,14 +179,6 @@ class SealedSums(Aggregator):
 
     # --- adding up
 
-    def _request(self, batch: Batch, attempt: int, queries: tuple[str, ...]) -> CodesRequest:
-        plain = super()._request(batch, attempt, queries)
-        assert self._draw is not None
-        roster = self._draw.roster
-        return CodesRequest(
-            plain.study, plain.ledger, plain.batch, attempt, plain.deadline_s, queries, roster.draw, roster.members
-        )
-
     def _check_code(self, code: NDArray[np.int64], query: QuerySpec) -> None:
         """Nothing: masked words are any. The sum has a bound of its own."""
 
@@ -194,7 +186,7 @@ class SealedSums(Aggregator):
         self, batch: Batch, draw: Draw, roster: Sequence[Site], ahead: Batch | None, transport: Transport
     ) -> tuple[StoredAnswer, ...]:
         """Wait for the words of the whole roster; the answers, stored. None where the draw was lost."""
-        summed, self._draw = _Sum(draw, set(draw.roster.sites)), draw
+        summed, batch.members = _Sum(draw, set(draw.roster.sites)), draw.roster.members
         wanted = tuple(query.id for query in draw.queries)
         until = self._clock() + self._study.collection.patience_s
         for attempt in count(1):

@@ -31,7 +31,7 @@ from common.ledger.site_state import SiteBooks
 from common.masking import MaskedRoster, Member
 from common.privacy import accounting, calibration, mechanism, quantise, release
 from common.privacy.gaussian import rounded_gaussian
-from common.privacy.mechanism import Budget, Unit
+from common.privacy.mechanism import Budget, QuerySpec, Unit
 from consilium.audit.run import DRAWS, audit_service
 from consilium.audit.subject import Subject, stand_in
 from server.aggregation import aggregator as query
@@ -360,10 +360,12 @@ def share(change: Callable[[Fraction, str, int], Fraction | int]) -> Callable[[P
     def mutate(patch: Patch) -> None:
         real = worker.masked_code
 
-        def masked(code: np.ndarray, roster: MaskedRoster, *, me: str, share: Fraction, **more: object) -> np.ndarray:
+        def masked(
+            code: np.ndarray, query: QuerySpec, share: Fraction, *, roster: MaskedRoster, me: str, **more: object
+        ) -> np.ndarray:
             std = change(share, me, len(roster.members))
             sampler = rounded_gaussian if std else (lambda size, _: np.zeros(size, dtype=np.int64))
-            return real(code, roster, me=me, **{**more, "share": std or share, "sampler": sampler})
+            return real(code, query, std or share, roster=roster, me=me, **{**more, "sampler": sampler})
 
         patch.setattr(worker, "masked_code", masked)
 
@@ -390,10 +392,10 @@ def without_the_mask_of(*pairs: tuple[str, str]) -> Callable[[Patch], None]:
     def mutate(patch: Patch) -> None:
         real = masking.pair_mask
 
-        def pair_mask(roster_id: str, *, me: str, peer: Member, dimension: int, **more: object) -> np.ndarray:
+        def pair_mask(roster: MaskedRoster, *, me: str, peer: Member, dimension: int, **more: object) -> np.ndarray:
             if (me, peer.site) in pairs:
                 return np.zeros(dimension, dtype=np.uint64)
-            return real(roster_id, me=me, peer=peer, dimension=dimension, **more)
+            return real(roster, me=me, peer=peer, dimension=dimension, **more)
 
         patch.setattr(masking, "pair_mask", pair_mask)
 
