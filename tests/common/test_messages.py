@@ -8,6 +8,7 @@ from client.app import OFFER_TIMEOUT_S, _timeout_s
 from common.canonical import canonical_bytes
 from common.envelope import SIGNATURE_BYTES
 from common.errors import InvalidInput
+from common.masking import MAX_DRAW, MAX_MEMBERS, MaskKey, Member
 from common.messages import (
     MAX_ATTEMPT,
     MAX_COUNTER,
@@ -28,6 +29,7 @@ from common.messages import (
     decode,
     encode,
 )
+from common.peers import Peer
 from tests.common.ledger.ledger_world import make_mechanism, make_query
 
 A, B = "a" * 64, "b" * 64
@@ -42,7 +44,17 @@ PARTS = (
 )
 
 
-@pytest.mark.parametrize("message", [*PARTS, Several(PARTS), Several(())], ids=lambda message: type(message).__name__)
+MASK = MaskKey(A, bytes(64))
+SEALED = (
+    replace(ASKED, draw=1, members=(Member("north", MASK), Member("south", MaskKey(B, bytes(64))))),
+    replace(PARTS[2], draw=1, peers=(Peer("north", A), Peer("south", B))),
+    replace(PARTS[5], mask=MASK, unconfirmed=("south",), last_draw=3),
+)
+
+
+@pytest.mark.parametrize(
+    "message", [*PARTS, *SEALED, Several(PARTS), Several(())], ids=lambda message: type(message).__name__
+)
 def test_a_message_is_read_back_as_it_was_written(message):
     assert decode(encode(message)) == message
 
@@ -59,6 +71,28 @@ def test_messages_of_the_first_schema_are_refused_rather_than_half_understood():
     del document["ledger_head"]
     with pytest.raises(InvalidInput, match="schema"):
         decode(canonical_bytes({**document, "schema": 1}))
+
+
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
+        *((SEALED[number], {"draw": draw}) for number in (0, 1) for draw in (0, -1, MAX_DRAW + 1, 10**400, None)),
+        (SEALED[0], {"members": None}),
+        (SEALED[0], {"members": (Member("north", MASK),)}),
+        (SEALED[0], {"members": (Member("north", MaskKey("zz", bytes(64))),) * 2}),
+        (SEALED[0], {"members": (Member("north", MaskKey(A, bytes(63))),) * 2}),
+        (SEALED[0], {"members": (Member("no rth", MASK),) * 2}),
+        (SEALED[0], {"members": (Member("north", MASK),) * (MAX_MEMBERS + 1)}),
+        (SEALED[1], {"peers": None}),
+        (SEALED[1], {"peers": (Peer("north", A),) * (MAX_MEMBERS + 1)}),
+        (SEALED[2], {"last_draw": 0}),
+        (SEALED[2], {"unconfirmed": ("no rth",)}),
+        (SEALED[2], {"unconfirmed": ("north",) * (MAX_MEMBERS + 1)}),
+    ],
+)
+def test_a_message_of_a_sealed_sum_out_of_all_measure_is_refused(message, change):
+    with pytest.raises(InvalidInput):
+        decode(encode(replace(message, **change)))
 
 
 @pytest.mark.parametrize(
