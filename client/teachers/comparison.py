@@ -19,18 +19,16 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import t as student_t
 
 from client.site.enrolment import start_file
 from client.teachers.teacher import Teachers
 from common.codecs import load_codec
 from common.config import Study
 from common.errors import InvalidInput
+from common.intervals import mean_interval
 from common.models.fit import predict
 from common.models.unet import build_unet, load_weights
 from common.objects import ObjectStore
-
-CONFIDENCE = 0.95
 
 Answer = Callable[[Float[np.ndarray, "c x y z"]], Float[np.ndarray, "k x y z"]]
 """Class probabilities of one volume on the study's grid."""
@@ -227,7 +225,7 @@ def compare(
         ]
         if not pairs:
             continue
-        differences = [ours - theirs for ours, theirs in pairs]
+        difference, half_width = mean_interval([ours - theirs for ours, theirs in pairs])
         rows.append(
             Comparison(
                 reference=reference.name,
@@ -236,8 +234,8 @@ def compare(
                 cases=len(pairs),
                 student=statistics.fmean(ours for ours, _ in pairs),
                 other=statistics.fmean(theirs for _, theirs in pairs),
-                difference=statistics.fmean(differences),
-                half_width=_half_width(differences),
+                difference=difference,
+                half_width=half_width,
                 missed=sum(ours == 0 for ours, _ in pairs),
                 reference_missed=sum(theirs == 0 for _, theirs in pairs),
             )
@@ -253,10 +251,3 @@ def _pair(ours: Dice, theirs: Dice) -> tuple[float, float] | None:
         if not (math.isnan(a) and math.isnan(b))
     ]
     return (statistics.fmean(a for a, _ in pairs), statistics.fmean(b for _, b in pairs)) if pairs else None
-
-
-def _half_width(differences: Sequence[float]) -> float | None:
-    if len(differences) < 2:
-        return None
-    spread = statistics.stdev(differences) / math.sqrt(len(differences))
-    return float(student_t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1)) * spread

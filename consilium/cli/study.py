@@ -158,23 +158,38 @@ def show(
 @study_app.command("publish")
 def publish(
     directory: options.StudyDir,
-    images: Annotated[Path, typer.Option(help="Folder of public volumes (.nii, .nii.gz), queried in order of name.")],
+    images: Annotated[
+        Path | None, typer.Option(help="Folder of public volumes (.nii, .nii.gz), queried in order of name.")
+    ] = None,
     paired: Annotated[
         Path | None, typer.Option(help="Dataset (MSD) of other public volumes with label maps, as many as promised.")
+    ] = None,
+    validation: Annotated[
+        Path | None,
+        typer.Option(help="Dataset (MSD) of labelled public cases to score student and controls on, at any time."),
     ] = None,
 ) -> None:
     """Publish the public volumes: they get content hashes, and the queries their order.
 
-    Example: consilium study publish trial --images public/images
+    Example: consilium study publish trial --images public/images --validation validation
     Example: consilium study publish trial --images public/images --paired public/paired
     """
     from server.study import create_study as setup
 
-    files = nifti_files(images, what="folder of public volumes")
-    pairs = None if paired is None else read_dataset(paired)
-    volumes = setup.publish_volumes(Workspace(directory), files, paired=pairs)
-    with_maps = "" if pairs is None else f", and {len(pairs.labelled)} with their label maps"
-    typer.echo(f"published {len(volumes)} volumes{with_maps}")
+    if images is None and (validation is None or paired is not None):
+        raise InvalidInput("--images is missing", limit="a folder of public volumes", remedy="--images public/images")
+    labelled = None if validation is None else read_dataset(validation)  # before anything is written
+    if images is not None:
+        files = nifti_files(images, what="folder of public volumes")
+        pairs = None if paired is None else read_dataset(paired)
+        volumes = setup.publish_volumes(Workspace(directory), files, paired=pairs)
+        with_maps = "" if pairs is None else f", and {len(pairs.labelled)} with their label maps"
+        typer.echo(f"published {len(volumes)} volumes{with_maps}")
+    if labelled is not None:
+        cases = setup.publish_validation(Workspace(directory), labelled)
+        typer.echo(
+            f"student and controls will be scored on {cases} labelled cases (`consilium study run` ends with it)"
+        )
 
 
 @study_app.command("run")
@@ -202,7 +217,7 @@ def run(
         return
     with _following(directory) as on_event:
         supervisor.supervise(workspace, on_event=on_event)
-    _print_status(workspace, as_json=as_json)
+    _print_end(workspace, as_json=as_json)
 
 
 @study_app.command("watch")
@@ -215,7 +230,7 @@ def watch(directory: options.StudyDir, as_json: options.AsJson = False) -> None:
 
     with _following(directory) as on_event:
         supervisor.watch(Workspace(directory), on_event=on_event)
-    _print_status(Workspace(directory), as_json=as_json)
+    _print_end(Workspace(directory), as_json=as_json)
 
 
 @contextmanager
@@ -290,6 +305,24 @@ def _print_status(workspace: Workspace, *, as_json: bool) -> None:
 
     status = study_status(workspace)
     typer.echo(json.dumps(status.to_json(), indent=1) if as_json else "\n".join(status.lines()))
+
+
+def _print_end(workspace: Workspace, *, as_json: bool) -> None:
+    """Where the study stands now that its run has ended, and what its student is worth."""
+    from server.dashboard.views.verdict import of_measured, read_measured
+
+    _print_status(workspace, as_json=as_json)
+    if as_json or not workspace.bundle_dir.exists():
+        return
+    found = read_measured(workspace.root, workspace.study().id)
+    if found is None:
+        typer.echo(
+            "what the student is worth was not measured: there is no validation set; `consilium study publish "
+            f"{workspace.root} --validation DIR`, then `consilium student export {workspace.root}`"
+        )
+        return
+    worth = of_measured(found)
+    typer.echo(f"Dice on the validation set: {found.line()}\n{worth.words}. {worth.basis}")
 
 
 def _create(directory: Path, study: Study, *, ledger: Path | None, standing: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""What only a demo can score: teachers, ensemble, labels, student and controls on held-out truth; the report's facts.
+"""What only a demo can score: teachers, ensemble and labels on held-out truth, beside the study's own scores of it.
 
 Reads every party's data, as no party of a real study can. Nothing computed here flows back into the study.
 """
@@ -33,9 +33,10 @@ from consilium.reports.report_pictures import Picture
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Ledger
 from server.postprocess.labels import read_released
-from server.postprocess.student import control_trained, load_control, load_student
+from server.postprocess.scores import STUDENT, kept_scores
+from server.postprocess.student import load_student
 from server.protocols.controls import CONTROLS
-from server.protocols.student import score
+from server.protocols.student import Score, score
 from server.study.consent_text import rosters
 from server.study.workspace import Workspace
 
@@ -61,12 +62,9 @@ def report_facts(
 
     teachers, sums = _teachers(places, study, images, truths)
     mean_shape = _hard(_mean_shape(places, study))
+    scores = {name: _dice(one) for name, one in kept_scores(workspace).items()}
     student = load_student(study, workspace.student_dir)
-    predictions = [_hard(predict(student, image)) for image in images]
-    controls: dict[str, DiceScore | None] = dict.fromkeys(CONTROLS)
-    for name in filter(lambda name: control_trained(workspace.student_dir, name), CONTROLS):
-        control = load_control(study, workspace.student_dir, name)
-        controls[name] = _score([_hard(predict(control, image)) for image in images], truths, classes)
+    predictions = [_hard(predict(student, image)) for image in images[:PICTURES]]
     public = _public_truths(places, study, source)
     labels = read_released(workspace).labels()
     told = [volume for volume in labels if volume in public]
@@ -82,8 +80,8 @@ def report_facts(
         teachers=tuple(teachers),
         ensemble=_score([_hard(total) for total in sums], truths, classes),
         mean_shape=_score([mean_shape] * len(truths), truths, classes),
-        student=_score(predictions, truths, classes),
-        controls=controls,
+        student=scores[STUDENT],
+        controls={name: scores.get(name) for name in CONTROLS},
         decoded_labels=decoded,
         daemons=tuple(DaemonFact(role, pid) for role, pid in federation.daemons),
         refused_node=federation.refusal.line,
@@ -165,8 +163,11 @@ def _site(places: Places, name: str, *, released: Guarantee) -> SiteFact:
 
 
 def _score(predictions: Sequence[np.ndarray], truths: Sequence[np.ndarray], classes: int) -> DiceScore:
-    result = score(predictions, truths, classes)
-    return DiceScore(result.mean, result.per_class)
+    return _dice(score(predictions, truths, classes))
+
+
+def _dice(one: Score) -> DiceScore:
+    return DiceScore(one.mean, one.per_class, one.cases)
 
 
 def _hard(probabilities: np.ndarray) -> np.ndarray:
@@ -218,7 +219,7 @@ def _pictures(
         if volume in public:
             outlines["truth"] = public[volume]
         pictures.append(Picture(title=f"public volume {volume[:8]}", kind="public", image=image, outlines=outlines))
-    for index in range(min(PICTURES, len(images))):
-        outlines = {"truth": truths[index], "student": predictions[index]}
+    for index, prediction in enumerate(predictions):
+        outlines = {"truth": truths[index], "student": prediction}
         pictures.append(Picture(title=f"test case {index + 1}", kind="test", image=images[index][0], outlines=outlines))
     return pictures

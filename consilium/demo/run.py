@@ -1,8 +1,9 @@
 """The whole road on one machine: data, teachers, a federation of real daemons, a study, a student, a report.
 
 The demo plays every party, so it may do what no party of a real study can: score teachers and ensemble on held-out
-cases and compare pseudo-labels with the truth. Nothing of that reaches the study. Stages that are done are not
-repeated when the same command is run again; another command on the same directory is refused.
+cases and compare pseudo-labels with the truth. Nothing of that reaches the study, which scores its student on the same.
+Stages that are done are not repeated when the same command is run again; another command on the same directory is
+refused.
 """
 
 from __future__ import annotations
@@ -194,6 +195,8 @@ def _study(places: Places, options: DemoOptions, source: Path, watch: Watch) -> 
         setup.create_study(workspace, _terms(options, source, maps, patients))
     if not (workspace.root / "public.json").exists():
         setup.publish_volumes(workspace, sorted((places.split / "public" / "images").glob("*.nii.gz")))
+    if not workspace.validation():
+        setup.publish_validation(workspace, read_dataset(places.split / "test"))
     if not (workspace.root / "codec.json").exists():
         private = private_label_hashes(places.split / "split.json")
         setup.fit_study_codec(workspace, maps, sites=len(patients), private_hashes=private, on_stage=watch.advance)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from common.config import Study
 from common.errors import InvalidInput
+from common.intervals import mean_interval
 from common.privacy.accounting import delta_exact
 from consilium.reports.report_pictures import Picture
 from server.study.consent_text import BatchRoster
@@ -38,15 +39,17 @@ CONTROLS: Mapping[str, tuple[str, str]] = MappingProxyType(
 class DiceScore:
     """Dice on the test set: the mean, and one figure per structure in the order of the study's labels 1, 2, …
 
-    A figure that could not be computed is NaN.
+    A figure that could not be computed is NaN. ``cases``: every case's own mean, in one order for all.
     """
 
     mean: float
     per_class: tuple[float, ...]
+    cases: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "per_class", tuple(self.per_class))
-        for value in (self.mean, *self.per_class):
+        object.__setattr__(self, "cases", tuple(self.cases))
+        for value in (self.mean, *self.per_class, *self.cases):
             if not math.isnan(value) and not 0 <= value <= 1:
                 raise InvalidInput("Dice", value=value, limit="0 to 1, or NaN where there is none")
 
@@ -205,11 +208,20 @@ class ReportFacts:
             return "What the budget bought could not be measured: no control was scored."
         name, control = best
         over = f"the best that the same recipe makes without the hospitals' answers ({CONTROLS[name][0].lower()})"
-        gain = student - control
+        gain, within = student - control, self._within(name)
         if gain < NOTHING:
-            return f"The budget bought nothing in this run: the student's Dice is {gain:+.3f} over {over}."
+            return f"The budget bought nothing in this run: the student's Dice is {gain:+.3f} over {over}{within}."
         way = f", {min(1.0, gain / (most - control)):.0%} of the way to all teachers together without noise"
-        return f"The budget bought Dice {gain:+.3f} over {over}{way if most > control else ''}."
+        return f"The budget bought Dice {gain:+.3f} over {over}{within}{way if most > control else ''}."
+
+    def _within(self, control: str) -> str:
+        """The interval of the gain over a control, where there are cases to pair."""
+        other = self.controls[control]
+        if other is None or len(other.cases) < 2 or len(self.student.cases) != len(other.cases):
+            return ""
+        gain, half = mean_interval([a - b for a, b in zip(self.student.cases, other.cases, strict=True)])
+        assert half is not None  # of two cases or more
+        return f" (95 % interval {gain - half:+.3f} to {gain + half:+.3f}, paired over {len(other.cases)} cases)"
 
     def _scores(self) -> list[DiceScore]:
         named = [teacher.score for teacher in self.teachers]

@@ -43,7 +43,9 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
     study = facts.study
 
     def dice(score: DiceScore) -> dict[str, object]:
-        return {"mean": score.mean, "per_class": dict(zip(facts.labels, score.per_class, strict=True))}
+        per_class = dict(zip(facts.labels, score.per_class, strict=True))
+        cases = {"cases": list(score.cases)} if score.cases else {}
+        return {"mean": score.mean, "per_class": per_class, **cases}
 
     mean_teacher = facts.mean_teacher
     document = {

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from consilium.research.asked import ask as ask_study
 from consilium.research.bench import Bench
 from consilium.research.kept import Cell, weights_hash
 from consilium.research.setting import Setting, settings_json
-from consilium.research.table import heading, interval, paired
+from consilium.research.table import heading, paired
 from server.protocols.joint.belief import believed, labels_of, surprise
 from server.protocols.joint.plausible import Plausible
 from server.protocols.joint.student import TEMPERATURE, Start
@@ -186,12 +187,12 @@ def poison_summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[s
             name: {
                 what: {
                     "each": (each := [row[f"{name}-{what}"] for row in rows]),
-                    "mean": interval(each)[0],
+                    "mean": fmean(each),
                     "lost": paired([row[f"honest-{what}"] for row in rows], each),
                 }
                 for what in ("labels", "student")
             }
-            | {"warned": interval([row[f"{name}-warned"] for row in rows])[0]}
+            | {"warned": fmean([row[f"{name}-warned"] for row in rows])}
             for name in names
         },
     }

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import t as student_t
 
+from common.intervals import mean_interval
 from common.metrics import mean_present
 from common.privacy.figures import delta_text, epsilon_text
 from consilium.research.ablation import VARIANTS
@@ -22,8 +22,6 @@ from consilium.research.scores import at_site
 from consilium.research.setting import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise, settings_json
 from server.planning.recommend import predicted_gain
 from server.protocols.controls import CONTROLS
-
-CONFIDENCE = 0.95
 
 NAMES = {
     "student": "student",
@@ -42,15 +40,6 @@ NAMES = {
     CENTRAL_PAPER: "the same, every layer clipped to 4",
 }
 """What the table calls each row."""
-
-
-def interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean of ``values`` and the half-width of its 95 % interval by Student's t; None with fewer than two."""
-    array = np.asarray(values, dtype=np.float64)
-    if len(array) < 2:
-        return float(array.mean()), None
-    spread = float(array.std(ddof=1)) / math.sqrt(len(array))
-    return float(array.mean()), float(student_t.ppf((1 + CONFIDENCE) / 2, len(array) - 1)) * spread
 
 
 def summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
@@ -153,7 +142,7 @@ def render_ablation(document: dict[str, Any], console: Console) -> None:
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
     """Mean and half-width of what ours has over theirs, seed by seed."""
-    mean, half = interval([a - b for a, b in zip(ours, theirs, strict=True)])
+    mean, half = mean_interval([a - b for a, b in zip(ours, theirs, strict=True)])
     return {"mean": mean, "half_width": half}
 
 

@@ -84,7 +84,11 @@ def finish(workspace: Workspace, *, events: EventLog) -> None:
     with stage(events, "controls", total=len(CONTROLS) * steps):
         fit_controls(released, events=events)
     with stage(events, "export", total=1):
-        export_student(workspace, events=events)
+        export_student(
+            workspace,
+            events=events,
+            on_case=lambda done, total: events.emit("stage-progress", stage="export", done=done, total=total),
+        )
 
 
 @contextmanager

@@ -6,7 +6,7 @@ Refuses a study without a single stored answer. Nothing is published anew while 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from common.bundle_archive import to_archive
@@ -25,17 +25,22 @@ from common.student_statement import StudentStatement
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Ledger
 from server.operations.objects_app import STUDENTS, said_file
+from server.postprocess.scores import figures, score_networks
 from server.postprocess.student import load_student
 from server.study.workspace import Workspace
 
 
-def export_student(workspace: Workspace, *, events: EventLog) -> None:
+def export_student(
+    workspace: Workspace, *, events: EventLog, on_case: Callable[[int, int], None] = lambda done, total: None
+) -> None:
     """Export the student as a MONAI bundle in ``bundle/`` with what its labels cost, read from the ledger; publish it.
 
     Its archive goes into the object store, and a signed statement about it beside the objects. Nothing is published
-    anew while bundle and ledger are those of the statement that stands there.
+    anew while bundle and ledger are those of the statement that stands there. What the student is worth beside its
+    controls on the validation set goes with it, and into ``report.json``.
     """
-    study = workspace.study()
+    study, model = workspace.study(), load_student(workspace.study(), workspace.student_dir)
+    scores = score_networks(workspace, on_case=on_case)
     with Ledger.open(workspace.ledger_file) as ledger:
         answers = ledger.answers(study.id)
         if not answers:
@@ -49,7 +54,7 @@ def export_student(workspace: Workspace, *, events: EventLog) -> None:
             if row.seq <= head.seq
         )
     files = export_bundle(
-        workspace.bundle_dir, study=study, model=load_student(study, workspace.student_dir), privacy=facts
+        workspace.bundle_dir, study=study, model=model, privacy=facts, dice=figures(scores) if scores else None
     )
     archive = to_archive({name: (workspace.bundle_dir / name).read_bytes() for name in files})
     statement = StudentStatement(

@@ -28,11 +28,12 @@ class Score:
     """Dice of predictions against label maps: ``per_class`` (structure 1 first) and ``mean`` over the structures.
 
     ``per_class`` averages over the volumes that hold the structure in either map; nan where none does.
+    ``cases``: the mean over its structures of every volume in which one is drawn, in order, by which networks compare.
     """
 
     per_class: tuple[float, ...]
     mean: float
-    volumes: int
+    cases: tuple[float, ...]
 
 
 def train_student(
@@ -66,8 +67,12 @@ def score(
     predictions: Iterable[UInt8[np.ndarray, "x y z"]], label_maps: Iterable[UInt8[np.ndarray, "x y z"]], classes: int
 ) -> Score:
     """Dice of label maps against label maps, volume by volume; also for teachers, ensembles and pseudo-labels."""
-    each = [dice_per_class(p, truth, classes) for p, truth in zip(predictions, label_maps, strict=True)]
+    each, cases = [], []
+    for prediction, truth in zip(predictions, label_maps, strict=True):
+        each.append(dice_per_class(prediction, truth, classes))
+        if truth.any():
+            cases.append(mean_present(each[-1]))
     if not each:
         raise InvalidInput("no volume to score", remedy="give labelled cases")
     per_class = tuple(mean_present(values) for values in zip(*each, strict=True))
-    return Score(per_class=per_class, mean=mean_present(v for v in per_class if not math.isnan(v)), volumes=len(each))
+    return Score(per_class=per_class, mean=mean_present(v for v in per_class if not math.isnan(v)), cases=tuple(cases))

@@ -107,9 +107,25 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path], *, paired: Dat
     return tuple(volumes)
 
 
-def _paired_files(workspace: Workspace, study: Study, paired: Dataset | None) -> tuple[PairedFiles, ...]:
-    from common.data.volume import example_from_bytes
+def publish_validation(workspace: Workspace, dataset: Dataset) -> int:
+    """Keep a dataset's labelled cases for scoring student and controls; returns how many.
 
+    Nothing is trained on them or chosen by them, so none may be a volume that the study learns from.
+    """
+    cases = _keep(workspace, workspace.study(), dataset)
+    learnt = {*workspace.volumes(), *(files.image for files in workspace.paired())}
+    if not cases or learnt & {files.image for files in cases}:
+        raise InvalidInput(
+            "validation cases",
+            value=len(cases),
+            limit="at least one with a label map, and none that the study learns from",
+            remedy="give labelled public cases of other people",
+        )
+    workspace.save_validation(cases)
+    return len(cases)
+
+
+def _paired_files(workspace: Workspace, study: Study, paired: Dataset | None) -> tuple[PairedFiles, ...]:
     cases = () if paired is None else paired.labelled
     if len(cases) != study.codec.paired:
         raise InvalidInput(
@@ -118,16 +134,22 @@ def _paired_files(workspace: Workspace, study: Study, paired: Dataset | None) ->
             limit=f"{study.codec.paired}, as codec.paired says",
             remedy="give them with --paired, or another number to `study init`",
         )
-    if paired is not None:
-        check_labels(paired, study.data)
+    return () if paired is None else _keep(workspace, study, paired)
+
+
+def _keep(workspace: Workspace, study: Study, dataset: Dataset) -> tuple[PairedFiles, ...]:
+    """A dataset's labelled cases among the public objects; each must load on the study's grid."""
+    from common.data.volume import example_from_bytes
+
+    check_labels(dataset, study.data)
     found = []
-    for case in cases:
+    for case in dataset.labelled:
         assert case.label is not None  # labelled
         image, label = case.image.read_bytes(), case.label.read_bytes()
         example_from_bytes(image, label, study.data)
         found.append(PairedFiles(workspace.objects.put(image), workspace.objects.put(label)))
     if len({files.image for files in found}) != len(found):
-        raise InvalidInput("paired public volumes", limit="no volume twice", remedy="remove the duplicate")
+        raise InvalidInput("public volumes with label maps", limit="no volume twice", remedy="remove the duplicate")
     return tuple(found)
 
 

@@ -25,6 +25,7 @@ LEDGER_RECORD = "ledger.json"
 """In a study's directory: where the ledger lies that it shares with other studies."""
 START_FILE = "start.pt"
 PAIRED = "paired.json"
+VALIDATION = "validation.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +211,11 @@ class Workspace:
         return self.root / "decisions.jsonl"
 
     @property
+    def scores_file(self) -> Path:
+        """What student and controls scored on the validation set."""
+        return self.root / "report.json"
+
+    @property
     def stop_file(self) -> Path:
         """Its presence asks a run to stop at the next safe point."""
         return self.root / "stop-requested"
@@ -268,6 +274,15 @@ class Workspace:
 
     def save_paired(self, paired: tuple[PairedFiles, ...]) -> None:
         self._write(PAIRED, [files.to_json() for files in paired])
+
+    def validation(self) -> tuple[PairedFiles, ...]:
+        """The labelled public cases that student and controls are scored on; none where none were published."""
+        if not (self.root / VALIDATION).exists():
+            return ()
+        return tuple(map(PairedFiles.from_json, self._read(VALIDATION, remedy="publish them again")))
+
+    def save_validation(self, cases: tuple[PairedFiles, ...]) -> None:
+        self._write(VALIDATION, [files.to_json() for files in cases])
 
     def codec(self) -> CodecRecord:
         return CodecRecord.from_json(self._read("codec.json", remedy="fit one with `consilium codec fit`"))

@@ -18,6 +18,7 @@ from scipy import stats
 from common.config import DataConfig, TrainingConfig
 from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
+from common.intervals import mean_interval
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.study_mechanism import study_mechanism
 from consilium.research import bench as shared
@@ -27,7 +28,7 @@ from consilium.research.asked import noised
 from consilium.research.bench import Bench
 from consilium.research.scores import at_site, named
 from consilium.research.setting import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise, study_of
-from consilium.research.table import ablation_summary, interval, render, render_ablation, summary
+from consilium.research.table import ablation_summary, render, render_ablation, summary
 from consilium.research.utility import OFFSETS, Asked, run, run_part
 from server.planning.recommend import OCTAVES, Recommendation, predicted_gain, recommend, recovered_share
 from server.postprocess.labels import label_file
@@ -168,7 +169,7 @@ def test_gains_are_paired_and_the_best_control_is_named() -> None:
     best = document["gain"]["best_control"]
     assert best["name"] == "zero_code"
     assert (best["mean"] - best["half_width"], best["mean"] + best["half_width"]) == pytest.approx((low, high))
-    assert interval([0.1]) == (0.1, None)
+    assert mean_interval([0.1]) == (0.1, None)
 
 
 @pytest.mark.parametrize(("student", "nothing"), [(0.701, True), (0.80, False)])

@@ -6,17 +6,15 @@ or beside it says; before that there is the planner's outlook, which promises no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import isfinite, sqrt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
-
-from scipy.stats import t as student_t
 
 from common.config import Study
 from common.errors import InvalidInput
+from common.intervals import mean_interval
 from server.dashboard.quarantine import read_json
 from server.planning.planner import Outlook, Plan
 from server.planning.recommend import WORTH_ASKING, joint_noise, predicted_gain
@@ -25,7 +23,6 @@ BARELY = 0.005
 """A gain in Dice below this is nothing, as the demo's report has it."""
 
 MAX_BYTES = 4 << 20
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +34,16 @@ class Measured:
     best: str
     interval: tuple[float, float] | None
     cases: int | None
+    controls: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def gain(self) -> float:
         return self.student - self.control
+
+    def line(self) -> str:
+        """The student and every control."""
+        each = [f"{name.replace('_', ' ')} {dice:.3f}" for name, dice in self.controls.items()]
+        return f"student {self.student:.3f}; controls: {', '.join(each)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ def _measured(report: dict[str, Any]) -> Measured | None:
     best = max(means, key=lambda name: means[name])
     mine, theirs = student.get("cases"), scored[best].get("cases")
     paired = [_dice(a) - _dice(b) for a, b in zip(mine, theirs, strict=True)] if mine and theirs else []
-    return Measured(_dice(student["mean"]), means[best], best, interval_of(paired), len(paired) or None)
+    return Measured(_dice(student["mean"]), means[best], best, interval_of(paired), len(paired) or None, means)
 
 
 def _dice(value: Any) -> float:
@@ -84,17 +87,16 @@ def _dice(value: Any) -> float:
 
 def interval_of(differences: Sequence[float]) -> tuple[float, float] | None:
     """Student's 95 % interval of the mean of paired differences; None for fewer than two."""
-    if len(differences) < 2:
+    if not differences:
         return None
-    mean, half = fmean(differences), stdev(differences) / sqrt(len(differences))
-    half *= float(student_t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1))
-    return mean - half, mean + half
+    mean, half = mean_interval(differences)
+    return None if half is None else (mean - half, mean + half)
 
 
 def verdict(study: Study, *, measured: Measured | None, outlook: Plan | None, hospitals: int, answers: int) -> Verdict:
     """The verdict from what was measured; else what the planner expects, marked as not measured."""
     if measured is not None:
-        return _of_measured(measured)
+        return of_measured(measured)
     how = "Score student and controls on labelled cases that nobody trained on; a report of it counts here."
     if study.codec.joint and hospitals:
         privacy = study.privacy
@@ -129,12 +131,13 @@ def _expected(name: str, why: str, then: str) -> Verdict:
     )
 
 
-def _of_measured(found: Measured) -> Verdict:
+def of_measured(found: Measured) -> Verdict:
+    """The verdict on what was measured."""
     low, high = found.interval or (found.gain, found.gain)
     name = "informative" if low >= WORTH_ASKING else "weak" if found.gain >= BARELY and low > -BARELY else "prior"
     control = found.best.replace("_", " ")
     within = (
-        f"95 % interval {low:+.3f} to {high:+.3f} over {found.cases} cases"
+        f"95 % interval {low:+.3f} to {high:+.3f}, paired over {found.cases} cases (Student's t)"
         if found.interval
         else "no interval: the report names no cases"
     )

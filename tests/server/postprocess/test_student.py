@@ -78,6 +78,6 @@ def test_scores_are_dice_worked_out_by_hand() -> None:
     result = score(guess, truth, 3)
     assert result.per_class == pytest.approx(((2 / 3 + 1) / 2, 1.0))
     assert result.mean == pytest.approx((5 / 6 + 1) / 2)
-    assert result.volumes == 2
+    assert len(result.cases) == 2
     with pytest.raises(InvalidInput):
         score([], [], 3)

@@ -1,0 +1,20 @@
+"""The mean of figures measured side by side, and how far it may be off: Student's t over cases or seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from scipy.stats import t as student_t
+
+CONFIDENCE = 0.95
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean of one value or more, and the half-width of its 95 % interval: t·s/√n, s over n - 1; None for one."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, None
+    spread = statistics.stdev(values, mean) / math.sqrt(len(values))
+    return mean, float(student_t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread

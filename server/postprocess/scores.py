@@ -1,0 +1,98 @@
+"""What the student is worth: it and its controls on the validation set, case by case, beside each other.
+
+Nothing is chosen by these figures, and they are of public cases, so they say nothing of any hospital's. Kept in
+``report.json`` in the study's directory, where command, dashboard and demo read them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from common.data.volume import example_from_bytes
+from common.intervals import mean_interval
+from common.models.fit import predict
+from server.postprocess.student import control_trained, load_control, load_student
+from server.protocols.controls import CONTROLS
+from server.protocols.student import Score, score
+from server.study.workspace import Workspace, read_record, write_record
+
+STUDENT = "student"
+
+
+def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None]) -> dict[str, Score]:
+    """Score the student and every control that was trained, by name, and keep it; nothing without a validation set.
+
+    ``on_case`` is told cases done and cases in all, over all networks.
+    """
+    study, folder, files = workspace.study(), workspace.student_dir, workspace.validation()
+    workspace.scores_file.unlink(missing_ok=True)  # an earlier student's
+    if not files:
+        return {}
+    networks = {STUDENT: load_student(study, folder)}
+    networks |= {name: load_control(study, folder, name) for name in CONTROLS if control_trained(folder, name)}
+    truths: list[np.ndarray] = []
+    found: dict[str, list[np.ndarray]] = {name: [] for name in networks}
+    for number, case in enumerate(files):
+        example = example_from_bytes(workspace.objects.get(case.image), workspace.objects.get(case.label), study.data)
+        truths.append(example.label)
+        for index, (name, network) in enumerate(networks.items()):
+            probabilities = predict(network, example.volume.image, patch=study.student.patch)
+            found[name].append(probabilities.argmax(axis=0).astype(np.uint8))
+            on_case(number * len(networks) + index + 1, len(files) * len(networks))
+    scores = {name: score(maps, truths, len(study.data.labels)) for name, maps in found.items()}
+    dice = {name: {"dice": _dice(one, study.data.labels[1:])} for name, one in scores.items()}
+    record = {
+        "schema": 1,
+        "study": {"id": study.id, "name": study.name},
+        "cases": len(files),
+        STUDENT: dice.pop(STUDENT),
+        "controls": {name: dice.get(name, {"dice": None}) for name in CONTROLS},
+    }
+    write_record(workspace.scores_file, record)
+    return scores
+
+
+def kept_scores(workspace: Workspace) -> dict[str, Score]:
+    """What :func:`score_networks` kept."""
+    kept = read_record(workspace.scores_file, remedy="`consilium student export` scores them")
+    dice = {STUDENT: kept[STUDENT]["dice"], **{name: one["dice"] for name, one in kept["controls"].items()}}
+    return {
+        name: Score(
+            per_class=tuple(math.nan if value is None else value for value in one["per_class"].values()),
+            mean=math.nan if one["mean"] is None else one["mean"],
+            cases=tuple(one["cases"]),
+        )
+        for name, one in dice.items()
+        if one is not None
+    }
+
+
+def _dice(one: Score, structures: tuple[str, ...]) -> dict[str, object]:
+    per_class = {
+        name: None if math.isnan(value) else value for name, value in zip(structures, one.per_class, strict=True)
+    }
+    return {"mean": None if math.isnan(one.mean) else one.mean, "per_class": per_class, "cases": list(one.cases)}
+
+
+def figures(scores: Mapping[str, Score]) -> dict[str, float]:
+    """The same as the bundle's model card has it: means, and the gain over the best control with its interval.
+
+    The interval is Student's over the paired differences of the cases. That control is the best on these very cases,
+    which can only make the gain look smaller.
+    """
+    means = {STUDENT: scores[STUDENT].mean, **{f"control {n}": scores[n].mean for n in CONTROLS if n in scores}}
+    shown = {name.replace("_", " "): round(mean, 5) for name, mean in means.items() if not math.isnan(mean)}
+    shown["cases"] = len(scores[STUDENT].cases)
+    controls = {name: scores[name] for name in CONTROLS if name in scores and scores[name].cases}
+    if not controls:
+        return shown
+    best = max(controls, key=lambda name: controls[name].mean)
+    gain, half = mean_interval([a - b for a, b in zip(scores[STUDENT].cases, controls[best].cases, strict=True)])
+    name = f"gain over {best.replace('_', ' ')}"
+    shown[name] = round(gain, 5)
+    if half is not None:
+        shown |= {f"{name}, 95 per cent from": round(gain - half, 5), f"{name}, to": round(gain + half, 5)}
+    return shown

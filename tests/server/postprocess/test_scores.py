@@ -1,0 +1,104 @@
+"""What the student is worth: scored beside its controls on the validation set, and told everywhere alike."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_rel
+from typer.testing import CliRunner
+
+from common.data.msd import Case, read_dataset, write_dataset
+from common.data.synthetic import write_phantoms
+from common.data.volume import load_label, load_volume
+from common.errors import InvalidInput
+from common.metrics import mean_dice
+from common.models.fit import predict
+from consilium.cli.study import study_app
+from server.dashboard.views.verdict import read_measured
+from server.postprocess.scores import kept_scores
+from server.postprocess.student import load_control, load_student
+from server.protocols.controls import CONTROLS
+from server.study.create_study import publish_validation
+from tests.dashboard_study import Recorded, make_study_directory
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return make_study_directory(tmp_path_factory.mktemp("scores"), steps=8)
+
+
+@pytest.fixture(scope="module")
+def validation(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Labelled cases that no site and no query has."""
+    folder, data = tmp_path_factory.mktemp("validation"), recorded.workspace.study().data
+    write_phantoms(folder, cases=5, seed=77)
+    assert read_dataset(folder).labels == data.labels
+    return folder
+
+
+def test_a_run_ends_with_its_worth_in_terminal_report_and_model_card(recorded: Recorded, validation: Path) -> None:
+    workspace, study = recorded.workspace, recorded.workspace.study()
+    runner = CliRunner()
+    published = runner.invoke(study_app, ["publish", str(workspace.root), "--validation", str(validation)])
+    assert published.exit_code == 0, published.output
+    recorded.run("1")
+
+    cases = read_dataset(validation).labelled
+    truths = [load_label(case.label, study.data) for case in cases if case.label]
+    images = [load_volume(case.image, study.data).image for case in cases]
+    networks = {"student": load_student(study, workspace.student_dir)}
+    networks |= {name: load_control(study, workspace.student_dir, name) for name in CONTROLS}
+    dice = {
+        name: [
+            mean_dice(predict(network, image).argmax(0).astype(np.uint8), truth, len(study.data.labels))
+            for image, truth in zip(images, truths, strict=True)
+        ]
+        for name, network in networks.items()
+    }
+    assert {name: list(one.cases) for name, one in kept_scores(workspace).items()} == dice
+
+    best = max(CONTROLS, key=lambda name: np.mean(dice[name]))
+    interval = ttest_rel(dice["student"], dice[best]).confidence_interval(0.95)
+    found = read_measured(workspace.root, study.id)
+    assert found is not None
+    assert found.interval == pytest.approx((interval.low, interval.high))
+    assert found.cases == 5
+
+    ended = runner.invoke(study_app, ["watch", str(workspace.root)]).stdout
+    assert f"student {np.mean(dice['student']):.3f}; controls: zero code {np.mean(dice['zero_code']):.3f}" in ended
+    assert f"interval {interval.low:+.3f} to {interval.high:+.3f}, paired over 5 cases" in ended
+    card = (workspace.bundle_dir / "docs" / "README.md").read_text()
+    assert f"| student | {np.mean(dice['student']):.3f} |" in card
+    assert f"| gain over {best.replace('_', ' ')} | {np.mean(dice['student']) - np.mean(dice[best]):.3f} |" in card
+    figures = json.loads((workspace.bundle_dir / "configs" / "metadata.json").read_text())["eval_metrics"]
+    assert figures["cases"] == 5
+
+
+def test_without_a_validation_set_the_end_says_how_to_get_one(recorded: Recorded) -> None:
+    workspace = recorded.workspace
+    (workspace.root / "validation.json").unlink(missing_ok=True)
+    recorded.run("2")
+    assert not workspace.scores_file.exists()
+    ended = CliRunner().invoke(study_app, ["watch", str(workspace.root)]).stdout
+    assert "was not measured: there is no validation set" in ended
+    assert "No figures were measured" in (workspace.bundle_dir / "docs" / "README.md").read_text()
+
+
+def test_nothing_the_student_learns_from_is_a_validation_case(
+    recorded: Recorded, validation: Path, tmp_path: Path
+) -> None:
+    workspace, dataset = recorded.workspace, read_dataset(validation)
+    learnt = tmp_path / "learnt.nii.gz"
+    learnt.write_bytes(workspace.objects.get(workspace.volumes()[0]))
+    case = Case("learnt", image=learnt, label=dataset.labelled[0].label)
+    wrong = write_dataset(
+        tmp_path / "wrong", name="wrong", labels=dataset.labels, channels=dataset.channels, cases=[case]
+    )
+    with pytest.raises(InvalidInput, match="none that the study learns from"):
+        publish_validation(workspace, wrong)
+    shutil.rmtree(tmp_path / "wrong")
+    assert not workspace.validation()
