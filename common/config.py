@@ -238,7 +238,7 @@ class TrainingConfig:
     """Recipe of teachers or the student: a U-Net's channels and the optimiser's schedule. Changes no guarantee.
 
     ``patch`` in voxels: train on random patches of the grid; empty for whole volumes. ``augmentation``: ``"smooth"`` or
-    ``"rotate-mirror"`` (:func:`common.models.fit.augmentation`). ``amp``: mixed precision, bfloat16 where the device
+    ``"rotate-mirror"`` (:mod:`common.models.augmentation`). ``amp``: mixed precision, bfloat16 where the device
     has it. With a patch, volumes are predicted by a sliding window of its size.
     """
 

@@ -13,36 +13,27 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import EllipsisType
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
-from monai.losses import DiceLoss
-from monai.transforms import (
-    Compose,
-    OneOf,
-    RandAdjustContrastd,
-    RandAffined,
-    RandAxisFlipd,
-    RandGaussianNoised,
-    RandRotated,
-    RandScaleIntensityd,
-    RandShiftIntensityd,
-    RandSpatialCropd,
-)
 
 from common.config import TrainingConfig
 from common.data.volume_cache import StoredVolumes
 from common.errors import InvalidInput
+from common.models.augmentation import Augment, augmentation
 from common.models.checkpoint import load_checkpoint, save_checkpoint
 from common.models.unet import weights_to_bytes
 
-CHECKPOINT_SCHEMA = 1
+CHECKPOINT_SCHEMA = 2
+"""Another one for every change that gives other weights: a run goes on only where it gives what it began."""
 CHECKPOINT_EVERY = 50  # steps
 WARM_UP = 0.1  # share of the steps
 WEIGHT_DECAY = 1e-4
+_SMOOTH = 1e-5  # of Dice where a structure is absent
 MAX_GRADIENT_NORM = 5.0
 WHOLE_VOXELS = 1 << 21
 """Volumes of more voxels are tiled when they are predicted: a U-Net's feature maps of one this size take about 1 GB."""
@@ -91,28 +82,35 @@ def fit(
     run goes on from there; a checkpoint of other data, seed, recipe or starting weights is ignored. The caller deletes
     the file when the result is safe.
 
-    With ``recipe.patch`` every step trains on random patches of its volumes. See :func:`augmentation`. Runs on the
-    model's device, with ``recipe.amp`` in mixed precision.
+    With ``recipe.patch`` every step trains on random patches of its volumes. See :mod:`common.models.augmentation`.
+    Runs on the model's device, with ``recipe.amp`` in mixed precision.
 
     Raises InvalidInput for wrong shapes or values, and when the loss diverges.
     """
     _check(images, targets, weights, classes=classes)
     started = time.monotonic()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=WEIGHT_DECAY)
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        model.to(memory_format=torch.channels_last_3d)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=WEIGHT_DECAY, fused=True)
     share = np.ones(len(images)) if weights is None else weights / weights.mean()
     run = {"identity": _identity(model, images, targets, share, recipe, seed=seed, augment=augment)}
     step, losses = _resume(checkpoint, run, model, optimizer)
     resumed_from = step
     if recipe.patch and any(n > size for n, size in zip(recipe.patch, images.shape[2:], strict=True)):
         raise InvalidInput("training patch", value=recipe.patch, limit=f"within the grid {images.shape[2:]}")
-    moves = augmentation(recipe.patch or images.shape[2:], kind=recipe.augmentation) if augment else Compose([])
-    crop = Compose(_patches(recipe.patch))
+    changes = augmentation(recipe.augmentation) if augment else None
     model.train()
     while step < recipe.steps:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, recipe)
         picks = batch_of(step, cases=len(images), batch_size=recipe.batch_size, seed=seed)
-        image, target = _batch(images, targets, picks, crop, moves, seed=seed, step=step, classes=classes)
+        draws = np.random.default_rng([_AUGMENT, seed, step])
+        samples = [
+            _sample(images[i], targets[i], recipe.patch, changes, seed=draw, classes=classes, device=device)
+            for i, draw in zip(picks, draws.integers(1 << 32, size=len(picks)).tolist(), strict=True)
+        ]
+        image, target = (torch.stack(each) for each in zip(*samples, strict=True))
         losses.append(_descend(model, optimizer, image, target, share[picks], amp=recipe.amp))
         step += 1
         if checkpoint is not None and (step % CHECKPOINT_EVERY == 0 or step == recipe.steps):
@@ -148,19 +146,18 @@ def _descend(
     *,
     amp: bool,
 ) -> float:
-    """One step on one batch; its loss. InvalidInput where that is not finite."""
-    device = next(model.parameters()).device
+    """One step on one batch, which is where the model is; its loss. InvalidInput where that is not finite."""
     optimizer.zero_grad()
-    with mixed_precision(device, enabled=amp):
-        logits = model(image.to(device))
-    each = soft_dice_ce(logits.float(), target.to(device))
-    loss = (each * torch.tensor(share, dtype=each.dtype, device=device)).mean()
-    value = float(loss.detach())
-    if not math.isfinite(value):
-        raise InvalidInput("training diverged", value=value, remedy="lower the learning rate")
+    with mixed_precision(image.device, enabled=amp):
+        logits = model(image)
+    each = soft_dice_ce(logits.float(), target)
+    loss = (each * torch.tensor(share, dtype=each.dtype).to(each.device, non_blocking=True)).mean()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
     optimizer.step()
+    value = float(loss.detach())  # waits for a GPU, so it comes last
+    if not math.isfinite(value):
+        raise InvalidInput("training diverged", value=value, remedy="lower the learning rate")
     return value
 
 
@@ -211,12 +208,16 @@ def soft_dice_ce(
 ) -> Float[torch.Tensor, "n"]:
     """Cross-entropy + soft Dice of each volume, both minimal where softmax(logits) = target, hard or soft.
 
-    Dice is taken with MONAI's ``soft_label`` form (Wang et al. 2023, Dice semimetric losses), which equals the usual
-    soft Dice on one-hot targets.
+    Dice is that of soft labels (Wang et al. 2023, Dice semimetric losses, as in MONAI's ``soft_label``), which equals
+    the usual soft Dice on one-hot targets.
     """
-    dice = DiceLoss(softmax=True, soft_label=True, reduction="none")(logits, target)
-    cross_entropy = torch.nn.functional.cross_entropy(logits, target, reduction="none")
-    return dice.flatten(1).mean(1) + cross_entropy.flatten(1).mean(1)
+    logs = torch.log_softmax(logits, dim=1)
+    cross_entropy = -(target * logs).sum(dim=1).flatten(1).mean(dim=1)
+    found, true = logs.exp().flatten(2), target.flatten(2)
+    sizes = found.sum(dim=2) + true.sum(dim=2)
+    missed = (found - true).abs().sum(dim=2)
+    dice = (sizes - missed + _SMOOTH) / (sizes + _SMOOTH)
+    return (1 - dice).mean(dim=1) + cross_entropy
 
 
 def learning_rate(step: int, recipe: TrainingConfig) -> float:
@@ -236,76 +237,44 @@ def batch_of(step: int, *, cases: int, batch_size: int, seed: int) -> list[int]:
     return picks
 
 
-def augmentation(grid: tuple[int, ...], *, kind: str = "smooth") -> Compose:
-    """MONAI transforms of {"image", "target"}, which move both alike.
-
-    ``smooth``: small rotations, scalings, shears and shifts (up to a twelfth of the grid), and the image's contrast,
-    brightness and noise. No mirroring: left and right are different labels in many anatomies.
-    ``rotate-mirror``: half of the samples is rotated or mirrored, the other is left as it is, as in Fay et al. 2021,
-    "Base models". The paper gives no angles; ours are up to 0.25 rad about every axis.
-    """
-    both = ["image", "target"]
-    if kind == "rotate-mirror":
-        turn = RandRotated(
-            keys=both, prob=0.5, range_x=0.25, range_y=0.25, range_z=0.25, mode="bilinear", padding_mode="border"
-        )
-        return Compose([OneOf([turn, RandAxisFlipd(keys=both, prob=0.5)])])
-    return Compose(
-        [
-            RandAffined(
-                keys=both,
-                prob=0.9,
-                rotate_range=(0.25,) * 3,
-                shear_range=(0.08,) * 6,
-                translate_range=[n / 12 for n in grid],
-                scale_range=(0.15,) * 3,
-                mode="bilinear",
-                padding_mode="border",
-            ),
-            RandAdjustContrastd(keys=["image"], prob=0.5, gamma=(0.7, 1.5)),
-            RandScaleIntensityd(keys=["image"], prob=1.0, factors=0.2),
-            RandShiftIntensityd(keys=["image"], prob=1.0, offsets=0.2),
-            RandGaussianNoised(keys=["image"], prob=0.5, std=0.15),
-        ]
-    )
-
-
-def _patches(size: tuple[int, ...]) -> list[RandSpatialCropd]:
-    return [RandSpatialCropd(keys=["image", "target"], roi_size=size, random_size=False)] if size else []
-
-
 _ORDER, _AUGMENT = 1, 2  # keep the two kinds of draws apart
 
 
 Arrays: TypeAlias = "np.ndarray | StoredVolumes"
 
 
-def _batch(
-    images: Arrays,
-    targets: Arrays,
-    picks: list[int],
-    crop: Compose,
-    moves: Compose,
+def _sample(
+    image: np.ndarray,
+    target: np.ndarray,
+    patch: tuple[int, ...],
+    changes: Augment | None,
     *,
     seed: int,
-    step: int,
     classes: int | None,
+    device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Crop first, then one-hot, then augment: so that no more than a patch is ever made into probabilities."""
-    draws = np.random.default_rng([_AUGMENT, seed, step])
-    pairs = []
-    for i in picks:
-        target = np.asarray(targets[i])
-        pair = {"image": torch.tensor(images[i]), "target": torch.tensor(target if classes is None else target[None])}
-        seed_of_pair = int(draws.integers(1 << 32)) if crop.transforms or moves.transforms else 0
-        for transform in (crop, moves):
-            if transform is moves and classes is not None:
-                pair["target"] = torch.tensor(one_hot(pair["target"][0].numpy(), classes))
-            if transform.transforms:
-                transform.set_random_state(seed=seed_of_pair)
-                pair = {name: tensor.as_tensor() for name, tensor in transform(pair).items()}
-        pairs.append(pair)
-    return torch.stack([p["image"] for p in pairs]), torch.stack([p["target"] for p in pairs])
+    """Crop first, then one-hot, then augment on the device: no more than a patch is ever made into probabilities."""
+    if patch:
+        where = _corner(image.shape[1:], patch, seed=seed)
+        image, target = image[where], target[where]
+    image_there, target_there = _onto(image, device), _onto(target, device)
+    if classes is not None:
+        target_there = (target_there == torch.arange(classes, device=device).view(-1, 1, 1, 1)).float()
+    return changes(image_there, target_there, seed) if changes is not None else (image_there, target_there)
+
+
+def _corner(grid: tuple[int, ...], patch: tuple[int, ...], *, seed: int) -> tuple[slice | EllipsisType, ...]:
+    """Where a patch is cut; drawn as MONAI's ``RandSpatialCropd`` is from the same seed."""
+    draws = np.random.RandomState(seed)
+    draws.seed(int(draws.randint(1 << 32, dtype="uint32")))
+    starts = [int(draws.randint(0, n - size + 1)) if n > size else 0 for n, size in zip(grid, patch, strict=True)]
+    return (..., *(slice(start, start + size) for start, size in zip(starts, patch, strict=True)))
+
+
+def _onto(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A copy of the array on the device; through pinned memory, and without waiting, where that is a GPU."""
+    tensor = torch.tensor(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _check(images: Arrays, targets: Arrays, weights: np.ndarray | None, *, classes: int | None) -> None:

@@ -1,0 +1,117 @@
+"""Random changes of a training volume: image and target are moved alike, and the image's intensities vary.
+
+A change is a function of the tensors and one seed, on the device they are on. ``smooth``: small rotations, scalings,
+shears and shifts (up to a twelfth of the grid), and the image's contrast, brightness and noise. No mirroring: left and
+right are different labels in many anatomies. Drawn as MONAI's transforms of the same ranges are from the same seed, and
+applied to image and target in one resampling, which is what makes it cheap. ``rotate-mirror``: half of the samples is
+rotated or mirrored, the other is left as it is, as in Fay et al. 2021, "Base models". The paper gives no angles; ours
+are up to 0.25 rad about every axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from monai.transforms import Compose, OneOf, RandAxisFlipd, RandRotated
+
+Image: TypeAlias = Float[torch.Tensor, "c x y z"]
+Target: TypeAlias = Float[torch.Tensor, "k x y z"]
+Augment: TypeAlias = Callable[[Image, Target, int], tuple[Image, Target]]
+"""Image, target and a seed below 2³² → both changed."""
+
+_ROTATE, _SHEAR, _SCALE = 0.25, 0.08, 0.15
+_MOVED, _CONTRASTED, _NOISY = 0.9, 0.5, 0.5  # how often
+_GAMMA, _BRIGHT, _NOISE = (0.7, 1.5), 0.2, 0.15
+_FLOOR = 1e-7
+
+
+def augmentation(kind: str = "smooth") -> Augment:
+    """The augmentation of this name, see the module."""
+    return {"smooth": smooth, "rotate-mirror": rotate_mirror}[kind]
+
+
+def smooth(image: Image, target: Target, seed: int) -> tuple[Image, Target]:
+    """See the module."""
+    draws = np.random.RandomState(seed)
+    move, contrast, scale, shift, noise = (int(draws.randint(1 << 32, dtype="uint32")) for _ in range(5))
+    if _drawn(draws, move, 31)[0] < _MOVED:
+        matrix = affine(_drawn(draws, move, 30)[15:], image.shape[1:])
+        both = resample(torch.cat([image, target]), matrix)
+        image, target = both[: len(image)], both[len(image) :]
+    chance, where = _drawn(draws, contrast, 2)
+    if chance < _CONTRASTED:
+        low, high = torch.aminmax(image)
+        gamma = _GAMMA[0] + (_GAMMA[1] - _GAMMA[0]) * where
+        image = ((image - low) / (high - low + _FLOOR)) ** gamma * (high - low) + low
+    factor, offset = (_BRIGHT * (2 * _drawn(draws, part, 2)[1] - 1) for part in (scale, shift))
+    image = image * (1 + factor) + offset
+    chance, where = _drawn(draws, noise, 2)
+    if chance < _NOISY:
+        values = draws.normal(0, _NOISE * where, size=image.shape)
+        image = image + torch.as_tensor(values, dtype=torch.float32).to(image.device)
+    return image, target
+
+
+def rotate_mirror(image: Image, target: Target, seed: int) -> tuple[Image, Target]:
+    """See the module."""
+    transform = _rotate_or_mirror()
+    transform.set_random_state(seed=seed)
+    pair = transform({"image": image, "target": target})
+    return pair["image"].as_tensor(), pair["target"].as_tensor()
+
+
+def affine(uniform: Float[np.ndarray, "15"], grid: tuple[int, ...]) -> Float[np.ndarray, "3 4"]:
+    """Where a voxel is taken from, both counted in voxels from the grid's centre: of 15 numbers drawn from [0, 1).
+
+    Rotation about the axes in turn, then shear, shift and scale, the later the nearer to the voxel.
+    """
+    limits = [_ROTATE] * 3 + [_SHEAR] * 6 + [n / 12 for n in grid] + [_SCALE] * 3
+    drawn = np.array(limits) * (2 * uniform - 1)
+    result = np.eye(4)
+    for axis, angle in enumerate(drawn[:3]):
+        turn, (first, second) = np.eye(4), ((1, 2), (2, 0), (0, 1))[axis]
+        turn[[first, second], [first, second]] = np.cos(angle)
+        turn[[second, first], [first, second]] = np.sin(angle), -np.sin(angle)
+        result = result @ turn
+    shears = np.eye(4)
+    for axis, (first, second) in enumerate(((1, 2), (0, 2), (0, 1))):
+        shear = np.eye(4)
+        shear[axis, [first, second]] = drawn[3 + 2 * axis : 5 + 2 * axis]
+        shears = shear @ shears
+    shift = np.eye(4)
+    shift[:3, 3] = drawn[9:12]
+    moved: np.ndarray = (result @ shears @ shift @ np.diag([*(1 + drawn[12:]), 1]))[:3]
+    return moved
+
+
+def resample(
+    volume: Float[torch.Tensor, "c x y z"], matrix: Float[np.ndarray, "3 4"]
+) -> Float[torch.Tensor, "c x y z"]:
+    """The volume moved by ``matrix`` (see :func:`affine`): trilinear, and beyond the border what is on it."""
+    rows = (matrix / (np.array(volume.shape[1:]) / 2)[:, None])[::-1]  # grid_sample's units, and its last axis first
+    along = torch.tensor(rows.copy(), dtype=torch.float32, device=volume.device)
+    x, y, z = (torch.arange(n, device=volume.device) - (n - 1) / 2 for n in volume.shape[1:])
+    plane = along[:, 1, None, None] * y[:, None] + (along[:, 2, None] * z + along[:, 3, None])[:, None]
+    places = ((along[:, 0, None] * x)[:, :, None, None] + plane[:, None]).movedim(0, -1)
+    moved = torch.nn.functional.grid_sample(volume[None], places[None], padding_mode="border", align_corners=False)
+    return moved[0]
+
+
+def _drawn(draws: np.random.RandomState, seed: int, count: int) -> Float[np.ndarray, "n"]:
+    """The first numbers in [0, 1) of a seed; ``draws`` stands behind them."""
+    draws.seed(seed)
+    return draws.random_sample(count)
+
+
+@cache
+def _rotate_or_mirror() -> Compose:
+    both = ["image", "target"]
+    turn = RandRotated(
+        keys=both, prob=0.5, range_x=0.25, range_y=0.25, range_z=0.25, mode="bilinear", padding_mode="border"
+    )
+    return Compose([OneOf([turn, RandAxisFlipd(keys=both, prob=0.5)])])

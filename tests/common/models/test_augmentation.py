@@ -1,0 +1,98 @@
+"""Augmentation: what it may do to a volume, against MONAI's transforms with the same seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from monai.transforms import (
+    Compose,
+    RandAdjustContrastd,
+    RandAffined,
+    RandGaussianNoised,
+    RandScaleIntensityd,
+    RandShiftIntensityd,
+)
+
+from common.models.augmentation import augmentation
+
+
+def balls() -> tuple[torch.Tensor, torch.Tensor]:
+    """A noisy volume with a bright ball on the left and a dark one on the right, and its one-hot target."""
+    place = np.stack(np.meshgrid(*[np.arange(16)] * 3, indexing="ij"), axis=-1)
+    labels = sum(value * (np.linalg.norm(place - low, axis=-1) < 3) for value, low in ((1, 5), (2, 11)))
+    noise = np.random.default_rng(0).normal(0, 0.5, labels.shape)
+    image = torch.tensor(np.choose(labels, [0, 3, -3]) + noise, dtype=torch.float32)[None]
+    return image, torch.nn.functional.one_hot(torch.tensor(labels), 3).movedim(-1, 0).float()
+
+
+def monais(grid: tuple[int, ...]) -> Compose:
+    """The transforms that ``smooth`` stands for."""
+    return Compose(
+        [
+            RandAffined(
+                keys=["image", "target"],
+                prob=0.9,
+                rotate_range=(0.25,) * 3,
+                shear_range=(0.08,) * 6,
+                translate_range=[n / 12 for n in grid],
+                scale_range=(0.15,) * 3,
+                mode="bilinear",
+                padding_mode="border",
+            ),
+            RandAdjustContrastd(keys=["image"], prob=0.5, gamma=(0.7, 1.5)),
+            RandScaleIntensityd(keys=["image"], prob=1.0, factors=0.2),
+            RandShiftIntensityd(keys=["image"], prob=1.0, offsets=0.2),
+            RandGaussianNoised(keys=["image"], prob=0.5, std=0.15),
+        ]
+    )
+
+
+@pytest.mark.parametrize("grid", [(16, 16, 16), (12, 20, 10)])
+def test_smooth_is_monais_transforms_with_the_same_seed(grid: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(2, *grid, generator=generator)
+    target = torch.softmax(torch.randn(3, *grid, generator=generator), dim=0)
+    expected, kept = monais(grid), image.clone()
+    for seed in range(25):
+        expected.set_random_state(seed=seed)
+        wanted = expected({"image": image, "target": target})
+        moved, labels = augmentation()(image, target, seed)
+        torch.testing.assert_close(moved, wanted["image"].as_tensor(), rtol=0, atol=5e-5)
+        torch.testing.assert_close(labels, wanted["target"].as_tensor(), rtol=0, atol=5e-5)
+    assert torch.equal(image, kept)
+
+
+def test_augmentation_moves_image_and_target_alike_and_never_mirrors() -> None:
+    before, truth = balls()
+    transform = augmentation()
+    left_right = []
+    for seed in range(12):
+        moved, labels = transform(before, truth, seed)
+        image, target = moved.numpy()[0], labels.numpy()
+        np.testing.assert_allclose(target.sum(axis=0), 1, atol=1e-4)
+        inside = image[target[1] > 0.9].mean(), image[target[0] > 0.9].mean(), image[target[2] > 0.9].mean()
+        assert inside[0] > inside[1] > inside[2]
+        where = [np.average(np.arange(16), weights=target[c].sum(axis=(1, 2))) for c in (1, 2)]
+        left_right.append(where[0] < where[1])
+    assert all(left_right)
+
+
+def test_rotate_mirror_leaves_half_of_the_samples_and_turns_or_mirrors_the_others() -> None:
+    before, truth = balls()
+    transform = augmentation("rotate-mirror")
+    kept = mirrored = turned = 0
+    flips = [np.flip(before.numpy(), axis=axis) for axis in (1, 2, 3)]
+    for seed in range(100):
+        moved, labels = transform(before, truth, seed)
+        image, target = moved.numpy(), labels.numpy()
+        np.testing.assert_allclose(target.sum(axis=0), 1, atol=1e-4)
+        assert image[0][target[1] > 0.9].mean() > image[0][target[2] > 0.9].mean() + 3  # both were moved alike
+        if np.array_equal(image, before.numpy()):
+            kept += 1
+        elif any(np.array_equal(image, flip) for flip in flips):
+            mirrored += 1
+        else:
+            turned += 1
+    assert 30 < kept < 70  # 50 ± 4 standard deviations
+    assert min(mirrored, turned) > 8
