@@ -41,6 +41,11 @@ def canonical_text(value: Json) -> str:
     return _ENCODER.encode(value)
 
 
+def canonical_members(members: Mapping[str, str]) -> str:
+    """The canonical text of a mapping whose values are given as their canonical texts already."""
+    return "{" + ",".join(f"{_ENCODER.encode(key)}:{members[key]}" for key in sorted(members)) + "}"
+
+
 def parse_canonical(data: bytes | str) -> Json:
     """Read canonical bytes or text back; anything that does not re-encode to exactly ``data`` is refused."""
     try:

@@ -308,6 +308,7 @@ class Study:
     teacher: TrainingConfig = field(default_factory=TrainingConfig)
     student: TrainingConfig = field(default_factory=lambda: STUDENT_RECIPE)
     collection: CollectionConfig = field(default_factory=CollectionConfig)
+    _id: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if (
@@ -326,7 +327,9 @@ class Study:
 
     @property
     def id(self) -> str:
-        return digest("study", self.to_json())
+        if not self._id:
+            object.__setattr__(self, "_id", digest("study", self.to_json()))
+        return self._id
 
     def to_json(self) -> dict[str, object]:
         """What a site consents to, in canonical form; recipes and deadlines change no guarantee and stay out."""

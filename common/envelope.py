@@ -35,12 +35,12 @@ def open_asked(message: bytes, *, keys: Iterable[Ed25519PublicKey], site: str) -
 
 def answered(body: bytes, *, sign: Sign, site: str, request: bytes) -> bytes:
     """``body`` as a site answers ``request``, the signed message it was sent."""
-    return sign(_answer(body, site=site, request=request)) + body
+    return sign(_answer(body, site=site, request_sha256=sha256_bytes(request))) + body
 
 
-def open_answered(message: bytes, *, key: Ed25519PublicKey, site: str, request: bytes) -> bytes:
-    """The body of a reply to this very ``request`` by the site whose ledger's key this is; else Refused."""
-    return _opened(message, keys=[key], statement=_answer(body_of(message), site=site, request=request))
+def open_answered(message: bytes, *, key: Ed25519PublicKey, site: str, request_sha256: str) -> bytes:
+    """The body of a reply to the very request of this hash by the site whose ledger's key this is; else Refused."""
+    return _opened(message, keys=[key], statement=_answer(body_of(message), site=site, request_sha256=request_sha256))
 
 
 def body_of(message: bytes) -> bytes:
@@ -62,6 +62,6 @@ def _question(body: bytes, *, site: str) -> bytes:
     return b"consilium/asked/v1\0" + canonical_bytes({"body": sha256_bytes(body), "site": site})
 
 
-def _answer(body: bytes, *, site: str, request: bytes) -> bytes:
-    fields = {"body": sha256_bytes(body), "request": sha256_bytes(request), "site": site}
+def _answer(body: bytes, *, site: str, request_sha256: str) -> bytes:
+    fields = {"body": sha256_bytes(body), "request": request_sha256, "site": site}
     return b"consilium/answered/v1\0" + canonical_bytes(fields)

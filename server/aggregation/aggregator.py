@@ -39,7 +39,7 @@ from common.privacy.quantise import within
 from common.privacy.release import noisy_sum
 from common.sealing import SealContext, SealingKeys, unseal
 from server.aggregation.batch import Batch, Next, Opened
-from server.aggregation.exchange import Transport, exchange
+from server.aggregation.exchange import Questions, Transport, exchange
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Candidate, Ledger
@@ -175,7 +175,7 @@ class Aggregator:
         online = self._await_sites(able, transport)
         undecided = [node for node in sorted(online) if by_node[node].name not in batch.answers]
         if undecided:
-            offers = {node: (by_node[node], batch.offer) for node in undecided}
+            offers = {node: (by_node[node], lambda: batch.offer) for node in undecided}
             deadline_s = self._study.collection.offer_deadline_s
             for heard in exchange(transport, offers, sign=self._ledger.sign, timeout_s=deadline_s):
                 self._hear(heard.site, heard.message, batch, problem=heard.problem or "malformed")
@@ -329,30 +329,33 @@ class Aggregator:
         roster: Sequence[Site],
         ahead: Batch | None,
         transport: Transport,
-    ) -> dict[int, tuple[Site, Several]]:
+    ) -> Questions:
         """What each node is sent in one attempt: receipts it is owed, a request for its codes, the batch ``ahead``."""
         by_node = {site.node_id: site for site in (*self._sites(), *roster)}
-        parts_for: dict[int, list[Part]] = {
-            node: [
-                *self._receipts.owed(by_node[node]),
-                CodesRequest(
+        offered: set[int] = set()
+        if ahead is not None:
+            undecided = ahead.able - ahead.answers.keys()
+            offered = {node for node in transport.online() & by_node.keys() if by_node[node].name in undecided}
+
+        def question(node: int) -> Several:
+            parts: list[Part] = self._receipts.owed(by_node[node])
+            if node in missing:
+                request = CodesRequest(
                     study=self._study.id,
                     ledger=self._ledger.ledger_id,
                     batch=batch.id,
                     attempt=attempt,
                     deadline_s=max(1, int(self._study.collection.deadline_s)),
-                    queries=wanted,
+                    queries=missing[node],
                     draw=batch.offer.draw,
                     members=batch.members,
-                ),
-            ]
-            for node, wanted in missing.items()
-        }
-        if ahead is not None:
-            for node in sorted(transport.online() & by_node.keys()):
-                if by_node[node].name in ahead.able - ahead.answers.keys():
-                    parts_for.setdefault(node, self._receipts.owed(by_node[node])).append(ahead.offer)
-        return {node: (by_node[node], Several(tuple(parts))) for node, parts in parts_for.items()}
+                )
+                parts.append(request)
+            if ahead is not None and node in offered:
+                parts.append(ahead.offer)
+            return Several(tuple(parts))
+
+        return {node: (by_node[node], partial(question, node)) for node in sorted(missing.keys() | offered)}
 
     def _check_code(self, code: NDArray[np.int64], query: QuerySpec) -> None:
         """Refused (``code-norm``) for a code longer than m·R."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate, count
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
 
 from common.events import EventLog
 from common.ledger.rows import Position
@@ -11,6 +12,9 @@ from common.messages import MAX_RECEIPTS, MAX_RECEIPTS_BYTES, OfferReply, Part, 
 from server.aggregation.exchange import Transport, exchange
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Site
+
+Due = Sequence[Callable[[], str]]
+"""Receipts that a site is owed, each as what makes its text."""
 
 RECEIPTS_DEADLINE_S = 90.0
 """What filing receipts may take at most; whatever is late is sent with the next message."""
@@ -36,10 +40,7 @@ class ReceiptDelivery:
             if not waiting or attempt > 1 + most // MAX_RECEIPTS:  # what does not fit into one message takes several
                 break
             online = transport.online() & waiting.keys()
-            owed = {
-                node: (waiting[node], Receipts(self._ledger.ledger_id, _fitting(missing[node] or ())))
-                for node in sorted(online)
-            }
+            owed = {node: (waiting[node], partial(self._message, missing[node] or ())) for node in sorted(online)}
             for heard in exchange(transport, owed, sign=self._ledger.sign, timeout_s=timeout_s) if owed else ():
                 site, message = heard.site, heard.message
                 if not isinstance(message, ReceiptsReply):
@@ -54,13 +55,16 @@ class ReceiptDelivery:
     def owed(self, site: Site) -> list[Part]:
         """What travels along with another message: the receipts a site is known to miss, unless it disputes them."""
         receipts = None if site.name in self.contradicted else self.missing(site)
-        return [Receipts(self._ledger.ledger_id, _fitting(receipts))] if receipts else []
+        return [self._message(receipts)] if receipts else []
 
-    def missing(self, site: Site) -> tuple[str, ...] | None:
+    def missing(self, site: Site) -> Due | None:
         """Receipts past what the site holds; None where that is not known and there are some."""
         held = self._held.get(site.name)
-        receipts = self._ledger.site_receipts(site.name, after=held or 0)
-        return None if held is None and receipts else tuple(receipt.render() for receipt in receipts)
+        receipts = self._ledger.receipts_due(site.name, after=held or 0)
+        return None if held is None and receipts else receipts
+
+    def _message(self, due: Due) -> Receipts:
+        return Receipts(self._ledger.ledger_id, _fitting(due))
 
     def note_held(self, site: Site, message: OfferReply | ReceiptsReply) -> bool:
         """Whether the head a site holds is in the ledger. If not, nothing is released with the site, and it is sent all
@@ -86,9 +90,14 @@ class ReceiptDelivery:
         )
 
 
-def _fitting(receipts: tuple[str, ...]) -> tuple[str, ...]:
+def _fitting(due: Due) -> tuple[str, ...]:
     """The first of these receipts, as many as one message takes."""
-    sizes = accumulate(map(len, receipts))
-    return tuple(receipt for receipt, size in zip(receipts, sizes, strict=True) if size <= MAX_RECEIPTS_BYTES)[
-        :MAX_RECEIPTS
-    ]
+    made: list[str] = []
+    left = MAX_RECEIPTS_BYTES
+    for render in due[:MAX_RECEIPTS]:
+        text = render()
+        left -= len(text)
+        if left < 0:
+            break
+        made.append(text)
+    return tuple(made)

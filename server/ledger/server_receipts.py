@@ -1,56 +1,128 @@
-"""The receipts that the server's ledger issues, made from its rows alone: one that was lost can be issued again."""
+"""The receipts that the server's ledger issues, made from its rows alone: one that was lost can be issued again.
+
+What the receipts of one transaction have in common (its rows, its roster, what it costs) is worked out once for all
+sites, and written into each as text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property, partial
 from heapq import merge
 from itertools import groupby
 from operator import itemgetter
 
+from common.canonical import canonical_members, canonical_text
+from common.ledger.chain import Chain
 from common.ledger.charges import NOTHING, ReleaseRecord, RosterEntry, Spend, charge_of
-from common.ledger.receipts import Receipt, ReceiptedRelease
-from common.ledger.records import LostRecord, parse_body
-from common.ledger.rows import Link, Position, body_digest
+from common.ledger.receipts import Receipt
+from common.ledger.records import LostRecord
+from common.ledger.rows import Link, Position, Row, body_digest
 from common.ledger.server_state import Release
+from common.privacy.mechanism import Mechanism, Protection
 from server.ledger.server_file import ServerFile
 
 _Charged = Release | ReleaseRecord | LostRecord
+
+MAX_SHARED_CHARACTERS = 64 << 20
+"""Of the texts that are kept for the next site's receipts."""
+
+
+@dataclass(frozen=True)
+class _Transaction:
+    """What one transaction charged, oldest first, and what all its receipts say."""
+
+    end: int
+    items: tuple[_Charged, ...]
+    costs: dict[Protection, tuple[Fraction, int]] = field(default_factory=dict)
+
+    @cached_property
+    def released(self) -> tuple[Release, ...]:
+        return tuple(item for item in self.items if isinstance(item, Release))
+
+    @cached_property
+    def entries(self) -> dict[str, RosterEntry]:
+        """By site, of the roster it released with."""
+        return {entry.site: entry for entry in self.released[0].roster} if self.released else {}
+
+    @cached_property
+    def pools(self) -> tuple[frozenset[str], ...]:
+        """The pools that each item charged."""
+        known: dict[int, frozenset[str]] = {}
+        for item in self.items:
+            names = item.pools if isinstance(item, LostRecord) else (entry.pool for entry in item.roster)
+            key = id(item) if isinstance(item, LostRecord) else id(item.roster)
+            known.setdefault(key, frozenset(names))
+        return tuple(known[id(item) if isinstance(item, LostRecord) else id(item.roster)] for item in self.items)
+
+    @cached_property
+    def one_roster(self) -> bool:
+        """Whether every item is a release with the same pools."""
+        return len(self.released) == len(self.items) and len(set(self.pools)) == 1
 
 
 class IssuesReceipts(ServerFile):
     """The part of the server's ledger that tells sites what they were charged."""
 
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(chain)
+        self._read: list[_Transaction] = []
+        self._older: Iterator[_Transaction] = iter(())
+        self._read_at = 0
+        self._shared: dict[tuple[int, int], dict[str, str]] = {}
+        self._shared_characters = 0
+
     def site_receipts(self, site: str, *, after: int = 0) -> tuple[Receipt, ...]:
-        """Every receipt of one site whose head is past row ``after``, in order: what it needs after a gap.
+        """Every receipt of one site whose head is past row ``after``, in order: what it needs after a gap."""
+        return tuple(Receipt.parse(render()) for render in self.receipts_due(site, after=after))
+
+    def receipts_due(self, site: str, *, after: int = 0) -> Sequence[Callable[[], str]]:
+        """The same, each as what makes its text, as :meth:`Receipt.render` would.
 
         Reads backwards from the newest row to ``after``, and on to the site's receipt before that, but not the rest.
         """
         self._catch_up()
-        return tuple(self._receipts(site, after=after))[::-1]
+        return tuple(self._due(site, after=after))[::-1]
 
-    def _receipts(self, site: str, *, after: int) -> Iterator[Receipt]:
+    def _due(self, site: str, *, after: int) -> Iterator[Callable[[], str]]:
         """A site's receipts past row ``after``, newest first: its sums are today's less what was charged since."""
         totals: dict[str, Spend] = {}
-        newer: Callable[[int], Receipt] | None = None  # waits to be told where the receipt before it ends
-        for end, group in groupby(self._newest_charges(), key=lambda item: self._chain.transaction_end(item[0])):
+        newer: Callable[[int], str] | None = None  # waits to be told where the receipt before it ends
+        for transaction in self._transactions():
+            end = transaction.end
             if newer is None and end <= after:
                 return
-            items = [item for _, item in group][::-1]
-            released = [item for item in items if isinstance(item, Release)]
-            entry = next((entry for entry in (released[0].roster if released else ()) if entry.site == site), None)
+            entry = transaction.entries.get(site)
             if newer is not None and entry is not None:
-                yield newer(end)
+                yield partial(newer, end)
                 newer = None
             if end <= after:
                 continue
-            reached = {pool: totals.get(pool, self._books.spent(pool)) for pool in self._pools_of(items, site)}
-            totals |= {pool: self._less(spend, items, pool) for pool, spend in reached.items()}
+            reached = {pool: totals.get(pool, self._books.spent(pool)) for pool in self._pools_of(transaction, site)}
+            totals |= {pool: self._less(spend, transaction, pool) for pool, spend in reached.items()}
             if entry is not None:
-                spends = totals[entry.pool], reached[entry.pool]
-                newer = partial(self._receipt, released, entry, end=end, spends=spends)
+                newer = partial(self._text, transaction, entry, totals[entry.pool], reached[entry.pool])
         if newer is not None:
-            yield newer(0)
+            yield partial(newer, 0)
+
+    def _transactions(self) -> Iterator[_Transaction]:
+        """Every transaction that charged something, the newest first; those read are kept while no row is added."""
+        if self._read_at != self._books.row_count:
+            groups = groupby(self._newest_charges(), key=lambda item: self._chain.transaction_end(item[0]))
+            self._older = (_Transaction(end, tuple(item for _, item in group)[::-1]) for end, group in groups)
+            self._read, self._read_at = [], self._books.row_count
+            self._forget_shared()
+        at = 0
+        while True:
+            if at == len(self._read):
+                older = next(self._older, None)
+                if older is None:
+                    return
+                self._read.append(older)
+            yield self._read[at]
+            at += 1
 
     def _newest_charges(self) -> Iterator[tuple[int, _Charged]]:
         """Row and facts of every charge, the newest first."""
@@ -58,42 +130,80 @@ class IssuesReceipts(ServerFile):
         recovered, lost = reversed(self._books.recovered.values()), reversed(self._books.lost.items())
         return merge(own, recovered, lost, key=itemgetter(0), reverse=True)
 
-    def _pools_of(self, items: Iterable[_Charged], site: str) -> Iterator[str]:
+    def _pools_of(self, transaction: _Transaction, site: str) -> Iterable[str]:
         """The pools of one site that these charged."""
-        for item in items:
-            if isinstance(item, LostRecord):
-                yield from (pool for pool in item.pools if self._books.pools[pool].site == site)
-            else:
-                yield from (entry.pool for entry in item.roster if entry.site == site)
+        if transaction.one_roster:
+            entry = transaction.entries.get(site)
+            return () if entry is None else (entry.pool,)
+        charged = frozenset().union(*transaction.pools)
+        return [pool for pool in charged if self._books.pools[pool].site == site]
 
-    def _less(self, spend: Spend, items: list[_Charged], pool: str) -> Spend:
-        """What a pool had spent before ``items``, of which ``spend`` is the sum after them."""
+    def _less(self, spend: Spend, transaction: _Transaction, pool: str) -> Spend:
+        """What a pool had spent before ``transaction``, of which ``spend`` is the sum after it."""
         protection = self._books.pools[pool].protection
-        for item in items:
+        if transaction.one_roster:
+            if protection not in transaction.costs:
+                charges = [self._cost(item, protection) for item in transaction.released]
+                coordinates = sum(item.mechanism.dimension for item in transaction.released)
+                transaction.costs[protection] = sum(charges, Fraction(0)), coordinates
+            cost, coordinates = transaction.costs[protection]
+            return Spend(
+                spend.mu_squared - cost, spend.releases - len(transaction.items), spend.coordinates - coordinates
+            )
+        for item, charged in zip(transaction.items, transaction.pools, strict=True):
             if isinstance(item, LostRecord):
                 spend = spend.beyond(item.pools.get(pool, NOTHING))
-            elif any(entry.pool == pool for entry in item.roster):
-                mechanism = item.mechanism if isinstance(item, Release) else item.query.mechanism
-                cost = charge_of(mechanism, protection, self._books.studies[item.study_id].protection)
-                spend = Spend(spend.mu_squared - cost, spend.releases - 1, spend.coordinates - mechanism.dimension)
+            elif pool in charged:
+                dimension = _mechanism(item).dimension
+                cost = self._cost(item, protection)
+                spend = Spend(spend.mu_squared - cost, spend.releases - 1, spend.coordinates - dimension)
         return spend
 
-    def _receipt(
-        self, released: list[Release], entry: RosterEntry, start: int, *, end: int, spends: tuple[Spend, Spend]
-    ) -> Receipt:
-        rows = self._chain.rows_between(start, end)
-        seqs = {item.seq for item in released}
-        records = {row.seq: ReleaseRecord.from_json(parse_body(row.body)) for row in rows if row.seq in seqs}
-        receipt = Receipt(
-            study_id=released[0].study_id,
-            batch_id=released[0].batch_id,
-            site=entry.site,
-            declaration=self._books.pools[entry.pool],
-            releases=tuple(ReceiptedRelease(item.seq, records[item.seq]) for item in released),
-            before=spends[0],
-            after=spends[1],
-            previous=Position(start, rows[0].prev_hash),
-            links=tuple(Link(row.time_utc, row.kind, body_digest(row.body)) for row in rows),
-            head=self._chain.head(end),
+    def _cost(self, item: Release | ReleaseRecord, protection: Protection) -> Fraction:
+        return charge_of(_mechanism(item), protection, self._books.studies[item.study_id].protection)
+
+    def _text(self, transaction: _Transaction, entry: RosterEntry, before: Spend, after: Spend, start: int) -> str:
+        """The receipt of one site, signed: what all sites' say of these rows, and what its pool has spent."""
+        members = self._shared_text(transaction, start) | {
+            "after": canonical_text(after.to_json()),
+            "before": canonical_text(before.to_json()),
+            "pool": canonical_text(self._books.pools[entry.pool].to_json()),
+            "site": canonical_text(entry.site),
+        }
+        message = Receipt.DOMAIN + b"\0" + canonical_members(members).encode()
+        members["signature"] = canonical_text(self._chain.signing_key.sign(message).hex())
+        return canonical_members(members)
+
+    def _shared_text(self, transaction: _Transaction, start: int) -> dict[str, str]:
+        """What every receipt of this transaction says that follows one which ended at row ``start``, as texts."""
+        key = start, transaction.end
+        if key not in self._shared:
+            shared = self._written(transaction, self._chain.rows_between(start, transaction.end))
+            if self._shared_characters > MAX_SHARED_CHARACTERS:
+                self._forget_shared()
+            self._shared[key] = shared
+            self._shared_characters += sum(map(len, shared.values()))
+        return self._shared[key]
+
+    def _written(self, transaction: _Transaction, rows: Sequence[Row]) -> dict[str, str]:
+        bodies = {row.seq: row.body for row in rows}
+        releases = (
+            canonical_members({"body": bodies[item.seq], "seq": str(item.seq)}) for item in transaction.released
         )
-        return receipt.signed(self._chain.signing_key)
+        links = [Link(row.time_utc, row.kind, body_digest(row.body)).to_json() for row in rows]
+        return {
+            "batch": canonical_text(transaction.released[0].batch_id),
+            "head": canonical_text(self._chain.head(transaction.end).to_json()),
+            "links": canonical_text(links),
+            "previous": canonical_text(Position(rows[0].seq - 1, rows[0].prev_hash).to_json()),
+            "releases": f"[{','.join(releases)}]",
+            "schema": str(Receipt.SCHEMA[1]),
+            "study": canonical_text(transaction.released[0].study_id),
+        }
+
+    def _forget_shared(self) -> None:
+        self._shared, self._shared_characters = {}, 0
+
+
+def _mechanism(item: Release | ReleaseRecord) -> Mechanism:
+    return item.mechanism if isinstance(item, Release) else item.query.mechanism

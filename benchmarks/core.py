@@ -1,0 +1,201 @@
+"""What the server core costs over the number of sites K: processor time by stage, memory, bytes on the wire.
+
+The core, its ledger, sealing and signatures are the real ones; sites answer from a recorded code through a transport in
+the same process, and what they take is counted apart. ``python -m benchmarks.core K D VOLUMES`` measures one federation
+and prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+import server.aggregation.exchange as exchange
+from common.canonical import sha256_bytes
+from common.config import CollectionConfig, DataConfig, PrivacyConfig, Study
+from common.envelope import answered, body_of
+from common.events import EventLog
+from common.ledger.charges import PoolDeclaration
+from common.ledger.keys import public_hex
+from common.messages import (
+    NO_HEAD,
+    CodesReply,
+    CodesRequest,
+    Offer,
+    OfferReply,
+    Part,
+    Receipts,
+    ReceiptsReply,
+    Several,
+    decode,
+    encode,
+)
+from common.privacy.mechanism import QuerySpec
+from common.sealing import SealContext, seal
+from common.study_mechanism import study_mechanism
+from server.aggregation.aggregator import Aggregator
+from server.aggregation.exchange import Reply
+from server.aggregation.receipts import ReceiptDelivery
+from server.ledger.server_ledger import Ledger
+from server.study.workspace import Site
+
+
+@dataclass
+class Meter:
+    """Processor seconds by stage; what runs inside another stage is not counted in that one."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _inner: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        started = time.process_time()
+        self._inner.append(0.0)
+        try:
+            yield
+        finally:
+            taken = time.process_time() - started
+            self.seconds[name] = self.seconds.get(name, 0.0) + taken - self._inner.pop()
+            if self._inner:
+                self._inner[-1] += taken
+
+    def wrap(self, owner: Any, attribute: str, name: str) -> None:
+        """Count every call of this function as the stage ``name``."""
+        work: Callable[..., Any] = getattr(owner, attribute)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            with self.stage(name):
+                return work(*args, **kwargs)
+
+        setattr(owner, attribute, counted)
+
+
+class RecordedSites:
+    """Sites that accept everything and send one recorded code, sealed anew; a reply is made when it is asked for."""
+
+    def __init__(self, sites: Mapping[int, tuple[Site, Ed25519PrivateKey]], sealing: X25519PrivateKey, meter: Meter):
+        self._sites, self._sealing, self._meter = sites, sealing.public_key(), meter
+        self._heads: dict[int, tuple[int, str]] = {}
+        self.code = np.zeros(1, dtype=np.int64)
+        self.sent = self.received = 0
+
+    def online(self) -> frozenset[int]:
+        return frozenset(self._sites)
+
+    def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
+        for node, body in bodies.items():
+            with self._meter.stage("sites"):
+                reply = self._reply(node, body)
+            self.sent, self.received = self.sent + len(body), self.received + len(reply)
+            yield Reply(node, reply)
+
+    def _reply(self, node: int, message: bytes) -> bytes:
+        site, key = self._sites[node]
+        asked = decode(body_of(message))
+        parts = asked.parts if isinstance(asked, Several) else (asked,)
+        said = tuple(self._answer(node, site, part) for part in parts)
+        body = encode(Several(said) if isinstance(asked, Several) else said[0])
+        return answered(body, sign=key.sign, site=site.name, request=message)
+
+    def _answer(self, node: int, site: Site, part: Part) -> Part:
+        if isinstance(part, Receipts) and part.receipts:
+            head = json.loads(part.receipts[-1])["head"]
+            self._heads[node] = head["seq"], head["hash"]
+        row, held = self._heads.get(node, (0, NO_HEAD))
+        match part:
+            case Receipts():
+                return ReceiptsReply(row, held)
+            case Offer():
+                return OfferReply(part.batch, "accepted", row, held)
+            case CodesRequest():
+                contexts = (SealContext(part.study, query, site.name, part.attempt) for query in part.queries)
+                sealed = tuple(
+                    (context.query, seal(self.code, public_key=self._sealing, context=context)) for context in contexts
+                )
+                return CodesReply(part.batch, part.attempt, sealed)
+        raise TypeError(type(part).__name__)
+
+
+def federation(folder: Path, *, sites: int, dimension: int, volumes: int, batch: int = 50) -> dict[str, Any]:
+    """One study of ``volumes`` queries of ``dimension`` coordinates over so many sites; its figures by name."""
+    meter = Meter()
+    study = Study(
+        name="bench",
+        data=DataConfig(labels=("background", "lesion"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
+        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=volumes, quorum=2),
+        collection=CollectionConfig(batch_size=min(batch, volumes)),
+    )
+    mechanism, privacy = study_mechanism(study, dimension=dimension), study.privacy
+    codec, sealing = sha256_bytes(b"codec"), X25519PrivateKey.generate()
+    keys = {100 + number: Ed25519PrivateKey.generate() for number in range(sites)}
+    known = {
+        node: (Site(f"site-{node}", f"pool-{node}", node, answer_key=public_hex(key)), key)
+        for node, key in keys.items()
+    }
+    queries = [
+        QuerySpec(1, codec, (sha256_bytes(b"volume %d" % number),), 1, "zero", "codec", mechanism)
+        for number in range(volumes)
+    ]
+    transport = RecordedSites(known, sealing, meter)
+    transport.code = np.random.default_rng(0).integers(-20, 21, dimension, dtype=np.int64)
+    with Ledger.create(folder / "ledger.sqlite", signing_key=Ed25519PrivateKey.generate()) as ledger:
+        ledger.register_study(study)
+        for site, _ in known.values():
+            ledger.declare_pool(
+                PoolDeclaration(site.pool, site.name, privacy.budget, privacy.accountant, privacy.protection)
+            )
+        core = Aggregator(
+            study=study,
+            queries=queries,
+            sites=lambda: tuple(site for site, _ in known.values()),
+            ledger=ledger,
+            sealing_key=sealing,
+            events=EventLog(folder / "events.jsonl", study=study.id),
+        )
+        for name in ("missing", "_message"):
+            meter.wrap(ReceiptDelivery, name, "receipts")
+        for name, stage in (("encode", "questions"), ("asked", "questions"), ("open_answered", "replies")):
+            meter.wrap(exchange, name, stage)
+        meter.wrap(exchange, "decode", "replies")
+        meter.wrap(Aggregator, "_open_reply", "codes")
+        meter.wrap(ledger, "release_batch", "release")
+        started, wall = time.process_time(), time.perf_counter()
+        with meter.stage("other"):
+            core.run(transport)
+        total = time.process_time() - started
+        assert len(core.answers()) == volumes
+    return {
+        "sites": sites,
+        "dimension": dimension,
+        "volumes": volumes,
+        "server_s": total - meter.seconds["sites"],
+        "wall_s": time.perf_counter() - wall,
+        "stages": {name: round(seconds, 4) for name, seconds in sorted(meter.seconds.items())},
+        "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "to_sites_bytes": transport.sent,
+        "from_sites_bytes": transport.received,
+        "ledger_bytes": (folder / "ledger.sqlite").stat().st_size,
+        "events_bytes": (folder / "events.jsonl").stat().st_size,
+    }
+
+
+def main() -> None:
+    sites, dimension, volumes = map(int, sys.argv[1:4])
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(federation(Path(folder), sites=sites, dimension=dimension, volumes=volumes)))
+
+
+if __name__ == "__main__":
+    main()
