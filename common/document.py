@@ -299,6 +299,8 @@ def _bare_kind(hint: Any, what: str) -> _Kind:
         return _Kind(str, lambda text: _member(hint, text, what), str)
     if isinstance(hint, type) and issubclass(hint, Document):
         form = _form(hint)
+        if hint.to_json is not Document.to_json:  # it has versions
+            return _Kind(dict, hint.from_json, hint.to_json)
         return _Kind(list if form.as_list else dict, form.read, form.write)
     raise TypeError(f"{what}: no JSON form for {hint}")
 

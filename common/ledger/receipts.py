@@ -14,18 +14,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from common.canonical import canonical_text, parse_canonical
-from common.document import Count, Document, Key, Sha256
+from common.canonical import canonical_text, check_schema, parse_canonical
+from common.document import Between, Count, Document, Key, Sha256
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.charges import (
     NOTHING,
     BatchName,
     PoolDeclaration,
     ReleaseRecord,
+    Roster,
     SiteName,
     Spend,
     StudyTerms,
@@ -35,6 +36,9 @@ from common.ledger.charges import (
 from common.ledger.keys import Signed
 from common.ledger.rows import START, Link, Position, SignedHead, body_digest, linked_hashes
 from common.privacy.mechanism import Mechanism
+
+MAX_REPEATED_ROSTER = 64
+"""Sites of a roster that a receipt names in each of its releases, as release 0.1.0 wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +51,12 @@ class ReceiptedRelease(Document):
 
 @dataclass(frozen=True, slots=True)
 class Receipt(Signed):
-    """A signed receipt for one site. Totals are of the site's pool, under the protection it was declared with."""
+    """A signed receipt for one site. Totals are of the site's pool, under the protection it was declared with.
+
+    Its form is of ``schema`` 1, or 2 where all releases have one roster, which is then named once.
+    """
 
     DOMAIN: ClassVar = b"consilium/receipt/v1"
-    SCHEMA: ClassVar = ("receipt", 1)
 
     study_id: Annotated[Sha256, Key("study")]
     batch_id: Annotated[BatchName, Key("batch")]
@@ -62,7 +68,27 @@ class Receipt(Signed):
     previous: Position
     links: tuple[Link, ...]
     head: SignedHead
+    schema: Annotated[int, Between("receipt schema", 1, 2)] = 1
     signature: str = ""
+
+    @classmethod
+    def schema_for(cls, roster: Roster) -> int:
+        """Of receipts for so many sites: with few, the form that every version reads."""
+        return 1 if len(roster) <= MAX_REPEATED_ROSTER else 2
+
+    def to_json(self) -> dict[str, Any]:
+        made: dict[str, Any] = Document.to_json(self)
+        if self.schema == 2:
+            rosters = [item["body"].pop("roster") for item in made["releases"]]
+            made["roster"] = rosters[0]
+        return made
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        if isinstance(data, dict) and (schema := data.get("schema")) != 1:
+            check_schema("receipt", schema, known=2)
+            data = _roster_in_each(data)
+        return super(Receipt, cls).from_json(data)  # slots make this another class than the one super() knows
 
     @property
     def ledger_id(self) -> str:
@@ -97,6 +123,20 @@ class Receipt(Signed):
     def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
         """Whether ``public_key`` signed this receipt, and the head in it is genuine."""
         return Signed.is_genuine(self, public_key) and self.head.is_genuine()
+
+
+def _roster_in_each(data: dict[str, Any]) -> dict[str, Any]:
+    """A receipt of schema 2 with the roster in every release, as schema 1 has it."""
+    made = {key: value for key, value in data.items() if key != "roster"}
+    releases = made.get("releases")
+    if "roster" not in data or not isinstance(releases, list) or not all(map(_without_roster, releases)):
+        raise InvalidInput("receipt", limit="a roster, and releases that name none of their own")
+    return made | {"releases": [item | {"body": item["body"] | {"roster": data["roster"]}} for item in releases]}
+
+
+def _without_roster(item: object) -> bool:
+    body = item.get("body") if isinstance(item, dict) else None
+    return isinstance(body, dict) and "roster" not in body
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,9 @@ from common.messages import (
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import AccountantName, QuerySpec
 from common.privacy.quantise import within
-from common.privacy.release import noisy_sum
+from common.privacy.release import CodeSum
 from common.sealing import SealContext, SealingKeys, unseal
-from server.aggregation.batch import Batch, Next, Opened
+from server.aggregation.batch import Answering, Batch, Next, Opened
 from server.aggregation.exchange import Questions, Transport, exchange
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_draws import StoredAnswer
@@ -116,8 +116,8 @@ class Aggregator:
         """Ask and release one batch, and say what comes next."""
         roster = self._settle(batch, transport)
         ahead = self._plan(later, before=batch, roster=roster)
-        codes = self._collect(batch, roster, ahead, transport)
-        answered = self._release(batch, roster, codes)
+        sums = self._collect(batch, roster, ahead, transport)
+        answered = self._release(batch, roster, sums)
         return Next((*batch.queries[answered:], *later), ahead, budget_ended=answered < len(batch.queries))
 
     def _send_receipts(self, transport: Transport) -> None:
@@ -236,42 +236,32 @@ class Aggregator:
 
     def _collect(
         self, batch: Batch, roster: Sequence[Site], ahead: Batch | None, transport: Transport
-    ) -> dict[tuple[str, str], NDArray[np.int64]]:
-        """Opened and checked codes by (site, query id), asked for until all are in or patience is over.
+    ) -> dict[str, CodeSum]:
+        """Opened and checked codes, added up by query id, asked for until all are in or patience is over.
 
         A site that cannot be reached is asked again, so an outage costs time and nothing else. A code that came and was
         refused is final: it counts as the zero code and is not asked for again. Below quorum at the end, nothing is
         released or charged: a worker answers even a failure, so silence means an outage. # sensitive
         """
-        codes: dict[tuple[str, str], NDArray[np.int64]] = {}
-        refused: set[tuple[str, str]] = set()
-
-        def take(site: Site, opened: Opened) -> None:
-            codes.update(((site.name, query), code) for query, code in opened.codes.items())
-            refused.update((site.name, query) for query in opened.refused)
-
+        answering = Answering(batch.queries, (site.name for site in roster))
         until = self._clock() + self._study.collection.patience_s
         for attempt in count(1):
-            waiting = {
-                site.node_id: missing
-                for site in roster
-                if (missing := tuple(q.id for q in batch.queries if (site.name, q.id) not in codes.keys() | refused))
-            }
+            waiting = {site.node_id: missing for site in roster if (missing := answering.missing(site.name))}
             if not waiting or self._clock() >= until:
                 break
             reachable = {node: waiting[node] for node in sorted(transport.online() & waiting.keys())}
             if reachable:
-                self._ask(batch, attempt, reachable, roster, ahead, transport, take, until=until)
-            if len(codes) + len(refused) < len(roster) * len(batch.queries):
+                self._ask(batch, attempt, reachable, roster, ahead, transport, answering.take, until=until)
+            if not answering.complete:
                 time.sleep(max(0.0, min(self._retry_pause_s, until - self._clock())))
-        answered, quorum = len({site for site, _ in codes}), self._study.privacy.quorum
+        answered, quorum = len(answering.heard), self._study.privacy.quorum
         if answered < quorum:
             self._below_quorum(batch, answered, transport)
             raise QuorumNotReached(
                 f"{answered} of the {len(roster)} sites that accepted the batch sent codes and the quorum is {quorum}; "
                 "nothing was released or charged; to fix: bring the sites back, then `consilium study resume`"
             )
-        return codes
+        return answering.sums
 
     def _ask(
         self,
@@ -281,7 +271,7 @@ class Aggregator:
         roster: Sequence[Site],
         ahead: Batch | None,
         transport: Transport,
-        take: Callable[[Site, Opened], None],
+        take: Callable[[str, Opened], None],
         *,
         until: float,
     ) -> None:
@@ -308,7 +298,7 @@ class Aggregator:
             answer = next((part for part in parts if isinstance(part, CodesReply)), None)
             opened = self._open_reply(answer, heard.problem or "malformed", batch=batch, attempt=attempt, site=site)
             if opened is not None:
-                take(site, opened)
+                take(site.name, opened)
                 self._events.emit(
                     "reply-received",
                     batch=batch.id,
@@ -392,14 +382,11 @@ class Aggregator:
 
     # --- releasing
 
-    def _release(self, batch: Batch, roster: Sequence[Site], codes: Mapping[tuple[str, str], NDArray[np.int64]]) -> int:
-        candidates = []
-        for query in batch.queries:
-            zero = np.zeros(query.mechanism.dimension, dtype=np.int64)
-            summands = [codes.get((site.name, query.id), zero) for site in roster]
-            candidates.append(
-                Candidate(query=query, make_answer=partial(noisy_sum, summands, query.mechanism, sampler=self._sampler))
-            )
+    def _release(self, batch: Batch, roster: Sequence[Site], sums: Mapping[str, CodeSum]) -> int:
+        candidates = [
+            Candidate(query, partial(sums[query.id].released, sites=len(roster), sampler=self._sampler))
+            for query in batch.queries
+        ]
         result = self._ledger.release_batch(
             study_id=self._study.id,
             batch_id=batch.id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from common.masking import Member
 from common.messages import Offer, OfferReply
 from common.privacy.mechanism import QuerySpec
+from common.privacy.release import CodeSum
 
 
 @dataclass(slots=True)
@@ -40,6 +42,38 @@ class Opened:
 
     codes: dict[str, NDArray[np.int64]]
     refused: dict[str, str]
+
+
+class Answering:
+    """What the roster has said to each query of a batch so far: a running sum, and who needs no asking again.
+
+    A site's first word on a query is its last: a code is added once, and one that was refused counts as the zero code.
+    """
+
+    def __init__(self, queries: Sequence[QuerySpec], roster: Iterable[str]) -> None:
+        names = frozenset(roster)
+        self.sums = {query.id: CodeSum(query.mechanism) for query in queries}
+        self._open = {query.id: set(names) for query in queries}
+        self.heard: set[str] = set()
+        """Sites of which a code was added."""
+
+    def take(self, site: str, opened: Opened) -> None:
+        """Take in one reply of a site. # sensitive"""
+        for query, code in opened.codes.items():
+            if site in self._open[query]:
+                self.sums[query].add(code)
+                self._open[query].discard(site)
+                self.heard.add(site)
+        for query in opened.refused:
+            self._open[query].discard(site)
+
+    def missing(self, site: str) -> tuple[str, ...]:
+        """The queries of which nothing came from a site yet."""
+        return tuple(query for query, sites in self._open.items() if site in sites)
+
+    @property
+    def complete(self) -> bool:
+        return not any(self._open.values())
 
 
 @dataclass(frozen=True, slots=True)

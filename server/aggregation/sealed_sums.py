@@ -40,11 +40,11 @@ class _Sum:
     missing: set[str]
     totals: dict[str, NDArray[np.uint64]] = field(default_factory=dict)
 
-    def add(self, site: Site, opened: Opened) -> None:
+    def add(self, site: str, opened: Opened) -> None:
         """Add one site's words, once and only if they are of every query."""
-        if site.name not in self.missing or opened.codes.keys() != {query.id for query in self.draw.queries}:
+        if site not in self.missing or opened.codes.keys() != {query.id for query in self.draw.queries}:
             return
-        self.missing.discard(site.name)
+        self.missing.discard(site)
         for query, words in opened.codes.items():
             total = self.totals.setdefault(query, np.zeros(words.size, dtype=np.uint64))
             total += words.view(np.uint64)  # modulo 2⁶⁴

@@ -187,6 +187,10 @@ class IssuesReceipts(ServerFile):
 
     def _written(self, transaction: _Transaction, rows: Sequence[Row]) -> dict[str, str]:
         bodies = {row.seq: row.body for row in rows}
+        roster = canonical_text([entry.to_json() for entry in transaction.released[0].roster])
+        schema = Receipt.schema_for(transaction.released[0].roster)
+        if schema == 2:
+            bodies = {seq: body.replace(f'"roster":{roster},', "", 1) for seq, body in bodies.items()}
         releases = (
             canonical_members({"body": bodies[item.seq], "seq": str(item.seq)}) for item in transaction.released
         )
@@ -197,9 +201,9 @@ class IssuesReceipts(ServerFile):
             "links": canonical_text(links),
             "previous": canonical_text(Position(rows[0].seq - 1, rows[0].prev_hash).to_json()),
             "releases": f"[{','.join(releases)}]",
-            "schema": str(Receipt.SCHEMA[1]),
+            "schema": str(schema),
             "study": canonical_text(transaction.released[0].study_id),
-        }
+        } | ({"roster": roster} if schema == 2 else {})
 
     def _forget_shared(self) -> None:
         self._shared, self._shared_characters = {}, 0

@@ -23,7 +23,7 @@ import common.ledger.chain as chain
 import common.models.fit as fit
 import common.models.student_bundle as student_bundle
 from common.events import EventLog
-from server.aggregation import aggregator
+from common.privacy.release import CodeSum
 from server.aggregation.exchange import Reply
 from server.aggregation.pipeline import run_study
 from server.ledger.server_ledger import Ledger
@@ -131,7 +131,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "codes of the second batch computed, none read": exchanged(3),
     "one site's codes of the second batch read": event("reply-received", 4),
     "before the charge": lambda: around(Ledger, "release_batch", before=on_call(2)),
-    "noise drawn, one row written, not committed": lambda: around(aggregator, "noisy_sum", after=on_call(4)),
+    "noise drawn, one row written, not committed": lambda: around(CodeSum, "released", after=on_call(4)),
     "charge, answers and head written, about to commit": statement("INSERT INTO heads", 2),
     "committed, not yet said": lambda: around(Ledger, "release_batch", after=on_call(2)),
     "all released, last receipts not sent": event("released", 3),
@@ -147,14 +147,14 @@ POINTS: dict[str, Callable[[], None]] = {
 def run(root: Path, sockets: Path, point: str) -> None:
     workspace = Workspace(root)
     draws = os.open(root / "draws", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    noisy_sum = aggregator.noisy_sum
+    released = CodeSum.released
 
     def recorded(*args: Any, **named: Any) -> Any:
-        drawn = noisy_sum(*args, **named)
+        drawn = released(*args, **named)
         os.write(draws, drawn.tobytes().hex().encode() + b"\n")
         return drawn
 
-    aggregator.noisy_sum = recorded
+    CodeSum.released = recorded  # type: ignore[method-assign]
     fit.CHECKPOINT_EVERY = 2
     if point:
         POINTS[point]()

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -15,7 +19,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
 from common.ledger import chain, sqlite_file
-from common.ledger.charges import PoolDeclaration, RosterEntry, Spend, charge_of
+from common.ledger.charges import PoolDeclaration, RosterEntry, Spend, StudyTerms, charge_of
+from common.ledger.receipts import MAX_REPEATED_ROSTER, Receipt, check_arithmetic
+from common.ledger.records import ReceiptRecord
 from common.ledger.rows import Position
 from common.privacy.accounting import MAX_COORDINATES
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, QuerySpec
@@ -607,3 +613,46 @@ def test_a_ledger_contains_its_own_rows_and_no_others(world: World) -> None:
         assert not world.ledger.contains(Position(row.seq, "f" * 64))
     assert not world.ledger.contains(Position(row.seq + 1, row.hash))
     assert world.ledger.contains(Position())
+
+
+@pytest.mark.parametrize("sites", [MAX_REPEATED_ROSTER, MAX_REPEATED_ROSTER + 1])
+def test_a_receipt_names_a_long_roster_once_and_a_short_one_as_0_1_0_wrote_it(tmp_path: Path, sites: int) -> None:
+    names = [f"site-{number:03}" for number in range(sites)]
+    world = World.create(tmp_path)
+    with world.ledger:
+        for name in names:
+            world.ledger.declare_pool(replace(world.ledger.pools()[0], site=name, pool=f"{name}-mri"))
+        world.release(queries(0, 1, 2), sites=names)
+        (receipt,) = world.ledger.site_receipts(names[7])
+        text = world.ledger.receipts_due(names[7])[0]()
+    assert receipt.schema == (1 if sites <= MAX_REPEATED_ROSTER else 2)
+    assert text.count(f'["{names[9]}","{names[9]}-mri"]') == (3 if receipt.schema == 1 else 1)
+    assert (Receipt.parse(text), receipt.render()) == (receipt, text)
+    assert ReceiptRecord.from_json(ReceiptRecord(receipt).to_json()).receipt == receipt
+    assert receipt.is_genuine(world.key.public_key())
+    check_arithmetic(receipt, StudyTerms.of(world.study))
+    for changed in (
+        replace(receipt, schema=3 - receipt.schema),
+        Receipt.parse(text.replace(names[9], names[9] + "x")),
+    ):
+        assert not changed.is_genuine(world.key.public_key())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.pop("roster"),
+        lambda data: data.update(schema=1),
+        lambda data: data.update(schema=3),
+        lambda data: data.update(releases=[1]),
+        lambda data: data["releases"][0]["body"].update(roster=[]),
+        lambda data: data["releases"][0].pop("body"),
+    ],
+)
+def test_a_receipt_of_the_second_schema_is_read_whole_or_refused(world: World, change: Callable[[Any], object]) -> None:
+    world.release(queries(0))
+    data = replace(world.ledger.site_receipts("aachen")[0], schema=2).to_json()
+    assert Receipt.from_json(deepcopy(data)).schema == 2
+    change(data)
+    with pytest.raises(InvalidInput):
+        Receipt.from_json(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from common.errors import InvalidInput
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.mechanism import Mechanism
 from common.privacy.quantise import quantise
-from common.privacy.release import noisy_sum
+from common.privacy.release import CodeSum, noisy_sum
 from tests.worlds import silent
 
 R = 1 << 16
@@ -36,6 +37,39 @@ def test_sums_are_exact(rows: np.ndarray, voters: int) -> None:
     m = mechanism(rows.shape[1], radius_int=2**33, voters=voters)
     total = noisy_sum(list(rows), m, sampler=silent)
     assert [int(v) for v in total] == [sum(int(v) for v in column) for column in rows.T]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    rows=hnp.arrays(np.int64, st.tuples(st.integers(1, 9), st.integers(1, 8)), elements=st.integers(-(2**30), 2**30)),
+    order=st.randoms(use_true_random=False),
+    silent_sites=st.integers(0, 3),
+)
+def test_a_running_sum_is_the_sum_in_any_order_and_keeps_no_code(
+    rows: np.ndarray, order: Any, silent_sites: int
+) -> None:
+    m, shuffled = mechanism(rows.shape[1], radius_int=2**33), list(rows)
+    order.shuffle(shuffled)
+    running = CodeSum(m)
+    for code in shuffled:
+        running.add(code)
+    zeros = [np.zeros(rows.shape[1], dtype=np.int64)] * silent_sites
+    released = running.released(sites=len(rows) + silent_sites, sampler=silent)
+    assert np.array_equal(released, noisy_sum([*rows, *zeros], m, sampler=silent))
+    kept = [value for value in vars(running).values() if isinstance(value, np.ndarray)]
+    assert sum(value.size for value in kept) == rows.shape[1]
+
+
+def test_a_code_that_is_refused_leaves_a_running_sum_as_it_was() -> None:
+    running, code = CodeSum(mechanism()), np.array([1, 2, 3, 4])
+    running.add(code)
+    for wrong in (np.array([2 * R, 0, 0, 0]), np.zeros(3, dtype=np.int64), np.zeros(4), None):
+        with pytest.raises(InvalidInput):
+            running.add(wrong)
+    assert running.released(sites=2, sampler=silent).tolist() == code.tolist()
+    for sites in (0, -1):
+        with pytest.raises(InvalidInput):
+            running.released(sites=sites, sampler=silent)
 
 
 def test_sums_that_could_leave_int64_are_refused_whatever_the_codes_hold() -> None:

@@ -35,6 +35,7 @@ from common.privacy.mechanism import Budget, QuerySpec, Unit
 from consilium.audit.run import DRAWS, audit_service
 from consilium.audit.subject import Subject, stand_in
 from server.aggregation import aggregator as query
+from server.aggregation import batch
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_ledger import Ledger
@@ -208,18 +209,31 @@ def coarse(patch: Patch) -> None:
     use(patch, lambda size, std: rounded_gaussian(size, std) // 256 * 256)
 
 
+class Kept(release.CodeSum):
+    """A sum that keeps what it should not."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.kept: list[np.ndarray] = []
+
+    def add(self, code: np.ndarray) -> None:
+        super().add(code)
+        self.kept.append(code)
+
+    def of_roster(self, sites: int) -> list[np.ndarray]:
+        """Every site's code; the zero code of one that sent none."""
+        return self.kept + [np.zeros(self.mechanism.dimension, dtype=np.int64)] * (sites - len(self.kept))
+
+
 def missing(when: Callable[[list[np.ndarray]], bool]) -> Callable[[Patch], None]:
     """No noise in some releases, by their codes."""
 
-    def mutate(patch: Patch) -> None:
-        real = query.noisy_sum
+    class Missing(Kept):
+        def released(self, *, sites: int, sampler: Sampler) -> np.ndarray:
+            codes = self.of_roster(sites)
+            return np.sum(codes, axis=0) if when(codes) else super().released(sites=sites, sampler=sampler)
 
-        def released(codes: list[np.ndarray], *args: object, **more: object) -> np.ndarray:
-            return np.sum(codes, axis=0) if when(codes) else real(codes, *args, **more)
-
-        patch.setattr(query, "noisy_sum", released)
-
-    return mutate
+    return lambda patch: patch.setattr(batch, "CodeSum", Missing)
 
 
 def after_the_first_round(patch: Patch) -> None:
@@ -234,14 +248,13 @@ def after_the_first_round(patch: Patch) -> None:
 
 
 def seen_from_the_codes(patch: Patch) -> None:
-    real = query.noisy_sum
+    class Seen(Kept):
+        def released(self, *, sites: int, sampler: Sampler) -> np.ndarray:
+            total = np.sum(self.of_roster(sites), axis=0)
+            noise = super().released(sites=sites, sampler=sampler) - total
+            return total + np.where(total[0] > 0, noise, -noise)
 
-    def released(codes: list[np.ndarray], *args: object, **more: object) -> np.ndarray:
-        total = np.sum(codes, axis=0)
-        noise = real(codes, *args, **more) - total
-        return total + np.where(total[0] > 0, noise, -noise)
-
-    patch.setattr(query, "noisy_sum", released)
+    patch.setattr(batch, "CodeSum", Seen)
 
 
 def no_clip(patch: Patch) -> None:
@@ -255,12 +268,11 @@ def clip_of_the_sum_only(patch: Patch) -> None:
 
 
 def one_code_counts_twice(patch: Patch) -> None:
-    real = query.noisy_sum
+    class Twice(Kept):
+        def released(self, *, sites: int, sampler: Sampler) -> np.ndarray:
+            return super().released(sites=sites, sampler=sampler) + self.of_roster(sites)[0]
 
-    def released(codes: list[np.ndarray], *args: object, **more: object) -> np.ndarray:
-        return real(codes, *args, **more) + codes[0]
-
-    patch.setattr(query, "noisy_sum", released)
+    patch.setattr(batch, "CodeSum", Twice)
 
 
 def no_norm_test(patch: Patch) -> None:

@@ -16,10 +16,12 @@ from common.privacy.mechanism import AccountantName, Budget
 from common.privacy.quantise import quantise
 from common.sealing import SealContext, seal
 from consilium.cli.study import study_app
+from server.aggregation.batch import Answering, Opened
 from server.aggregation.exchange import Reply
 from server.aggregation.receipts import ReceiptDelivery
 from server.study.status import study_status
 from server.study.workspace import Workspace
+from tests.common.ledger.ledger_world import make_mechanism, make_query
 from tests.federation import Federation, LoopTransport, make_study, part
 from tests.worlds import silent
 
@@ -603,3 +605,34 @@ def test_receipts_that_one_message_does_not_take_follow_in_the_next(
     assert sum(messages) == 6 * len(fed.sites)
     assert fed.events("receipts-missing") == []
     fed.close()
+
+
+def test_a_site_that_says_it_twice_or_again_otherwise_is_counted_once_by_its_first_word(federation):
+    fed = federation(sampler=silent)
+
+    class Stutters(LoopTransport):
+        def exchange(self, bodies, *, timeout_s):
+            replies = list(super().exchange(bodies, timeout_s=timeout_s))
+            yield replies[0]
+            yield from replies
+
+    fed.core().run(Stutters(fed.workers))
+    for answer in fed.ledger.answers(fed.study.id):
+        codes = [fed.codec.encode(fed.voters[site.name].answer()) for site in fed.sites]
+        expected = sum(quantise(code, radius_int=answer.query.mechanism.radius_int) for code in codes)
+        assert np.array_equal(answer.noisy_sum, expected)
+
+
+def test_the_first_word_on_a_query_stands_whatever_comes_later():
+    query = make_query(0, make_mechanism(room_for=4))
+    one, other = (np.full(query.mechanism.dimension, n, dtype=np.int64) for n in (1, 2))
+    answering = Answering([query], ["north", "south"])
+    answering.take("north", Opened({query.id: one}, {}))
+    answering.take("north", Opened({query.id: other}, {}))
+    assert (answering.missing("north"), answering.missing("south")) == ((), (query.id,))
+    answering.take("south", Opened({}, {query.id: "code-norm"}))
+    answering.take("south", Opened({query.id: other}, {}))
+    answering.take("elsewhere", Opened({query.id: other}, {}))
+    assert answering.complete
+    assert answering.heard == {"north"}
+    assert np.array_equal(answering.sums[query.id].released(sites=2, sampler=silent), one)
