@@ -21,6 +21,7 @@ from common.metrics import mean_present
 from common.models.bundle import Bundle, open_bundle
 from common.models.fit import best_device
 from common.models.native import predict_native
+from server.postprocess.bundle import ranges_seen
 from server.postprocess.student import load_student
 from server.study.workspace import Workspace
 
@@ -29,7 +30,8 @@ from server.study.workspace import Workspace
 class Predicted:
     """One case's result. ``dice`` and ``hd95_mm`` a structure, empty without a label map; ``problem`` where it failed.
 
-    nan: the structure is in neither map. Infinite distance: it is in only one of them.
+    nan: the structure is in neither map. Infinite distance: it is in only one of them. ``unlike`` says in what the
+    volume is far from all that the student was trained on.
     """
 
     case: str
@@ -37,6 +39,7 @@ class Predicted:
     dice: tuple[float, ...] = ()
     hd95_mm: tuple[float, ...] = ()
     problem: str = ""
+    unlike: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,9 @@ def load_model(directory: Path) -> Bundle:
     if (directory / "study.toml").is_file():
         workspace = Workspace(directory)
         study = workspace.study()
-        bundle = Bundle(load_student(study, workspace.student_dir), study.data, "", study.student.patch)
+        bundle = Bundle(
+            load_student(study, workspace.student_dir), study.data, "", study.student.patch, ranges_seen(workspace)
+        )
     else:
         bundle = open_bundle(directory)
     bundle.network.to(best_device())
@@ -122,7 +127,8 @@ def _predict(case: Case, bundle: Bundle, out: Path) -> Predicted:
     done = predict_native(case, bundle.network, bundle.data, patch=bundle.patch)
     path = out / f"{case.id}_seg.nii.gz"
     save_label(path, done.label_map, done.volume)
-    return Predicted(case.id, path.name, done.dice, done.hd95_mm)
+    unlike = "" if bundle.inputs is None else bundle.inputs.unlike(done.volume)
+    return Predicted(case.id, path.name, done.dice, done.hd95_mm, unlike=unlike)
 
 
 def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
@@ -141,6 +147,7 @@ def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
                 "dice": [_number(value) for value in result.dice],
                 "hd95_mm": [_number(value) for value in result.hd95_mm],
                 "problem": result.problem,
+                "unlike": result.unlike,
             }
             for result in results
         ],
@@ -149,7 +156,7 @@ def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
 
 
 def to_text(results: list[Predicted], bundle: Bundle) -> str:
-    """One line a case."""
+    """One line a case, and what is unlike the student's training at the end."""
     lines = []
     for result in results:
         scores = ", ".join(
@@ -157,6 +164,12 @@ def to_text(results: list[Predicted], bundle: Bundle) -> str:
             for name, dice, distance in zip(bundle.data.labels[1:], result.dice, result.hd95_mm, strict=False)
         )
         lines.append(f"{result.case}: {result.problem or '; '.join(filter(None, (result.file, scores)))}")
+    if far := [result for result in results if result.unlike]:
+        lines.append(
+            f"warning: {len(far)} of {len(results)} are unlike every public volume the student was trained on; do not "
+            "rely on their label maps:"
+        )
+        lines += [f"  {result.case}: {result.unlike}" for result in far]
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from common.config import Study, TrainingConfig
+from common.data.input_ranges import InputRanges
 from common.errors import InvalidInput
 from common.models.bundle_facts import BundlePrivacy, Libraries, checked_figures
 from common.models.student_bundle import FILES, INFERENCE, METADATA, PRIVACY, WEIGHTS, bundle_files
@@ -33,6 +34,7 @@ class BundleValues:
     privacy: BundlePrivacy
     figures: Mapping[str, float]
     libraries: Libraries
+    inputs: InputRanges | None
 
 
 def read_values(files: Mapping[str, bytes]) -> BundleValues:
@@ -47,6 +49,7 @@ def read_values(files: Mapping[str, bytes]) -> BundleValues:
         recipe = TrainingConfig(
             channels=tuple(workflow["network_def"]["channels"]), patch=tuple(workflow["inferer"].get("roi_size", ()))
         )
+        ranges = described.get("input_ranges")
         return BundleValues(
             channels=recipe.channels,
             patch=recipe.patch,
@@ -59,6 +62,7 @@ def read_values(files: Mapping[str, bytes]) -> BundleValues:
                 numpy=described["numpy_version"],
                 nibabel=described["required_packages_version"]["nibabel"],
             ),
+            inputs=None if ranges is None else InputRanges.from_json(ranges, channels=len(ranges["intensity"])),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise InvalidInput("a bundle's configuration cannot be read", limit="one that Consilium exported") from error
@@ -77,6 +81,7 @@ def regenerate(values: BundleValues, study: Study) -> dict[str, bytes]:
         privacy=values.privacy,
         dice=values.figures,
         libraries=values.libraries,
+        inputs=values.inputs,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from common.config import DataConfig, TrainingConfig
+from common.data.input_ranges import InputRanges
 from common.errors import InvalidInput
 from common.models.unet import build_unet, load_weights
 
@@ -24,6 +25,8 @@ class Bundle:
     data: DataConfig
     weights: str
     patch: tuple[int, ...] = ()
+    inputs: InputRanges | None = None
+    """What the public volumes look like that it was trained on; None where the bundle does not say."""
 
 
 def open_bundle(directory: Path) -> Bundle:
@@ -42,6 +45,8 @@ def open_bundle(directory: Path) -> Bundle:
             grid=tuple(inputs["spatial_shape"]),
             channels=tuple(inputs["channel_def"][str(i)] for i in range(inputs["num_channels"])),
         )
+        ranges = metadata.get("input_ranges")
+        seen = None if ranges is None else InputRanges.from_json(ranges, channels=len(data.channels))
     except FileNotFoundError as error:
         raise InvalidInput(
             "there is no student bundle",
@@ -55,4 +60,4 @@ def open_bundle(directory: Path) -> Bundle:
     network = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels))
     weights = load_weights(directory / "models" / "model.pt", network)
     network.eval()
-    return Bundle(network=network, data=data, weights=weights, patch=tuple(int(n) for n in window))
+    return Bundle(network=network, data=data, weights=weights, patch=tuple(int(n) for n in window), inputs=seen)

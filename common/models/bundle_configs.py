@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from common.config import Study
+from common.data.input_ranges import InputRanges
 from common.models.bundle_facts import BundlePrivacy, Libraries
 from common.models.fit import WINDOW_OVERLAP, inferer_of
 from common.study_mechanism import sealed_sentences
@@ -31,9 +32,9 @@ They come without warranty of any kind and are not a medical device.
 
 
 def metadata(
-    study: Study, privacy: BundlePrivacy, *, dice: Mapping[str, float], libraries: Libraries
+    study: Study, privacy: BundlePrivacy, *, dice: Mapping[str, float], libraries: Libraries, inputs: InputRanges | None
 ) -> dict[str, object]:
-    """``configs/metadata.json``: the fields of MONAI's bundle specification."""
+    """``configs/metadata.json``: the fields of MONAI's bundle specification, and the public volumes' ranges."""
     structures = ", ".join(study.data.labels[1:])
     shared = {"spatial_shape": list(study.data.grid), "dtype": "float32", "value_range": [], "is_patch_data": False}
     return {
@@ -56,6 +57,7 @@ def metadata(
         "eval_metrics": dict(dice),
         "intended_use": "research; not a medical device, not for diagnosis",
         "references": [],
+        **({} if inputs is None else {"input_ranges": inputs.to_json()}),
         "network_data_format": {
             "inputs": {
                 "image": {

@@ -17,6 +17,7 @@ import torch
 
 from common.canonical import sha256_file
 from common.config import Study
+from common.data.input_ranges import InputRanges
 from common.errors import InvalidInput
 from common.models.bundle_configs import LICENSE, inference, metadata, readme
 from common.models.bundle_facts import BundlePrivacy, Libraries, checked_figures
@@ -36,14 +37,15 @@ def bundle_files(
     privacy: BundlePrivacy,
     dice: Mapping[str, float] | None = None,
     libraries: Libraries | None = None,
+    inputs: InputRanges | None = None,
 ) -> dict[str, bytes]:
     """Every file of the bundle by its path; equal arguments give equal bytes. ``libraries``: this process's by default.
 
-    ``dice``: figures measured on labelled public cases, by name.
+    ``dice``: figures measured on labelled public cases, by name. ``inputs``: what the public volumes look like.
     """
     figures = checked_figures(dice or {})
     return {
-        METADATA: _json(metadata(study, privacy, dice=figures, libraries=libraries or Libraries.here())),
+        METADATA: _json(metadata(study, privacy, dice=figures, libraries=libraries or Libraries.here(), inputs=inputs)),
         INFERENCE: _json(inference(study)),
         PRIVACY: _json(privacy.to_json()),
         WEIGHTS: weights,
@@ -59,16 +61,18 @@ def export_bundle(
     model: torch.nn.Module,
     privacy: BundlePrivacy,
     dice: Mapping[str, float] | None = None,
+    inputs: InputRanges | None = None,
 ) -> dict[str, str]:
     """Write the bundle and return the SHA-256 of each of its files by relative path.
 
     ``model``: the student, ``build_unet`` of ``study.student.channels``. ``dice``: figures measured on labelled public
-    cases, by name; they go to the metadata. An earlier bundle at ``directory`` is replaced only once the new one is
-    complete. Raises InvalidInput for a directory that holds something else.
+    cases, by name, and ``inputs`` go to the metadata. An earlier bundle at ``directory`` is replaced only once the new
+    one is complete. Raises InvalidInput for a directory that holds something else.
     """
     if directory.exists() and not (directory / METADATA).is_file() and any(directory.iterdir()):
         raise InvalidInput("bundle directory holds something else", value=str(directory), remedy="choose another one")
-    write_bundle(directory, bundle_files(study, weights=weights_to_bytes(model), privacy=privacy, dice=dice))
+    files = bundle_files(study, weights=weights_to_bytes(model), privacy=privacy, dice=dice, inputs=inputs)
+    write_bundle(directory, files)
     return {
         str(path.relative_to(directory)): sha256_file(path) for path in sorted(directory.rglob("*")) if path.is_file()
     }

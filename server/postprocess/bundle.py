@@ -12,6 +12,8 @@ from dataclasses import replace
 from common.bundle_archive import to_archive
 from common.clock import utc_now
 from common.config import Study
+from common.data.input_ranges import InputRanges, input_ranges
+from common.data.volume import volume_from_bytes
 from common.errors import InvalidInput
 from common.events import EventLog
 from common.ledger.keys import load_signing_key
@@ -54,7 +56,12 @@ def export_student(
             if row.seq <= head.seq
         )
     files = export_bundle(
-        workspace.bundle_dir, study=study, model=model, privacy=facts, dice=figures(scores) if scores else None
+        workspace.bundle_dir,
+        study=study,
+        model=model,
+        privacy=facts,
+        dice=figures(scores) if scores else None,
+        inputs=ranges_seen(workspace),
     )
     archive = to_archive({name: (workspace.bundle_dir / name).read_bytes() for name in files})
     statement = StudentStatement(
@@ -69,6 +76,13 @@ def export_student(
     )
     publish_statement(workspace, statement)
     events.emit("bundle-exported", sha256=statement.bundle)
+
+
+def ranges_seen(workspace: Workspace) -> InputRanges:
+    """What the public volumes look like that the student learnt from; nothing else is read."""
+    volumes = (*workspace.volumes(), *(files.image for files in workspace.paired()))
+    data = workspace.study().data
+    return input_ranges(volume_from_bytes(workspace.objects.get(volume), data) for volume in volumes)
 
 
 def publish_statement(workspace: Workspace, statement: StudentStatement) -> None:

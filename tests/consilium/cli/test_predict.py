@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import nibabel as nib
@@ -12,6 +13,9 @@ from nibabel.orientations import axcodes2ornt, ornt_transform
 from typer.testing import CliRunner
 
 from common.config import DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.data.input_ranges import InputRanges, input_ranges
+from common.data.synthetic import write_phantoms
+from common.data.volume import load_volume
 from common.errors import InvalidInput
 from common.models.bundle_facts import BundlePrivacy
 from common.models.fit import fit, one_hot
@@ -180,3 +184,61 @@ def test_what_is_no_model_or_no_scan_is_refused(bundle: Path, tmp_path: Path) ->
     (tmp_path / "x.nii").write_bytes(b"junk")
     with pytest.raises(InvalidInput, match="not one file"):
         run(tmp_path, "--model", bundle, "--out", tmp_path / "o")
+
+
+@pytest.fixture(scope="module")
+def seen(scans: Path, tmp_path_factory: pytest.TempPathFactory) -> InputRanges:
+    folder = tmp_path_factory.mktemp("public")
+    for seed in range(20, 36):
+        store(folder / f"{seed}.nii.gz", drawing(seed)[0], "RAS")
+    return input_ranges(load_volume(path, DATA) for path in sorted(folder.iterdir()))
+
+
+def test_an_input_far_from_the_public_volumes_is_said_and_a_normal_one_is_not(
+    bundle: Path, seen: InputRanges, scans: Path, tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    shutil.copytree(bundle, told)
+    metadata = json.loads((bundle / "configs" / "metadata.json").read_text())
+    assert "input_ranges" not in metadata  # as bundles were before
+    metadata["input_ranges"] = seen.to_json()
+    (told / "configs" / "metadata.json").write_text(json.dumps(metadata))
+    phantoms = write_phantoms(tmp_path / "phantoms", cases=2, seed=1)
+    images = tmp_path / "images"
+    shutil.copytree(scans / "images", images)
+    for number, case in enumerate(phantoms.cases):
+        shutil.copy(case.image, images / f"phantom-{number}.nii.gz")
+
+    facts = json.loads(run(images, "--model", told, "--out", tmp_path / "out", "--json"))
+    unlike = {case["case"]: case["unlike"] for case in facts["cases"]}
+    assert [name for name, said in unlike.items() if said] == ["phantom-0", "phantom-1"]
+    text = run(images, "--model", told, "--out", tmp_path / "out")
+    assert "warning: 2 of 6 are unlike every public volume the student was trained on" in text
+    assert f"phantom-0: {unlike['phantom-0']}" in text
+    assert "warning" not in run(images, "--model", bundle, "--out", tmp_path / "out")
+
+
+def test_the_field_of_view_is_the_patients_whatever_the_order_of_axes(seen: InputRanges, tmp_path: Path) -> None:
+    image = np.random.default_rng(0).normal(size=(16, 20, 24)).astype(np.float32)
+    extents = set()
+    for code in ("RAS", "SAR", "PIL"):
+        store(tmp_path / f"{code}.nii.gz", image, code, zooms=(1, 2, 3))
+        extents.add(input_ranges([load_volume(tmp_path / f"{code}.nii.gz", DATA)]).extent_mm)
+    assert extents == {((16.0, 16.0), (40.0, 40.0), (72.0, 72.0))}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [],
+        {},
+        {"volumes": 0},
+        {"extent_mm": [[1, 2]]},
+        {"intensity": [[[2, 1]] * 8]},
+        {"intensity": [[[1, float("nan")]] * 8]},
+    ],
+)
+def test_ranges_that_no_export_writes_are_refused(seen: InputRanges, bad: object) -> None:
+    with pytest.raises(InvalidInput):
+        InputRanges.from_json(seen.to_json() | bad if isinstance(bad, dict) and bad else bad, channels=1)
+    assert InputRanges.from_json(json.loads(json.dumps(seen.to_json())), channels=1) == seen

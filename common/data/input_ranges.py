@@ -1,0 +1,104 @@
+"""What the public volumes of a student look like, as ranges, and how far another volume lies outside them.
+
+Intensities are taken as the network sees them, z-scored on the study's grid: seven quantiles and the mean step from a
+voxel to the next, a channel; size is the file's own field of view. Reads public volumes only. A volume within the
+ranges may still be one that the student is wrong about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from nibabel.orientations import io_orientation
+
+from common.data.geometry import voxel_sizes
+from common.data.volume import Volume
+from common.errors import InvalidInput
+
+QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+_NAMES = (*(f"{q:.0%} quantile of intensity" for q in QUANTILES), "step between neighbouring voxels")
+_AXES = ("left to right", "back to front", "bottom to top")
+
+LEAST_STEP, LEAST_MM = 0.05, 5.0
+"""The least width of a range, in standard deviations and in mm."""
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class InputRanges:
+    """Least and greatest of each figure over so many ``volumes``: ``intensity`` a channel, ``extent_mm`` in x, y, z."""
+
+    volumes: int
+    intensity: tuple[tuple[Range, ...], ...]
+    extent_mm: tuple[Range, ...]
+
+    def __post_init__(self) -> None:
+        ranges = [*(one for channel in self.intensity for one in channel), *self.extent_mm]
+        shaped = len(self.extent_mm) == 3 and all(len(channel) == len(_NAMES) for channel in self.intensity)
+        if not shaped or self.volumes < 1 or not all(-1e9 <= low <= high <= 1e9 for low, high in ranges):
+            raise InvalidInput("ranges of a bundle's inputs", limit="finite, least before greatest, for every channel")
+
+    def to_json(self) -> dict[str, object]:
+        return {"volumes": self.volumes, "intensity": self.intensity, "extent_mm": self.extent_mm}
+
+    @classmethod
+    def from_json(cls, record: object, *, channels: int) -> InputRanges:
+        """Read what :meth:`to_json` gave, of so many channels; InvalidInput for anything else."""
+        try:
+            volumes, intensity, extent = (record[name] for name in ("volumes", "intensity", "extent_mm"))  # type: ignore[index]
+            made = cls(int(volumes), tuple(map(_ranges, intensity)), _ranges(extent))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise InvalidInput("ranges of a bundle's inputs", limit="as Consilium writes them") from error
+        if len(made.intensity) != channels:
+            raise InvalidInput("channels of a bundle's inputs", value=len(made.intensity), limit=str(channels))
+        return made
+
+    def unlike(self, volume: Volume) -> str:
+        """Which figure of a volume is farthest outside, in words; empty where none is far.
+
+        Far is more than 1 + 4/n widths of the range beyond it: n volumes, if few, say little about where others lie.
+        """
+        found, sizes = _figures(volume)
+        worst, said = 1 + 4 / self.volumes, ""
+        for channel, (values, ranges) in enumerate(
+            zip((*found, sizes), (*self.intensity, self.extent_mm), strict=True)
+        ):
+            size = channel == len(found)
+            names = [f"field of view {axis} in mm" for axis in _AXES] if size else _NAMES
+            for name, value, (low, high) in zip(names, values, ranges, strict=True):
+                width = max(high - low, LEAST_MM if size else LEAST_STEP)
+                if (beyond := max(low - value, value - high) / width) > worst:
+                    of = f" of channel {channel}" if len(found) > 1 and not size else ""
+                    worst, said = beyond, f"{name}{of} is {value:.3g}, there {low:.3g} to {high:.3g}"
+        return said
+
+
+def input_ranges(volumes: Iterable[Volume]) -> InputRanges:
+    """The ranges over these volumes, one or more."""
+    figures = [_figures(volume) for volume in volumes]
+    if not figures:
+        raise InvalidInput("volumes to take ranges of", value=0, limit="at least one")
+    intensity, sizes = np.stack([found for found, _ in figures]), np.stack([size for _, size in figures])
+    return InputRanges(len(figures), tuple(map(_over, np.moveaxis(intensity, 1, 0))), _over(sizes))
+
+
+def _figures(volume: Volume) -> tuple[Float[np.ndarray, "c f"], Float[np.ndarray, "3"]]:
+    found = []
+    for channel in volume.image:
+        step = np.mean([np.abs(np.diff(channel, axis=axis)).mean() for axis in range(3)])
+        found.append([*np.quantile(channel, QUANTILES), step])
+    extent = np.array(volume.native_shape) * voxel_sizes(volume.native_affine)
+    return np.array(found), extent[np.argsort(io_orientation(volume.native_affine)[:, 0])]  # x, y, z of the patient
+
+
+def _over(values: Float[np.ndarray, "n f"]) -> tuple[Range, ...]:
+    low, high = values.min(axis=0).round(4), values.max(axis=0).round(4)
+    return tuple((float(a), float(b)) for a, b in zip(low, high, strict=True))
+
+
+def _ranges(pairs: Iterable[Iterable[float]]) -> tuple[Range, ...]:
+    return tuple((float(low), float(high)) for low, high in pairs)
