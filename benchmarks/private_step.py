@@ -20,9 +20,9 @@ from pathlib import Path
 
 import torch
 
-from client.training.private.clipped_sums import integer_sum, one_part
+from client.training.private.clipped_sums import integer_sum
 from client.training.private.gradients import plain_weights, segmentation_loss
-from client.training.private.strategies_3d import Blocks, block_parts, mac_gradients, per_patient
+from client.training.private.strategies_3d import clipped_parts, per_patient
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
 
@@ -52,15 +52,12 @@ def plain(patients: int, chunk: int) -> Step:
     return step
 
 
-def private(patients: int, chunk: int, *, method: str = "vmap", mac: bool = False) -> Step:
+def private(patients: int, chunk: int, *, method: str = "vmap", per_layer: bool = False) -> Step:
     """Per-patient gradients, clipped and summed as integers."""
     net, (x, y) = network(), data(patients)
     weights = plain_weights(net)
-    blocks = Blocks.of(net)
-    parts = block_parts(blocks, 0.1) if mac else one_part(tuple(weights), 0.1)
-    gradients = (
-        mac_gradients(net, blocks, eta=0.02) if mac else per_patient(segmentation_loss(net, soft_dice_ce), method)
-    )
+    parts = clipped_parts(net, 0.1, per_layer=per_layer)
+    gradients = per_patient(segmentation_loss(net, soft_dice_ce), method)
 
     def step() -> None:
         total = None
@@ -97,7 +94,7 @@ def opacus(patients: int, chunk: int) -> Step:
 WAYS: dict[str, Callable[[int, int], Step]] = {
     "plain": plain,
     "per patient (vmap)": private,
-    "dp-mac (vmap)": lambda patients, chunk: private(patients, chunk, mac=True),
+    "a clip a layer (vmap)": lambda patients, chunk: private(patients, chunk, per_layer=True),
     "one at a time": lambda patients, chunk: private(patients, 1, method="loop"),
     "opacus hooks": opacus,
 }

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from client.data.cases import CaseRecord, delta_warning, record_cases
 from client.data.layouts import DatasetSettings, open_for_training
@@ -17,7 +18,7 @@ from client.policy import SiteConfig, load_site
 from client.site.books import slots_file, withdrawn, writing_teachers
 from client.site.enrolment import start_file
 from client.training.private.charge import record_trained, record_trainings
-from client.training.private.settings import STRATEGIES, PrivateSettings, defaults
+from client.training.private.settings import STRATEGIES, PrivateSettings, defaults, unknown_strategy
 from client.training.side_by_side import default_jobs, side_by_side
 from client.training.site import plan_site, scans_by_patient, site_report
 from client.training.task import OnProgress, SiteReport, VoterTask
@@ -40,12 +41,17 @@ class PrivateOptions:
     sampling: str = "poisson"
     rate: str | None = None
     steps: int | None = None
+    learning_rate: float | None = None
+    clip: float | None = None
+    per_layer: bool | None = None
+    temperature: float | None = None
+    prior_std: float | None = None
 
     def settings(self, *, begun: bool) -> PrivateSettings | None:
         """These over the strategy's recipe; None for a training without a guarantee. ``begun``: from a public start."""
         if self.strategy not in STRATEGIES:
             if self.epsilon is not None:
-                raise InvalidInput("epsilon of a training", value=self.strategy, limit=", ".join(STRATEGIES))
+                raise unknown_strategy(self.strategy)
             return None
         if self.epsilon is None:
             what = f"strategy {self.strategy} without an epsilon"
@@ -57,13 +63,10 @@ class PrivateOptions:
             written = (self.relation, self.sampling, self.rate)
             raise InvalidInput("relation, sampling or rate", value=written, limit=str(error)) from error
         recipe = defaults(self.strategy, epsilon=self.epsilon, delta=self.delta, begun=begun)
-        return replace(
-            recipe,
-            neighbours=neighbours,
-            sampling=sampling,
-            rate=recipe.rate if rate is None else rate,
-            steps=recipe.steps if self.steps is None else self.steps,
-        )
+        names = ("steps", "learning_rate", "clip", "per_layer", "temperature", "prior_std")
+        asked = {"rate": rate, **{name: getattr(self, name) for name in names}}
+        given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+        return replace(recipe, neighbours=neighbours, sampling=sampling, **given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ app = typer.Typer(add_completion=False)
 
 Strategy = Annotated[
     str,
-    typer.Option("--strategy", help="How teachers are trained: standard, or with a guarantee dp-sgd, dp-mac, dp-bbb."),
+    typer.Option("--strategy", help="How teachers are trained: standard, or with a guarantee dp-sgd, dp-bbb."),
 ]
 
 

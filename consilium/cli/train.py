@@ -52,13 +52,20 @@ def train(
     label_map: LabelMap = None,
     seed: Seed = None,
     jobs: Jobs = None,
-    strategy: Annotated[str, typer.Option(help="standard, or with a guarantee: dp-sgd, dp-mac, dp-bbb.")] = "standard",
+    strategy: Annotated[str, typer.Option(help="standard, or with a guarantee: dp-sgd, dp-bbb.")] = "standard",
     epsilon: Annotated[float | None, typer.Option(help="ε the training may cost each patient.")] = None,
     delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
     relation: Annotated[str, typer.Option(help="Which ε is planned: add-remove or replace-one.")] = "add-remove",
     sampling: Annotated[str, typer.Option(help="poisson, or fixed-partition (batches dealt once).")] = "poisson",
     rate: Annotated[str | None, typer.Option(help="Share of the patients in a step, e.g. 1/4.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of a private training.", min=1)] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="First learning rate of a private training.")] = None,
+    clip: Annotated[float | None, typer.Option(help="What a patient's gradient is clipped to.")] = None,
+    per_layer: Annotated[
+        bool | None, typer.Option("--per-layer/--whole", help="Clip every layer to it, or all together (default).")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Weight of dp-bbb's divergence from its prior.")] = None,
+    prior_std: Annotated[float | None, typer.Option(help="Standard deviation of dp-bbb's prior.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Train anew: patients pay for this training too.")] = False,
     as_json: ResultAsJson = False,
 ) -> None:
@@ -66,6 +73,7 @@ def train(
 
     How many are trained at once changes no weight. Each training goes into the site's ledger before its first step,
     with a private strategy charged in full, and its teacher's hash at its end; a step that was interrupted stays spent.
+    Learning rate, clip and prior are the strategy's unless given: choose them on public data, not on these patients.
     Exit code 6: another training or a withdrawal is writing here. 7: a voter's process died; the others are done.
     Example: consilium site train --site-dir /srv/consilium --jobs 4
     Example: consilium site train --site-dir /srv/consilium --strategy dp-sgd --epsilon 8 --delta 1e-5
@@ -73,7 +81,8 @@ def train(
     from client.training.command import PrivateOptions, TrainOptions
     from client.training.command import train as train_teachers
 
-    private = PrivateOptions(strategy, epsilon, delta, relation, sampling, rate, steps)
+    recipe = (learning_rate, clip, per_layer, temperature, prior_std)
+    private = PrivateOptions(strategy, epsilon, delta, relation, sampling, rate, steps, *recipe)
     options = TrainOptions(site_dir, data, study, layout, label_map, seed, jobs, private, again)
     try:
         result = train_teachers(options, progress=_progress, on_warning=lambda text: typer.echo(text, err=True))

@@ -212,6 +212,8 @@ def central(bench: Bench, start: Start | None, *, layer_clip: float | None) -> t
     setting, pooled = bench.setting, _pooled(bench)
     settings = defaults("dp-sgd", epsilon=setting.epsilon, delta=setting.delta, begun=start is not None)
     settings = replace(settings, neighbours=Neighbours.REPLACE_ONE)
+    if layer_clip is not None:
+        settings = replace(settings, clip=layer_clip, per_layer=True)
     return train_privately(
         Part(pooled.images, pooled.labels, bench.classes),
         setting.teacher,
@@ -219,7 +221,6 @@ def central(bench: Bench, start: Start | None, *, layer_clip: float | None) -> t
         Journal(settings.plan(patients=len(pooled))),
         seed=bench.seed,
         start=None if start is None else bench.start_file(),
-        layer_clip=layer_clip,
     ).model
 
 

@@ -42,7 +42,10 @@ SPLIT = 8
 """Seed of the one split. Recipes were chosen on 20 of the 160 patients, never on the test cases."""
 
 EPSILON, DELTAS = 8.0, (1e-5, 1e-4)
-PRIVATE = ("dp-sgd", "dp-mac", "dp-bbb")
+PRIVATE = ("dp-sgd", "dp-sgd-layers", "dp-bbb")
+LAYER_CLIP = 0.02
+"""Of dp-sgd-layers: below the length a layer's gradient usually has, so that every layer counts alike."""
+
 NETWORK, START = TrainingConfig(), STUDENT_RECIPE
 """The study's default recipes: of its teachers, and of its public start."""
 
@@ -51,7 +54,8 @@ NETWORK, START = TrainingConfig(), STUDENT_RECIPE
 class VolumeCell:
     """One number of the 3D table: a method at (ε, δ), None for one that has none, and a seed.
 
-    ``begun``: from the public start, not from random weights. Private methods use their own default recipe.
+    ``begun``: from the public start, not from random weights. Private methods use their own default recipe,
+    ``dp-sgd-layers`` dp-sgd's with a clip a layer.
     """
 
     method: str
@@ -73,7 +77,9 @@ class VolumeCell:
         """The strategy's default recipe; None for a method without a guarantee."""
         if self.epsilon is None or self.delta is None:
             return None
-        return defaults(self.method, epsilon=self.epsilon, delta=self.delta, begun=self.begun)
+        layers = self.method.endswith("-layers")
+        own = defaults(self.method.removesuffix("-layers"), epsilon=self.epsilon, delta=self.delta, begun=self.begun)
+        return dataclasses.replace(own, clip=LAYER_CLIP, per_layer=True) if layers else own
 
     def to_json(self) -> dict[str, Any]:
         """All that shapes the result: a cell whose recipe changed is run again."""

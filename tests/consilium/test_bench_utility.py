@@ -120,14 +120,14 @@ def test_one_query_a_volume_has_its_own_controls_and_no_offsets_to_deal(bench: B
 def test_dp_sgd_on_pooled_patients_is_run_only_when_asked_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def trained(part, recipe, settings, journal, *, layer_clip, **_):  # type: ignore[no-untyped-def]
-        seen.append((len(part.images), settings.neighbours, settings.epsilon, layer_clip))
+    def trained(part, recipe, settings, journal, **_):  # type: ignore[no-untyped-def]
+        seen.append((len(part.images), settings.neighbours, settings.epsilon, settings.per_layer and settings.clip))
         return type("Trained", (), {"model": bench.empty(SMALL)})
 
     monkeypatch.setattr(utility, "train_privately", trained)
     row = run(bench.at(replace(SETTING, voters=1, central=True)), lambda _stage: None)
     assert {CENTRAL, CENTRAL_PAPER} <= row.keys()
-    assert seen == [(8, "replace-one", 8.0, None), (8, "replace-one", 8.0, 4.0)]
+    assert seen == [(8, "replace-one", 8.0, False), (8, "replace-one", 8.0, 4.0)]
 
 
 @pytest.mark.slow

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from client.training.private.settings import defaults
 from consilium.research.roles import Cases
 from consilium.research.volumes import (
+    LAYER_CLIP,
     PATIENTS,
     PUBLIC_IMAGES,
     PUBLIC_MAPS,
@@ -45,7 +48,8 @@ def test_every_cell_has_a_name_of_its_own_and_private_ones_take_the_products_own
         private = cell.settings()
         assert (private is None) == (cell.epsilon is None)
         if private is not None:
-            assert private == defaults(cell.method, epsilon=8, delta=private.delta, begun=cell.begun)
+            own = defaults(cell.method.removesuffix("-layers"), epsilon=8, delta=private.delta, begun=cell.begun)
+            assert private == (replace(own, clip=LAYER_CLIP, per_layer=True) if own.strategy != cell.method else own)
             assert cell.to_json()["recipe"]["steps"] == str(private.steps)
 
 
@@ -54,12 +58,12 @@ def test_the_gap_to_dp_sgd_is_paired_by_seed_and_case() -> None:
         [
             result("dp-sgd", 0, [0.7, 0.8]),
             result("dp-sgd", 1, [0.6, 0.8]),
-            result("dp-mac", 1, [0.65, 0.85]),
+            result("dp-sgd-layers", 1, [0.65, 0.85]),
             result("public-start", 0, [0.5, 0.7]),
         ]
     )
-    mac = next(row for row in rows if row["method"] == "dp-mac")
-    assert mac["over_dp_sgd"] == pytest.approx(0.05)
+    layers = next(row for row in rows if row["method"] == "dp-sgd-layers")
+    assert layers["over_dp_sgd"] == pytest.approx(0.05)
     sgd = next(row for row in rows if row["method"] == "dp-sgd")
     assert (sgd["seeds"], sgd["mean"]) == (2, pytest.approx(0.725))
     text = "\n".join(volume_markdown(rows))

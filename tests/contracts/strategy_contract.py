@@ -22,6 +22,7 @@ from common.models.fit import predict
 from common.models.unet import build_unet
 from common.registry import registered
 
+CLIP = 1e-3
 RECIPE = TrainingConfig(channels=(2, 4))
 SLOTS, CLASSES, GRID = 4, 2, (8, 8, 8)
 
@@ -44,10 +45,11 @@ class StrategyContract:
     """Inherit, set ``name``, and a strategy is held to its promises."""
 
     name: str
+    per_layer = False
 
     @classmethod
     def settings(cls) -> PrivateSettings:
-        return PrivateSettings(cls.name, 4.0, 1e-3, steps=3, chunk=2)
+        return PrivateSettings(cls.name, 4.0, 1e-3, steps=3, chunk=2, clip=CLIP, per_layer=cls.per_layer)
 
     @classmethod
     def strategy(cls, data: Part) -> VolumeStrategy:
@@ -65,6 +67,15 @@ class StrategyContract:
         for odd in (0.0, 1e6, -1e6):
             assert length(total, self.strategy(part(odd=odd)).total(everybody)) <= 2 * RADIUS_INT
         assert length(total, self.strategy(part(patients=SLOTS - 1)).total(everybody)) <= RADIUS_INT
+
+    def test_a_long_gradient_is_as_long_as_the_clip_and_no_longer(self) -> None:
+        """Of one patient, in the gradient's own units: the clip asked for, of all parameters or of every layer."""
+        strategy = self.strategy(part())
+        total, parts = strategy.total(np.array([0])), strategy.parts
+        assert (len(parts.names) > 1) == self.per_layer
+        for index, names in enumerate(parts.names):
+            long = torch.cat([total[name].double().flatten() for name in names]).norm() * parts.scale(index)
+            assert float(long) / RADIUS_INT == pytest.approx(CLIP, rel=1e-3)
 
     def test_a_patient_of_no_numbers_counts_as_nobody(self) -> None:
         everybody = np.arange(SLOTS)

@@ -14,8 +14,14 @@ class TestDpSgd(StrategyContract):
     name = "dp-sgd"
 
 
-class TestDpMac(StrategyContract):
-    name = "dp-mac"
+class TestDpSgdWithAClipALayer(StrategyContract):
+    name = "dp-sgd"
+    per_layer = True
+
+
+class TestDpBbbWithAClipALayer(StrategyContract):
+    name = "dp-bbb"
+    per_layer = True
 
 
 class TestDpBbb(StrategyContract):

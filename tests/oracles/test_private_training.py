@@ -1,4 +1,4 @@
-"""What a real implementation of DP-SGD, DP-MAC and DP-BBB passes, and what five wrong ones do not.
+"""What a real implementation of DP-SGD, DP-MAC and DP-BBB passes, and what wrong ones do not.
 
 Each oracle is computed by another road than the code it judges: autograd, explicit matrices, adversarial search,
 closed forms. The wrong versions are patches to production code (``wrong_training``), and each turns its oracle red.
@@ -17,17 +17,19 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from monai.networks.blocks import Convolution
 from torch.func import functional_call
 
 from client.training.private import bbb, sampling
 from client.training.private import strategies_3d as volumes
 from client.training.private.clipped_sums import RADIUS_INT, integer_sum, one_part
+from client.training.private.engine import Strategy
 from client.training.private.gradients import plain_weights, segmentation_loss
 from common.errors import InvalidInput
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
 from common.privacy.training import Sampling, TrainingEvent
-from consilium.research import mlp, sensitivity
+from consilium.research import mlp, mlp_strategies, sensitivity
 from consilium.research.mlp_strategies import MacTerms, MlpBbb, MlpMac, MlpSgd
 from consilium.research.private_pca import noisy_second_moment, private_pca, unit_rows
 from tests.worlds import silent
@@ -157,53 +159,43 @@ def test_targets_one_gradient_step_away_give_twice_eta_back_propagation_in_every
         torch.testing.assert_close(inputs[k].T @ v, 2 * eta * (inputs[k].T @ factors[k]), rtol=1e-3, atol=1e-12)
 
 
-def test_block_objectives_of_the_3d_net_are_scaled_back_propagation_and_the_fast_form_equals_them() -> None:
+def test_block_objectives_in_3d_clipped_alike_are_dp_sgd_with_a_clip_a_layer() -> None:
+    """What was called DP-MAC in 3D: targets one normalised gradient step away, z = h − η‖h‖g/‖g‖, a block's input its
+    forward input. Its clipped vector is DP-SGD's with a clip a layer, whatever η is."""
     net, weights, (x, y) = small_net(), plain_weights(small_net()), volume(3)
-    blocks = volumes.Blocks.of(net)
-    fast, _ = volumes.mac_gradients(net, blocks, eta=0.02)(weights, x, y)
-    plain, _ = volumes.per_patient(segmentation_loss(small_net(), soft_dice_ce))(weights, x, y)
-    explicit = block_objective_gradients(small_net(), blocks, weights, x[1], y[1], eta=0.02)
-    ratios = []
-    for members in blocks.parameters:
-        mine = torch.cat([explicit[n].flatten() for n in members])
-        back = torch.cat([plain[n][1].flatten() for n in members])
-        quick = torch.cat([fast[n][1].flatten() for n in members])
-        assert float((quick - mine).norm()) < 1e-9 * float(mine.norm())
-        ratios.append(float(mine.norm() / back.norm()))
-        assert float((mine - ratios[-1] * back).norm()) < 1e-3 * float(mine.norm())
-    h, g = hidden_and_sent(small_net(), weights, x[1], y[1], blocks.names[0])
-    assert ratios[0] == pytest.approx(2 * 0.02 * h / g, rel=1e-6)
-    assert ratios[-1] == pytest.approx(1)
+    parts = volumes.layer_parts(net, 1e-4)
+    plain, _ = volumes.per_patient(segmentation_loss(net, soft_dice_ce))(weights, x, y)
+    wanted = integer_sum({name: entry[1:2] for name, entry in plain.items()}, parts)
+    for eta in (1e-3, 0.02, 0.5):
+        found = block_objective_gradients(small_net(), weights, x[1], y[1], eta=eta)
+        for name, entry in integer_sum({name: entry[None] for name, entry in found.items()}, parts).items():
+            gap = float((entry - wanted[name]).double().norm())
+            assert gap < 2e-4 * RADIUS_INT
 
 
 def block_objective_gradients(
     model: torch.nn.Module,
-    blocks: volumes.Blocks,
     weights: dict[str, torch.Tensor],
     patches: torch.Tensor,
     targets: torch.Tensor,
     *,
     eta: float,
 ) -> dict[str, torch.Tensor]:
-    """One patient's gradients of the explicit objectives Σ_k‖z_k − f_k(h_{k−1}; W_k)‖² + output loss, block by block.
-
-    The slow form of ``mac_gradients``: targets first, then every block differentiated on its own, cut off from its
-    input. Hooks ``model``, which must be the caller's own.
-    """
+    """One patient's gradients of Σ_k‖z_k − f_k(h_{k−1}; W_k)‖² + output loss, every block cut off from its input."""
     outputs: dict[str, torch.Tensor] = {}
 
     def forward() -> torch.Tensor:
         return soft_dice_ce(functional_call(model, dict(leaves), (patches,)), targets).mean()
 
-    modules = [(name, model.get_submodule(name)) for name in blocks.names]
+    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, Convolution)]
     for name, module in modules:
         module.register_forward_hook(lambda _module, _inputs, output, name=name: outputs.update({name: output}))
-    hidden = blocks.names[:-1]
+    hidden = [name for name, _ in modules[:-1]]
     leaves = {n: w.detach().clone().requires_grad_() for n, w in weights.items()}
     value = forward()
     at = {name: outputs[name] for name in hidden}
     sent = dict(zip(hidden, torch.autograd.grad(value, list(at.values())), strict=True))
-    aims = {n: (h - eta * h.norm() * sent[n] / sent[n].norm().clamp_min(1e-30)).detach() for n, h in at.items()}
+    aims = {n: (h - eta * h.norm() * sent[n] / sent[n].norm()).detach() for n, h in at.items()}
     for _, module in modules:
         module.register_forward_pre_hook(lambda _module, inputs: tuple(entry.detach() for entry in inputs))
     objective = forward()
@@ -229,32 +221,71 @@ def volume(n: int, *, patches: int = 2, seed: int = 0, grid: int = 8) -> tuple[t
     return x, torch.nn.functional.one_hot(torch.from_numpy(labels), 3).movedim(-1, 2).to(F64)
 
 
-def hidden_and_sent(
-    net: torch.nn.Module, weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, name: str
-) -> tuple[float, float]:
-    """‖h‖ and ‖∂L/∂h‖ of one block by an ordinary hook."""
-    seen: list[torch.Tensor] = []
-    dict(net.named_modules())[name].register_forward_hook(lambda _m, _i, out: seen.append(out))
-    leaves = {n: w.clone().requires_grad_() for n, w in weights.items()}
-    value = soft_dice_ce(functional_call(net, leaves, (x,)), y).mean()
-    (sent,) = torch.autograd.grad(value, seen[0])
-    return float(seen[0].detach().norm()), float(sent.norm())
-
-
 # ---- oracles that a wrong version turns red --------------------------------------------------------------------------
 
 
-def blocks_agree_with_back_propagation() -> None:
-    """cos(block gradient, back-propagation) > 0 for every block of the 3D net."""
-    net, (x, y) = small_net(), volume(2)
-    weights, blocks = plain_weights(small_net()), volumes.Blocks.of(net)
-    found, _ = volumes.mac_gradients(net, blocks, eta=0.02)(weights, x, y)
-    plain, _ = volumes.per_patient(segmentation_loss(small_net(), soft_dice_ce))(weights, x, y)
-    for name, members in zip(blocks.names, blocks.parameters, strict=True):
-        mine = torch.cat([found[n].sum(dim=0).flatten() for n in members])
-        back = torch.cat([plain[n].sum(dim=0).flatten() for n in members])
-        cosine = float(torch.nn.functional.cosine_similarity(mine, back, dim=0))
-        assert cosine > 0, f"block {name} runs against back-propagation: cosine {cosine:.2f}"
+def the_z_step_descends_the_whole_objective() -> None:
+    """Central differences of Σ_k‖z_k − f_k(z_{k−1})‖² + output loss, written out; then Adam by torch itself."""
+    x, y = examples(3, 4, 3)
+    for activation in ("softplus", "relu"):
+        made = mac((4, 6, 5, 3), x, y, activation=activation, z_rate=0.02, z_steps=7)
+        weights = [w.detach() for w in made.weights]
+        _, preacts = mlp.forward(weights, x, activation)
+        rng = torch.Generator().manual_seed(5)
+        z = [mlp.act(u, activation) + 0.3 * torch.randn(u.shape, generator=rng, dtype=F64) for u in preacts[:-1]]
+        found = mlp_strategies.coordinate_gradients(weights, preacts[0], y, z, made.shape)
+        for k, entry in enumerate(z):
+            for at in np.ndindex(*entry.shape):
+                values = []
+                for step in (1e-5, -1e-5):
+                    moved = [other.clone() for other in z]
+                    moved[k][at] += step
+                    values.append(float(whole_objective(weights, x, y, moved, activation)))
+                slope = (values[0] - values[1]) / 2e-5
+                assert abs(slope - float(found[k][at])) < 1e-6, f"coordinate z_{k + 1}{at}: not the whole objective's"
+        leaves = [mlp.act(u, activation).clone().requires_grad_() for u in preacts[:-1]]
+        adam = torch.optim.Adam(leaves, lr=0.02)
+        for _ in range(7):
+            adam.zero_grad()
+            whole_objective(weights, x, y, leaves, activation).backward()
+            adam.step()
+        for mine, wanted in zip(made.coordinates(x, y), leaves, strict=True):
+            torch.testing.assert_close(mine, wanted.detach(), rtol=1e-9, atol=1e-9)
+
+
+def whole_objective(
+    weights: list[torch.Tensor], x: torch.Tensor, y: torch.Tensor, z: list[torch.Tensor], activation: str
+) -> torch.Tensor:
+    """The paper's eq (2) with μ = 1, summed over examples, for a binary cross-entropy output."""
+    f = {"softplus": torch.nn.functional.softplus, "relu": torch.relu}[activation]
+    total, feed = torch.zeros((), dtype=F64), x
+    for k, w in enumerate(weights):
+        u = torch.cat([feed, torch.ones(len(x), 1, dtype=F64)], dim=1) @ w
+        if k == len(z):
+            return total + torch.nn.functional.binary_cross_entropy_with_logits(u, y, reduction="sum")
+        total = total + (z[k] - f(u)).square().sum()
+        feed = z[k]
+    raise AssertionError
+
+
+def a_layer_is_as_long_as_its_clip() -> None:
+    """A long gradient's released length in its own units: the clip that was asked for, in every layer."""
+    images, targets = (tensor[:, 0] for tensor in volume(1))
+    people = volumes.Patients(images, targets, (0,))
+    strategy = volumes.VolumeSgd(small_net().float(), people, rate=lambda s, t: 0.1, clip=1e-3, per_layer=True)
+    lengths_are(strategy, 1e-3)
+
+
+def a_layer_of_the_mlp_is_as_long_as_its_clip() -> None:
+    x, y = examples(1, 4, 3)
+    lengths_are(mac((4, 6, 3), 100 * x, y, clip=0.01), 0.01)
+
+
+def lengths_are(strategy: Strategy, clip: float) -> None:
+    total = strategy.total(np.array([0]))
+    for index, names in enumerate(strategy.parts.names):
+        long = torch.cat([total[name].double().flatten() for name in names]).norm() * strategy.parts.scale(index)
+        assert float(long) / RADIUS_INT == pytest.approx(clip, rel=1e-3), f"part {index} is not as long as its clip"
 
 
 def no_example_moves_a_coefficient_past_its_bound() -> None:
@@ -356,7 +387,9 @@ def batches_are_the_coins_they_are_charged_as() -> None:
 
 ORACLES: dict[str, tuple[str, Callable[[], None]]] = {
     "printed bounds": ("past its bound", no_example_moves_a_coefficient_past_its_bound),
-    "naive 3D MAC": ("against back-propagation", blocks_agree_with_back_propagation),
+    "a Z-step without the next layer": ("not the whole objective's", the_z_step_descends_the_whole_objective),
+    "a layer's clip doubled": ("not as long as its clip", a_layer_is_as_long_as_its_clip),
+    "a layer's clip doubled in the MLP": ("not as long as its clip", a_layer_of_the_mlp_is_as_long_as_its_clip),
     "printed BBB": ("evidence bound", the_step_is_the_gradient_of_the_tempered_evidence_bound),
     "rows instead of patients": ("one clip", patches_of_a_patient_give_one_clip),
     "fixed batches charged as Poisson": ("coins", batches_are_the_coins_they_are_charged_as),

@@ -6,18 +6,17 @@ Used by ``test_private_training``, where each must turn its oracle red.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import sqrt
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch.func import functional_call
 
-from client.training.private import bbb, gradients, sampling
+from client.training.private import bbb, sampling
+from client.training.private import clipped_sums as sums
 from client.training.private import strategies_3d as volumes
-from common.models.fit import soft_dice_ce
-from consilium.research import sensitivity
+from consilium.research import mlp, mlp_strategies, sensitivity
 
 
 def printed_hidden_bounds(weights: np.ndarray, *, t: float) -> sensitivity.LayerBounds:
@@ -37,55 +36,16 @@ def printed_hidden_bounds(weights: np.ndarray, *, t: float) -> sensitivity.Layer
     )
 
 
-def naive_mac_gradients(
-    model: torch.nn.Module, blocks: volumes.Blocks, *, eta: float, method: str = "vmap"
-) -> volumes.Gradients:
-    """MAC carried to 3D as it stands: Adam moves the coordinates, and moved coordinates feed the next block."""
-    names = blocks.names[:-1]
-    state: dict[str, object] = {"z": None}
-    made: dict[str, torch.Tensor] = {}
+def only_its_own_layer(
+    weights: Sequence[torch.Tensor], first_layer: torch.Tensor, y: torch.Tensor, z: mlp.Layers, shape: mlp.Shape
+) -> mlp.Layers:
+    """A Z-step that never hears from the next layer: 2(z_k − f_k) and nothing else."""
+    preacts = [first_layer, *(mlp.with_bias(feed) @ w for feed, w in zip(z[:-1], weights[1:-1], strict=True))]
+    return [2 * (entry - mlp.act(u, shape.activation)) for entry, u in zip(z, preacts, strict=True)]
 
-    def after(name: str) -> Callable[..., torch.Tensor]:
-        def hook(_module: object, _inputs: object, output: torch.Tensor) -> torch.Tensor:
-            made[name] = output
-            z = state["z"]
-            return z[name] if isinstance(z, dict) else output
 
-        return hook
-
-    for name, module in model.named_modules():
-        if name in names:
-            module.register_forward_hook(after(name))
-
-    def objective(
-        weights: gradients.Weights, z: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
-    ) -> torch.Tensor:
-        state["z"] = z
-        loss = soft_dice_ce(functional_call(model, dict(weights), (x,)), y).mean()
-        return loss + sum((z[name] - made[name]).square().sum() for name in names)
-
-    def one(weights: gradients.Weights, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        state["z"] = None
-        with torch.no_grad():
-            functional_call(model, dict(weights), (x,))
-        z = {name: made[name].clone().requires_grad_() for name in names}
-        optimizer = torch.optim.Adam(z.values(), lr=eta)
-        for _ in range(30):
-            optimizer.zero_grad()
-            objective(weights, z, x, y).backward()
-            optimizer.step()
-        leaves = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
-        fixed = {name: value.detach() for name, value in z.items()}
-        found = torch.autograd.grad(objective(leaves, fixed, x, y), list(leaves.values()))
-        return dict(zip(leaves, found, strict=True))
-
-    def every(
-        weights: gradients.Weights, images: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        rows = [one(weights, x, y) for x, y in zip(images, targets, strict=True)]
-        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}, torch.zeros(len(rows))
-
-    return every
+def double_parts(names: tuple[tuple[str, ...], ...], clips: tuple[float, ...], *shares: object) -> sums.Parts:
+    return sums.Parts(names, tuple(2 * clip for clip in clips), *shares)  # type: ignore[arg-type]
 
 
 def printed_posterior_gradients(
@@ -125,7 +85,11 @@ def fixed_batches_for(event: object, *, patients: int, key: bytes, entropy: obje
 
 WRONG: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
     "printed bounds": lambda: patch.object(sensitivity, "hidden_bounds", printed_hidden_bounds),
-    "naive 3D MAC": lambda: patch.object(volumes, "mac_gradients", naive_mac_gradients),
+    "a Z-step without the next layer": lambda: patch.object(mlp_strategies, "coordinate_gradients", only_its_own_layer),
+    "a layer's clip doubled": lambda: patch.object(
+        volumes, "layer_parts", lambda model, clip, was=volumes.layer_parts: was(model, 2 * clip)
+    ),
+    "a layer's clip doubled in the MLP": lambda: patch.object(mlp_strategies, "Parts", double_parts),
     "printed BBB": lambda: patch.object(bbb, "posterior_gradients", printed_posterior_gradients),
     "rows instead of patients": lambda: patch.object(volumes.Patients, "chunks", row_chunks),
     "fixed batches charged as Poisson": lambda: patch.object(sampling, "sampler_for", fixed_batches_for),

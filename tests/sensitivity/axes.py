@@ -55,7 +55,8 @@ PLAIN_AXES: dict[str, tuple[Value, ...]] = {
 """What every training has. The last two are no field: how much data a patient has, and whether the kit held weights."""
 
 PRIVATE_AXES: dict[str, tuple[Value, ...]] = PLAIN_AXES | {
-    "PrivateSettings.strategy": ("dp-sgd", "dp-mac", "dp-bbb"),
+    "PrivateSettings.strategy": ("dp-sgd", "dp-bbb"),
+    "PrivateSettings.per_layer": (False, True),
     "PrivateSettings.neighbours": ("add-remove", "replace-one"),
     "PrivateSettings.sampling": ("poisson", "fixed-partition"),
     "PrivateSettings.scans": (1, 2),
@@ -99,7 +100,6 @@ ELSEWHERE: dict[str, str] = {
     "PrivateSettings.steps": "the same for every voter",
     "PrivateSettings.learning_rate": "post-processing of the noisy mean",
     "PrivateSettings.clip": "small throughout, so that the clip always acts",
-    "PrivateSettings.eta": "a public scale before the clip",
     "PrivateSettings.temperature": "dp-bbb's prior, which reads no data",
     "PrivateSettings.prior_std": "dp-bbb's prior, which reads no data",
     "PrivateSettings.initial_std": "dp-bbb's start, which reads no data",

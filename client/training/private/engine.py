@@ -29,7 +29,7 @@ CHECKPOINT_SCHEMA = 1
 
 
 class Strategy(Protocol):
-    """What differs between DP-SGD, DP-MAC and DP-BBB. Everything it keeps between steps is in its state."""
+    """What differs between strategies. Everything it keeps between steps is in its state."""
 
     @property
     def parts(self) -> Parts: ...

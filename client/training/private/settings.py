@@ -21,7 +21,6 @@ MAX_EPSILON = 64.0
 
 STRATEGIES: dict[str, str] = {
     "dp-sgd": "client.training.private.teachers:sgd",
-    "dp-mac": "client.training.private.teachers:mac",
     "dp-bbb": "client.training.private.teachers:bbb",
 }
 """Every strategy by name: ``module:function`` that makes one of a :class:`~client.training.private.teachers.Setup`,
@@ -30,10 +29,10 @@ imported on use."""
 
 @dataclass(frozen=True, slots=True)
 class PrivateSettings:
-    """One private training. ``rate`` is q; ``clip`` bounds a patient's part (Θ of every block for dp-mac).
+    """One private training. ``rate`` is q; ``clip`` bounds a patient's vector, or with ``per_layer`` its every layer.
 
-    ``scans`` is how many scans or views of a patient are averaged before its one clip. ``eta``: dp-mac's step from a
-    block's output to its target. ``temperature``, ``prior_std``, ``initial_std``: dp-bbb's KL and posterior.
+    ``scans`` is how many scans or views of a patient are averaged before its one clip. ``temperature``, ``prior_std``,
+    ``initial_std``: dp-bbb's KL and posterior.
     """
 
     strategy: str
@@ -48,14 +47,14 @@ class PrivateSettings:
     scans: int = 1
     chunk: int = 4
     method: str = "vmap"
-    eta: float = 0.02
     temperature: float = 0.03
     prior_std: float = 0.2
     initial_std: float = 0.02
+    per_layer: bool = False
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
-            raise InvalidInput("private strategy", value=self.strategy, limit=", ".join(STRATEGIES))
+            raise unknown_strategy(self.strategy)
         for name, kind in (("neighbours", Neighbours), ("sampling", Sampling)):
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
@@ -67,7 +66,7 @@ class PrivateSettings:
             )
         if not 0 < self.delta < 1:
             raise InvalidInput("delta of a training", value=self.delta, limit="above 0 and below 1")
-        for name in ("learning_rate", "clip", "eta", "temperature", "prior_std", "initial_std"):
+        for name in ("learning_rate", "clip", "temperature", "prior_std", "initial_std"):
             if not (isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise InvalidInput(name, value=getattr(self, name), limit="a finite number above 0")
         if self.scans < 1 or self.chunk < 1 or self.steps < 1:
@@ -84,6 +83,12 @@ class PrivateSettings:
             sampling=self.sampling,
         )
         return TrainingPlan(event, self.epsilon, self.delta, self.neighbours, patients)
+
+
+def unknown_strategy(name: str) -> InvalidInput:
+    """What is said to a name that is none of :data:`STRATEGIES`."""
+    remedy = "what dp-mac was in 3D is --strategy dp-sgd --per-layer" if name == "dp-mac" else ""
+    return InvalidInput("private strategy", value=name, limit=", ".join(STRATEGIES), remedy=remedy)
 
 
 def defaults(strategy: str, *, epsilon: float, delta: float, begun: bool = False) -> PrivateSettings:

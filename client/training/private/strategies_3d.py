@@ -1,4 +1,4 @@
-"""DP-SGD, DP-MAC and DP-BBB for the 3D teachers, as strategies of the engine: one patient, one example, one clip.
+"""DP-SGD and DP-BBB for the 3D teachers, as strategies of the engine: one patient, one example, one clip.
 
 A patient is all patches (or views) of its volume; its loss is their mean. Patients come in chunks through
 ``torch.func``. The sum over chunks is an integer, so their order changes no bit of it; but a gradient may round
@@ -19,8 +19,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from jaxtyping import Int64
-from monai.networks.blocks import Convolution
-from torch.func import functional_call, grad, vmap
 
 from client.training.private.bbb import Posterior, PosteriorDescent, Prior, deviation
 from client.training.private.clipped_sums import Parts, integer_sum, one_part, zeros_like
@@ -144,8 +142,8 @@ def _as_float(array: torch.Tensor | np.ndarray) -> torch.Tensor:
 class VolumeSgd:
     """DP-SGD on a 3D network: one clip over all parameters, Adam on the private mean.
 
-    ``chunk`` patients are differentiated at once; ``method`` ``loop`` takes one at a time in the least memory. With
-    another ``gradients`` and ``parts`` the same class is DP-MAC (:func:`mac_gradients`).
+    ``chunk`` patients are differentiated at once; ``method`` ``loop`` takes one at a time in the least memory.
+    ``per_layer``: ``clip`` bounds every layer (:func:`layer_parts`), not all together.
     """
 
     def __init__(
@@ -157,16 +155,15 @@ class VolumeSgd:
         clip: float = 1.0,
         chunk: int = 4,
         method: str = "vmap",
-        gradients: Gradients | None = None,
-        parts: Parts | None = None,
+        per_layer: bool = False,
     ) -> None:
         refuse_coupling(model)
         refuse_pooled(soft_dice_ce)
         start = plain_weights(model)
         self.model, self.patients, self.rate, self.chunk = model, patients, rate, chunk
         self.leaves = {name: w.requires_grad_() for name, w in start.items()}
-        self.parts = parts or one_part(tuple(start), clip)
-        self.gradients = gradients or per_patient(segmentation_loss(model, soft_dice_ce), method)
+        self.parts = clipped_parts(model, clip, per_layer=per_layer)
+        self.gradients = per_patient(segmentation_loss(model, soft_dice_ce), method)
         self.optimizer = torch.optim.Adam(self.leaves.values())
         self.turn = -1
 
@@ -216,12 +213,13 @@ class VolumeBbb:
         seed: int,
         chunk: int = 4,
         method: str = "vmap",
+        per_layer: bool = False,
     ) -> None:
         refuse_coupling(model)
         refuse_pooled(soft_dice_ce)
         start = plain_weights(model)
         self.model, self.patients, self.rate, self.chunk = model, patients, rate, chunk
-        self.parts = one_part(tuple(start), clip)
+        self.parts = clipped_parts(model, clip, per_layer=per_layer)
         self.gradients = per_patient(segmentation_loss(model, soft_dice_ce), method)
         self.descent = PosteriorDescent(Posterior.around(start, std=initial_std), prior, seed=seed)
         self.turn = -1
@@ -286,110 +284,21 @@ def per_patient(loss: PatientLoss, method: str = "vmap") -> Gradients:
     return lambda weights, images, targets: METHODS[method](loss, weights, images, targets)
 
 
-# ---- DP-MAC in 3D ----------------------------------------------------------------------------------------------------
+def clipped_parts(model: torch.nn.Module, clip: float, *, per_layer: bool) -> Parts:
+    """One clip of all parameters, or one of every layer."""
+    return layer_parts(model, clip) if per_layer else one_part(tuple(plain_weights(model)), clip)
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """A network's blocks (conv-norm-act each) in the order of the forward pass; the last is the output."""
+def layer_parts(model: torch.nn.Module, clip: float) -> Parts:
+    """One part and one clip a layer: r = √K, so the whole vector is bounded by √K clips.
 
-    names: tuple[str, ...]
-    parameters: tuple[tuple[str, ...], ...]
-
-    @classmethod
-    def of(cls, model: torch.nn.Module) -> Blocks:
-        """MONAI's ``Convolution`` modules; InvalidInput if a parameter lies outside all of them."""
-        found = [name for name, module in model.named_modules() if isinstance(module, Convolution)]
-        members = tuple(tuple(n for n, _ in model.named_parameters() if n.startswith(f"{name}.")) for name in found)
-        claimed = [name for block in members for name in block]
-        if len(found) < 2 or sorted(claimed) != sorted(name for name, _ in model.named_parameters()):
-            raise InvalidInput("blocks of the network", value=len(found), limit="every parameter in exactly one block")
-        return cls(tuple(found), members)
-
-
-class _Probe(torch.autograd.Function):  # type: ignore[misc]
-    """The identity on a block's output; what it sends back to the scalar beside it is the norm of ∂L/∂output."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(output: torch.Tensor, probe: torch.Tensor) -> torch.Tensor:
-        return output.view_as(output)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        """Nothing is kept."""
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return gradient, gradient.norm()
-
-
-class _Taps:
-    """Forward hooks on the blocks: records outputs and probes them."""
-
-    def __init__(self, model: torch.nn.Module, names: tuple[str, ...]) -> None:
-        modules = dict(model.named_modules())
-        self.probes: Weights = {}
-        self.outputs: dict[str, torch.Tensor] = {}
-        for name in names:
-            modules[name].register_forward_hook(self._after(name))
-
-    def _after(self, name: str) -> Callable[..., torch.Tensor]:
-        def hook(_module: torch.nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:
-            if name in self.probes:
-                output = _Probe.apply(output, self.probes[name])
-            self.outputs[name] = output
-            return output
-
-        return hook
-
-
-def block_parts(blocks: Blocks, clip: float) -> Parts:
-    """One part and one clip a block: r = √K, so the whole vector is bounded by √K clips (DP-MAC of order M = 1)."""
-    return Parts(blocks.parameters, (clip,) * len(blocks.names))
-
-
-def mac_gradients(model: torch.nn.Module, blocks: Blocks, *, eta: float, method: str = "vmap") -> Gradients:
-    """First-order DP-MAC with forward activations as block inputs and normalised targets, one coordinate a block.
-
-    Of each patient and hidden block k with output h and g = ∂L/∂h: target z = h − η·‖h‖·g/‖g‖, objective ‖z − f_k‖²
-    at the forward input. Its gradient at the current weights is 2(f − z)·∂f/∂W = (2η‖h‖/‖g‖)·(back-propagation of the
-    block), exactly, because f = h there; so it costs one backward pass. The output block takes the loss itself. The
-    input of a block is what the network computes, never a coordinate that was moved: with moved inputs the blocks'
-    gradients turn against back-propagation and nothing is learned. ``model`` is hooked and must be this trainer's own.
+    A layer is a convolution and what follows it up to the next (the parameters of its norm and its activation).
     """
-    taps = _Taps(model, blocks.names)
-    hidden = blocks.names[:-1]
-
-    def loss(weights: Weights, probes: Weights, patches: torch.Tensor, targets: torch.Tensor) -> Any:
-        taps.probes = probes
-        value = soft_dice_ce(functional_call(model, dict(weights), (patches,)), targets).mean()
-        return value, ({name: taps.outputs[name].detach().norm() for name in hidden}, value)
-
-    both = grad(loss, argnums=(0, 1), has_aux=True)
-
-    def one(
-        weights: Weights, patches: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        probes = {name: patches.new_zeros(()) for name in hidden}
-        (found, at), (norms, value) = both(dict(weights), probes, patches, targets)
-        result = {}
-        for name, members in zip(blocks.names, blocks.parameters, strict=True):
-            factor = 2 * eta * norms[name] / at[name].clamp_min(1e-30) if name in norms else 1.0
-            for member in members:
-                result[member] = found[member] * factor
-        return result, value
-
-    def gradients(
-        weights: Weights, images: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        if method == "loop":
-            rows = [one(weights, x, y) for x, y in zip(images, targets, strict=True)]
-            return {n: torch.stack([row[n] for row, _ in rows]) for n in rows[0][0]}, torch.stack([v for _, v in rows])
-        found: tuple[dict[str, torch.Tensor], torch.Tensor] = vmap(one, in_dims=(None, 0, 0))(
-            dict(weights), images, targets
-        )
-        return found
-
-    return gradients
+    layers: list[list[str]] = []
+    for name, module in model.named_modules():
+        own = [parameter for parameter, _ in module.named_parameters(name, recurse=False)]
+        if own and (not layers or isinstance(module, torch.nn.modules.conv._ConvNd)):
+            layers.append([])
+        if own:
+            layers[-1] += own
+    return Parts(tuple(map(tuple, layers)), (clip,) * len(layers))

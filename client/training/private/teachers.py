@@ -20,7 +20,7 @@ from client.training.private.engine import Strategy, run
 from client.training.private.gradients import load_weights_into, plain_weights
 from client.training.private.journal import Journal
 from client.training.private.settings import STRATEGIES, PrivateSettings
-from client.training.private.strategies_3d import Blocks, Patients, VolumeBbb, VolumeSgd, block_parts, mac_gradients
+from client.training.private.strategies_3d import Patients, VolumeBbb, VolumeSgd
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import OnStep
@@ -51,7 +51,6 @@ def train_privately(
     *,
     seed: int,
     start: Path | None = None,
-    layer_clip: float | None = None,
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> PrivatelyTrained:
@@ -63,8 +62,6 @@ def train_privately(
 
     ``start``: a file of public weights to begin from instead. Every guarantee holds for any first weights that were
     made without these patients, whoever made them, so a start costs nothing; one made with them is another training.
-    ``layer_clip``: dp-sgd bounds every layer by it, instead of all together by ``settings.clip``; the noise is scaled
-    to all bounds together.
 
     No loss is reported to ``on_step`` (nan): a loss on private patients is not part of what was paid for.
     """
@@ -82,13 +79,11 @@ def train_privately(
     )
     if journal.plan.patients < len(set(part.slots)):
         raise InvalidInput("patients of a private training", value=len(set(part.slots)), limit="those of the plan")
-    if layer_clip is not None and settings.strategy != "dp-sgd":
-        raise InvalidInput("clip of every layer", value=settings.strategy, limit="dp-sgd")
-    setup = Setup(model, patients, settings, journal.plan.patients, seed, start is not None, layer_clip)
+    setup = Setup(model, patients, settings, journal.plan.patients, seed, start is not None)
     strategy: VolumeStrategy = registered(STRATEGIES[settings.strategy])(setup)
     told = None if on_step is None else lambda step: on_step(step, math.nan)
     spent = run(strategy, journal, checkpoint=checkpoint, on_step=told)
-    fresh = _network(part, recipe, seed)  # without the hooks a strategy may have put on its own
+    fresh = _network(part, recipe, seed)
     load_weights_into(fresh, strategy.weights)
     fresh.eval()
     return PrivatelyTrained(fresh, spent.event, spent.applied, spent.seconds, strategy.deviations)
@@ -128,12 +123,11 @@ class Setup:
     slots: int
     seed: int
     begun: bool
-    layer_clip: float | None = None
 
 
 def sgd(setup: Setup) -> VolumeSgd:
     """DP-SGD: one clip of all parameters, or of every layer."""
-    s, layers = setup.settings, setup.layer_clip
+    s = setup.settings
     return VolumeSgd(
         setup.model,
         setup.patients,
@@ -141,20 +135,7 @@ def sgd(setup: Setup) -> VolumeSgd:
         clip=s.clip,
         chunk=s.chunk,
         method=s.method,
-        parts=None if layers is None else block_parts(Blocks.of(setup.model), layers),
-    )
-
-
-def mac(setup: Setup) -> VolumeSgd:
-    """DP-MAC: a clip of every block."""
-    s, blocks = setup.settings, Blocks.of(setup.model)
-    return VolumeSgd(
-        setup.model,
-        setup.patients,
-        rate=cosine(s.learning_rate),
-        chunk=s.chunk,
-        gradients=mac_gradients(setup.model, blocks, eta=s.eta, method=s.method),
-        parts=block_parts(blocks, s.clip),
+        per_layer=s.per_layer,
     )
 
 
@@ -171,4 +152,5 @@ def bbb(setup: Setup) -> VolumeBbb:
         seed=setup.seed,
         chunk=s.chunk,
         method=s.method,
+        per_layer=s.per_layer,
     )

@@ -27,7 +27,7 @@ from common.privacy.training import TrainingEvent
 
 @dataclass(frozen=True, slots=True)
 class PrivateTrainer:
-    """DP-SGD, DP-MAC or DP-BBB at the given settings; ``journal`` is where this training's steps are kept.
+    """DP-SGD or DP-BBB at the given settings; ``journal`` is where this training's steps are kept.
 
     ``start``: a file of public weights to begin from, None for random ones.
     """
@@ -115,9 +115,12 @@ def training_identity(
 ) -> str:
     """Names a training by what decides its charge and its first weights (``start``: the hash of public ones).
 
-    No patient's file is in it.
+    No patient's file is in it. Trainings of 0.2.0 keep their names: ``eta`` stood in them, and no clip a layer.
     """
-    plain = json.dumps(dataclasses.asdict(settings), default=str, sort_keys=True)
+    facts = {"eta": 0.02, **dataclasses.asdict(settings)}
+    if not settings.per_layer:
+        del facts["per_layer"]
+    plain = json.dumps(facts, default=str, sort_keys=True)
     return digest(
         "private-training",
         {

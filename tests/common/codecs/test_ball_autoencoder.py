@@ -46,6 +46,64 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ball_autoencoder, "STEPS", 8)
 
 
+# ---- the noise of the bottleneck
+
+
+class NoNoise:
+    """A generator whose normal draws are zero: what training would be had the noise been forgotten."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.integers, self.uniform = rng.integers, rng.uniform
+
+    def standard_normal(self, size: tuple[int, ...]) -> np.ndarray:
+        return np.zeros(size)
+
+
+def decoder_sees_noise_of_the_planned_size(monkeypatch: pytest.MonkeyPatch, *, silent: bool = False) -> None:
+    """Over a training of 40 steps, what the decoder is given less what the encoder gave: the planned σ times e^U."""
+    planned, encoded, gaps = 0.2, [], []
+
+    def phi(inputs: torch.Tensor) -> torch.Tensor:
+        encoded.append(activation(inputs).detach())
+        return activation(inputs)
+
+    def decoder(weights: object, codes: torch.Tensor, *, coarse: tuple[int, ...]) -> torch.Tensor:
+        if len(codes) > 1:
+            gaps.append((codes.detach() - encoded[-1]).numpy())
+        return torch.zeros(len(codes), 1, *coarse) + 0 * codes.sum()
+
+    rng = np.random.default_rng(3)
+    ratios = rng.normal(size=(6, 1, 4, 4, 4))
+    initial = initial_weights(rng.normal(size=(5, 64)), rng.normal(size=(5, 1, 4, 4, 4)), rng=rng)
+    with monkeypatch.context() as patch:
+        patch.setattr(ball_autoencoder, "STEPS", 40)
+        patch.setattr(ball_autoencoder, "activation", phi)
+        patch.setattr(ball_autoencoder, "log_ratio_change", decoder)
+        ball_autoencoder._train(
+            initial,
+            ratios=ratios,
+            truths=(ratios[:, 0] > 0).astype(np.uint8),
+            centre=np.zeros((1, 4, 4, 4)),
+            metric=np.ones((4, 4, 4)),
+            powers=np.full(5, 1e9),  # so that nothing is shrunk
+            noise_std=planned,
+            rng=NoNoise(rng) if silent else rng,  # type: ignore[arg-type]
+        )
+    low, high = ball_autoencoder.NOISE_RANGE
+    expected = planned * np.sqrt((np.exp(2 * high) - np.exp(2 * low)) / (2 * (high - low)))
+    measured = float(np.sqrt(np.mean(np.square(gaps))))
+    assert abs(measured / expected - 1) < 0.1, f"the bottleneck's noise is {measured:.3f}, planned {expected:.3f}"
+
+
+def test_the_decoder_is_trained_on_noise_of_the_planned_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder_sees_noise_of_the_planned_size(monkeypatch)
+
+
+def test_a_bottleneck_without_noise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError, match="noise is 0"):
+        decoder_sees_noise_of_the_planned_size(monkeypatch, silent=True)
+
+
 # ---- φ with gradients
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from client.training.private.clipped_sums import RADIUS_INT, Parts, one_part
+from client.training.private.clipped_sums import RADIUS_INT, Parts
 from client.training.private.gradients import METHODS, plain_weights, segmentation_loss
-from client.training.private.strategies_3d import Blocks, Patients, block_parts, mac_gradients, per_patient, total_over
+from client.training.private.strategies_3d import Patients, clipped_parts, per_patient, total_over
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
 
@@ -73,11 +73,8 @@ class Way:
 def way(strategy: str, method: str) -> Way:
     model = build_unet((4, 8), in_channels=1, out_channels=CLASSES, seed=3)
     weights = plain_weights(model)
-    if strategy == "dp-mac":
-        blocks = Blocks.of(model)
-        return Way(mac_gradients(model, blocks, eta=0.02, method=method), block_parts(blocks, 0.02), weights)
-    loss = segmentation_loss(model, soft_dice_ce)
-    return Way(per_patient(loss, method), one_part(tuple(weights), 0.02), weights)
+    parts = clipped_parts(model, 0.02, per_layer=strategy.endswith("per layer"))
+    return Way(per_patient(segmentation_loss(model, soft_dice_ce), method), parts, weights)
 
 
 def release(
@@ -122,7 +119,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("patch", [(), (6, 4, 4)])
-@pytest.mark.parametrize(("strategy", "method"), [("dp-sgd", "vmap"), ("dp-sgd", "loop"), ("dp-mac", "vmap")])
+@pytest.mark.parametrize(("strategy", "method"), [("dp-sgd", "vmap"), ("dp-sgd", "loop"), ("dp-sgd per layer", "vmap")])
 def test_one_patients_scans_move_the_step_by_no_more_than_is_charged_and_nobody_elses_vector(
     strategy: str, method: str, patch: tuple[int, ...], change: str
 ) -> None:

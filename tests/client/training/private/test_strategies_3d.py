@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from pathlib import Path
 from unittest.mock import patch
 
@@ -10,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from client.training.base import Part
 from client.training.private import strategies_3d as volumes
 from client.training.private.clipped_sums import RADIUS_INT, integer_sum
-from client.training.private.journal import Journal
 from client.training.private.settings import PrivateSettings
-from client.training.private.strategies_3d import Blocks, Patients, block_parts
-from client.training.private.teachers import train_privately
+from client.training.private.strategies_3d import Patients, layer_parts
+from client.training.private.trainer import training_identity
 from common.config import TrainingConfig
 from common.data.volume_cache import StoredVolumes, VolumeCache
 from common.errors import InvalidInput
@@ -24,6 +21,7 @@ from common.models.fit import one_hot
 from common.models.unet import build_unet
 
 CLASSES, GRID = 3, (12, 10, 8)
+IDENTITY = "a323fcadf644803b6dc39275d68b367027710f7041a33aed830fb1d73e5e6987"
 
 
 def scans(count: int = 6) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -118,7 +116,8 @@ def test_a_patch_larger_than_the_grid_is_refused() -> None:
 def test_every_layer_is_clipped_on_its_own() -> None:
     """Long gradients: each layer's sum is as long as the clip allows, however long its neighbours are."""
     model = build_unet((4, 8), in_channels=1, out_channels=2)
-    parts = block_parts(Blocks.of(model), 4.0)
+    parts = layer_parts(model, 4.0)
+    assert len(parts.names) == 3
     generator = torch.Generator().manual_seed(0)
     sizes = {name: 10.0 ** (index % 4) for index, names in enumerate(parts.names) for name in names}
     vectors = {
@@ -131,10 +130,24 @@ def test_every_layer_is_clipped_on_its_own() -> None:
         assert float(layer.norm()) == pytest.approx(4.0, rel=1e-4)
 
 
-def test_a_clip_of_every_layer_is_for_dp_sgd_alone(tmp_path: Path) -> None:
-    part = Part(np.zeros((2, 1, 8, 8, 8), np.float32), np.zeros((2, 8, 8, 8), np.uint8), 2)
-    settings = PrivateSettings("dp-mac", 8.0, 1e-3, rate=Fraction(1, 2), steps=1)
-    with pytest.raises(InvalidInput, match="every layer"):
-        train_privately(
-            part, TrainingConfig((4, 8)), settings, Journal(settings.plan(patients=2)), seed=0, layer_clip=4.0
-        )
+def test_every_network_parts_into_its_convolutions_and_every_parameter_has_one_place() -> None:
+    model = build_unet((4, 8, 16), in_channels=1, out_channels=2)
+    parts = layer_parts(model, 1.0)
+    assert sorted(parts.order) == sorted(name for name, _ in model.named_parameters())
+    convolutions = [m for m in model.modules() if isinstance(m, torch.nn.modules.conv._ConvNd)]
+    assert len(parts.names) == len(convolutions)
+    assert all(names[0].endswith("weight") and len(names) > 1 for names in parts.names)
+
+
+def test_a_training_begun_before_there_was_a_clip_a_layer_keeps_its_name() -> None:
+    """The journal a site of 0.2.0 has paid for is the one it goes on with."""
+    before = PrivateSettings("dp-sgd", 8.0, 1e-5)
+    given = {"voter": 0, "patients": ("p1", "p2"), "deal": "d"}
+    assert training_identity(before, TrainingConfig((4, 8)), **given) == IDENTITY
+    layers = PrivateSettings("dp-sgd", 8.0, 1e-5, per_layer=True)
+    assert training_identity(layers, TrainingConfig((4, 8)), **given) != IDENTITY
+
+
+def test_what_was_dp_mac_in_3d_is_named_to_whoever_asks_for_it() -> None:
+    with pytest.raises(InvalidInput, match="dp-sgd --per-layer"):
+        PrivateSettings("dp-mac", 8.0, 1e-5)
