@@ -14,7 +14,7 @@ RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-gpu test-large test-sensitivity test-fuzz test-faults test-docker test-parties check docker-image docker-demo docker-down bundle clean
+.PHONY: help venv demo bench test test-slow test-gpu test-large test-sensitivity test-fuzz test-faults test-docker test-parties check docker-image docker-demo docker-down bundle clean
 
 help:  ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
@@ -52,6 +52,9 @@ check: $(DEV)  ## format, lint, types, fast tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(MAKE) test
+
+bench: $(DEV)  ## speed and size by part (PARTS="core ledger"), held against what is recorded; docs/performance.md
+	$(BIN)/python -m benchmarks.run $(PARTS)
 
 test-sensitivity: $(DEV)  ## one patient's reach from file to sum, every exchange in every configuration; ten minutes
 	CONSILIUM_SENSITIVITY=all $(BIN)/python -m pytest tests/sensitivity

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import server.aggregation.exchange as exchange
+from benchmarks.run import RATIO, Figure, figure, measured_alone
 from common.canonical import sha256_bytes
 from common.config import CollectionConfig, DataConfig, PrivacyConfig, Study
 from common.envelope import answered, body_of
@@ -50,6 +51,8 @@ from server.aggregation.exchange import Reply
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Site
+
+VOLUMES = 10
 
 
 @dataclass
@@ -189,6 +192,32 @@ def federation(folder: Path, *, sites: int, dimension: int, volumes: int, batch:
         "ledger_bytes": (folder / "ledger.sqlite").stat().st_size,
         "events_bytes": (folder / "events.jsonl").stat().st_size,
     }
+
+
+def figures() -> Iterator[Figure]:
+    """Federations of 8 to 1,000 sites in turn, ten volumes each: short codes three times, long ones once."""
+    runs: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for dimension, counts, repeats in ((64, (8, 64, 256, 1_000), 3), (100_000, (8, 64), 1)):
+        for _ in range(repeats):
+            for sites in counts:
+                found = measured_alone("benchmarks.core", sites, dimension, VOLUMES)
+                runs.setdefault((dimension, sites), []).append(found)
+    for (dimension, sites), found in runs.items():
+        name, codes = f"K = {sites:,}, D = {dimension:,}", sites * VOLUMES
+        yield figure(f"server's processor a code, {name}", [1000 * one["server_s"] / codes for one in found], "ms")
+        aim = "at most .1" if sites == 1_000 else ""
+        yield figure(
+            f"receipts in it, {name}", [one["stages"]["receipts"] / one["server_s"] for one in found], RATIO, aim=aim
+        )
+        yield figure(f"bytes to sites a code, {name}", [one["to_sites_bytes"] / codes for one in found], "B")
+        yield figure(f"bytes from sites a code, {name}", [one["from_sites_bytes"] / codes for one in found], "B")
+        yield figure(f"memory, {name}", [one["rss_mib"] for one in found], "MiB")
+    for dimension, many in ((64, 1_000), (100_000, 64)):
+        pairs = list(zip(runs[dimension, many], runs[dimension, 8], strict=True))
+        ratios = [one["rss_mib"] / other["rss_mib"] for one, other in pairs]
+        yield figure(f"memory at K = {many:,} over K = 8, D = {dimension:,}", ratios, RATIO, aim="at most 1.2")
+        grown = [one["server_s"] / many / (other["server_s"] / 8) for one, other in pairs]
+        yield figure(f"processor a code at K = {many:,} over K = 8, D = {dimension:,}", grown, RATIO)
 
 
 def main() -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
 from fractions import Fraction
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.run import RATIO, Figure, figure
 from client.masked import masked_code
 from common.canonical import canonical_bytes
 from common.ledger.keys import public_hex
@@ -24,6 +26,7 @@ from common.privacy.mechanism import Mechanism, QuerySpec
 from common.privacy.release import noisy_sum
 from common.privacy.shares import share_std, unmasked
 
+SITES = (8, 64, 256, 1_000)
 STUDY, BATCH, QUERY, LEDGER = "a" * 64, "b" * 64, "c" * 64, "d" * 32
 
 
@@ -33,7 +36,20 @@ def cpu(work: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
-def row(sites: int, dimension: int) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Processor seconds of one query, and bytes, over so many sites."""
+
+    checking: float
+    noise: float
+    masking: float
+    sent: int
+    words: int
+    adding: float
+    opening: float
+
+
+def measured(sites: int, dimension: int) -> Cost:
     mechanism = Mechanism(dimension, 65_536, 1, Fraction(131_072), colluders=1)
     identities = {f"site-{i:04d}": Ed25519PrivateKey.generate() for i in range(sites)}
     private, members = {}, []
@@ -66,8 +82,20 @@ def row(sites: int, dimension: int) -> list[str]:
         total = np.sum([one(name) for name in identities], axis=0, dtype=np.uint64)
         unmasked(total, mechanism, sites=sites)
     sent = len(canonical_bytes([member.to_json() for member in members]))
-    figures = (sites, checking, noise, masking - noise, sent, 8 * dimension, adding, opening)
-    return [f"{figure:.3f}" if isinstance(figure, float) else f"{figure:,}" for figure in figures]
+    return Cost(checking, noise, masking - noise, sent, 8 * dimension, adding, opening)
+
+
+def figures() -> Iterator[Figure]:
+    """Ten thousand coordinates, three times in turn."""
+    runs = [{sites: measured(sites, 10_000) for sites in SITES} for _ in range(3)]
+    for sites in SITES:
+        yield figure(
+            f"keys and masks of one site, K = {sites:,}", [r[sites].checking + r[sites].masking for r in runs], "s"
+        )
+        yield figure(f"the server adds, K = {sites:,}", [run[sites].adding for run in runs], "s")
+    for name, part in (("masks", "masking"), ("checks", "checking")):
+        grown = [getattr(run[1_000], part) / getattr(run[64], part) * 64 / 1_000 for run in runs]
+        yield figure(f"{name} a peer at K = 1,000 over K = 64", grown, RATIO)
 
 
 def main() -> None:
@@ -75,8 +103,10 @@ def main() -> None:
     print("| K | keys checked (s) | own noise (s) | masks (s) | roster sent to it (B) | words it sends (B) |", end="")
     print(" server adds (s) | open mode: tests and adds (s) |")
     print("|" + "---|" * 8)
-    for sites in (8, 64, 256, 1_000):
-        print("| " + " | ".join(row(sites, dimension)) + " |", flush=True)
+    for sites in SITES:
+        figures = (sites, *astuple(measured(sites, dimension)))
+        cells = [f"{one:.3f}" if isinstance(one, float) else f"{one:,}" for one in figures]
+        print("| " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":

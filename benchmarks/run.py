@@ -1,0 +1,191 @@
+"""``make bench``: the parts that measure speed and size, their recorded results, and the table made of them.
+
+    python -m benchmarks.run [PART …]      measure these parts, or all, and record what they found
+    python -m benchmarks.run --table       write the table in docs/performance.md anew from what is recorded
+
+A part is a module with ``figures()``, named in :data:`PARTS`. A ratio that got worse than its recorded value by more
+than the larger of the two spreads ends this with status 1 and leaves the recorded value; ``--accept`` records it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import sqlite3
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+PAGE = HERE.parent / "docs" / "performance.md"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+RATIO = "×"
+PACKAGES = ("numpy", "scipy", "torch", "monai", "flwr", "cryptography", "fastapi", "consilium")
+
+PARTS = {
+    "core": "benchmarks.core",
+    "sampler": "benchmarks.sampler",
+    "sealed": "benchmarks.sealed_sum",
+}
+"""Name → the module that measures it. Each is imported alone, so that none pays for another's imports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured figure: the median of its repetitions, and half the distance between their extremes.
+
+    ``unit`` is :data:`RATIO` for a ratio within one run, which alone is held against the recorded one; less is better
+    unless ``more_is_better``. ``aim`` says in words what it should be, if anything does.
+    """
+
+    name: str
+    value: float
+    unit: str
+    spread: float = 0.0
+    more_is_better: bool = False
+    aim: str = ""
+
+    def worse_than(self, before: Figure) -> bool:
+        """Whether this ratio got worse by more than the larger spread."""
+        loss = (before.value - self.value) if self.more_is_better else (self.value - before.value)
+        return self.unit == RATIO == before.unit and loss > max(self.spread, before.spread)
+
+
+def figure(name: str, values: Sequence[float], unit: str, *, more_is_better: bool = False, aim: str = "") -> Figure:
+    """The figure that these repetitions give."""
+    spread = (max(values) - min(values)) / 2
+    return Figure(name, _short(statistics.median(values)), unit, _short(spread), more_is_better, aim)
+
+
+def measured_alone(module: str, *arguments: object) -> Any:
+    """What ``python -m module arguments`` prints as JSON, in a process of its own with one thread."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return json.loads(subprocess.run(command, check=True, capture_output=True, env=environment).stdout)
+
+
+def recorded(part: str) -> dict[str, Figure]:
+    """A part's recorded figures by name; none where it was never measured."""
+    path = RESULTS / f"{part}.json"
+    found = json.loads(path.read_text())["figures"] if path.exists() else []
+    return {one["name"]: Figure(**one) for one in found}
+
+
+def record(part: str, figures: Sequence[Figure]) -> None:
+    """Write a part's result: where and of what it was measured, and the figures."""
+    RESULTS.mkdir(exist_ok=True)
+    document = {
+        "part": part,
+        "commit": _said("git", "describe", "--always", "--dirty"),
+        "machine": _machine(),
+        "versions": _versions(),
+        "figures": [asdict(one) for one in figures],
+    }
+    (RESULTS / f"{part}.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """The recorded results as Markdown."""
+    lines = ["| part | figure | value | spread | aim | commit |", "|---|---|---|---|---|---|"]
+    for result in results:
+        for one in (Figure(**values) for values in result["figures"]):
+            spread = f"± {_text(one.spread)}" if one.spread else ""
+            cells = (result["part"], one.name, f"{_text(one.value)} {one.unit}", spread, one.aim, result["commit"])
+            lines.append(f"| {' | '.join(cells)} |")
+    machines = sorted({result["machine"] for result in results})
+    return "\n".join([*lines, "", f"Measured on: {'; '.join(machines)}."])
+
+
+def all_recorded() -> list[dict[str, Any]]:
+    """Every recorded result, in the order of :data:`PARTS`."""
+    return [json.loads((RESULTS / f"{part}.json").read_text()) for part in PARTS if (RESULTS / f"{part}.json").exists()]
+
+
+def page(text: str) -> str:
+    """The page with its table as recorded."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table(all_recorded())}\n{END}{after}"
+
+
+def run(part: str, *, accept: bool) -> list[str]:
+    """Measure one part and record it; in words, which ratios got worse, and then nothing is recorded."""
+    measure: Callable[[], Iterator[Figure]] = importlib.import_module(PARTS[part]).figures
+    before, found = recorded(part), []
+    for one in measure():
+        print(f"{part}: {one.name}: {_text(one.value)} {one.unit} ± {_text(one.spread)}", flush=True)
+        found.append(one)
+    worse = [
+        f"{part}: {one.name} was {_text(before[one.name].value)} and is {_text(one.value)}"
+        for one in found
+        if one.name in before and one.worse_than(before[one.name])
+    ]
+    if accept or not worse:
+        record(part, found)
+        worse = []
+    return worse
+
+
+def _machine() -> str:
+    """The kind of machine, nothing that names this one."""
+    models = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    total = next((int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
+    model = models[0] if models else platform.machine()
+    return f"{model}, {os.cpu_count()} cores, {round(total / 2**20)} GiB, {platform.system()}"
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _said(*command: str) -> str:
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _text(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--table", action="store_true", help="measure nothing, write the table anew")
+    parser.add_argument("--accept", action="store_true", help="record ratios that got worse")
+    given = parser.parse_args()
+    worse: list[str] = []
+    for part in () if given.table else given.parts or PARTS:
+        worse += run(part, accept=given.accept)
+    PAGE.write_text(page(PAGE.read_text()))
+    if worse:
+        sys.exit("worse than recorded, by more than the spread:\n" + "\n".join(worse))
+
+
+if __name__ == "__main__":
+    main()
