@@ -11,7 +11,14 @@ from client.ledger.site_file import SiteFile
 from common.canonical import check_hash
 from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
-from common.ledger.records import IdentityRecord, PatientRecord, TeachersRecord, TrainedRecord, TrainingRecord
+from common.ledger.teacher_records import (
+    ForeignRecord,
+    IdentityRecord,
+    PatientRecord,
+    TeachersRecord,
+    TrainedRecord,
+    TrainingRecord,
+)
 from common.privacy.patient_guarantee import Training, Trainings
 from common.privacy.training import TrainingEvent
 
@@ -64,6 +71,18 @@ class KeepsTeachers(SiteFile):
             if (training_id, served) not in self._books.teachers.trained:
                 _, training = self._books.teachers.trainings[training_id]
                 self._append(TrainedRecord(training_id, training.voter, served))
+
+    def record_foreign(self, voter: int, served: str, *, brought: str) -> None:
+        """Put on record that the hospital brought this voter's teacher; known already: no row."""
+        check_hash(served)
+        with self._writing():
+            if (voter, served) not in self._books.teachers.foreign:
+                self._append(ForeignRecord(voter, served, brought))
+
+    def is_foreign(self, voter: int, served: str) -> bool:
+        """Whether this very teacher of this voter is on record as brought."""
+        self._catch_up()
+        return (voter, served) in self._books.teachers.foreign
 
     def state_teachers(self, served: Sequence[str]) -> str:
         """Put on record what a worker loaded: each voter's hash, empty for none; the digest that codes name it by.

@@ -229,6 +229,7 @@ def _teachers(config: SiteConfig, *, load: bool) -> Finding:
         return Finding("teachers", State.FAIL, "none is trained yet", "`consilium site train`")
     if not load:
         return Finding("teachers", State.OK, "trained")
+    from client.foreign.declared import has_foreign
     from client.teachers.teacher import Teachers
     from common.config import load_study
 
@@ -238,7 +239,8 @@ def _teachers(config: SiteConfig, *, load: bool) -> Finding:
         found = Teachers.load(folder, data=study.data, voters=voters, recipe=study.teacher)
     except ConsiliumError as error:
         return Finding("teachers", State.FAIL, str(error), "put the kit's study.toml back, then `consilium site train`")
-    loaded = f"{sum(map(bool, found.served))} of {voters} voters have a teacher; the others vote zero"
+    brought = sum(has_foreign(folder, voter) for voter in range(voters))
+    loaded = f"{sum(map(bool, found.served)) + brought} of {voters} voters have a teacher; the others vote zero"
     if not found.problems:
         return Finding("teachers", State.OK, loaded)
     reasons = "; ".join(f"voter {voter}: {problem}" for voter, problem in found.problems.items())

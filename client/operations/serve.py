@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,8 @@ from pathlib import Path
 import grpc
 
 from client.data.cases import has_trained, load_cases
+from client.foreign.declared import check_unit, has_foreign
+from client.foreign.teacher import ForeignTeacher
 from client.ledger.site_ledger import SiteLedger
 from client.operations.fetch import PublicObjects
 from client.operations.staff_decisions import retired_voters
@@ -27,8 +29,9 @@ from client.policy import Consent, load_site
 from client.site.books import open_books
 from client.site.peers import note_offered
 from client.teachers.teacher import Teachers
+from client.training.task import voter_directory
 from client.worker import Ask, Worker
-from common.config import DataConfig, load_study
+from common.config import DataConfig, Study, load_study
 from common.data.volume import volume_from_bytes
 from common.errors import ConsiliumError, InvalidInput
 from common.pki import shared
@@ -41,13 +44,18 @@ REPLY_TICK_S = 1.0
 
 
 class TeacherVoters:
-    """Teachers that take a public volume's bytes."""
+    """Teachers that take a public volume's bytes; ``foreign`` by the slots of those that the hospital brought."""
 
-    def __init__(self, teachers: Teachers, data: DataConfig) -> None:
-        self._teachers, self._data = teachers, data
+    def __init__(
+        self, teachers: Teachers, data: DataConfig, foreign: Mapping[int, ForeignTeacher] | None = None
+    ) -> None:
+        self._teachers, self._data, self._foreign = teachers, data, foreign or {}
 
     def predict(self, volume: bytes) -> Sequence[Ask]:
-        return self._teachers.ask(volume_from_bytes(volume, self._data).image)
+        asks = list(self._teachers.ask(volume_from_bytes(volume, self._data).image))
+        for slot, teacher in self._foreign.items():
+            asks[slot] = partial(teacher.ask, volume)
+        return asks
 
 
 def serve(worker: Worker, *, socket: Path) -> grpc.Server:
@@ -90,7 +98,8 @@ def serve(worker: Worker, *, socket: Path) -> grpc.Server:
 def open_worker(directory: Path, *, sleep: Callable[[float], object] = time.sleep) -> Worker:
     """The worker of a site's directory, with its models loaded and what they are on the site's record.
 
-    A voter whose teacher cannot be loaded, or that lost a patient since it was trained, is an empty slot.
+    A voter whose teacher cannot be loaded, or that lost a patient since it was trained, is an empty slot. InvalidInput
+    for a teacher the hospital brought that is not the one on record, or that has no place in the study.
     """
     config = load_site(directory)
     study = load_study(config.path(config.study))
@@ -105,19 +114,37 @@ def open_worker(directory: Path, *, sleep: Callable[[float], object] = time.slee
     teachers = teachers.without(
         retired | {slot for slot, weights in enumerate(teachers.weights) if (slot, weights) in gone}
     )
+    foreign = _foreign(ledger, study, directory / "teachers")
+    served = [foreign[slot].declared.served if slot in foreign else own for slot, own in enumerate(teachers.served)]
     objects = PublicObjects(config)
     return Worker(
         config=config,
         consent=Consent.of(study),
         ledger=ledger,
-        voters=TeacherVoters(teachers, study.data),
+        voters=TeacherVoters(teachers, study.data, foreign),
         fetch=objects.get,
-        teachers=ledger.state_teachers(teachers.served),
+        teachers=ledger.state_teachers(served),
         loaded_at=loaded_at,
         tick_s=REPLY_TICK_S,
         sleep=sleep,
         note_peers=partial(note_offered, directory, study=study.id, ledger=ledger),
     )
+
+
+def _foreign(ledger: SiteLedger, study: Study, teachers: Path) -> dict[int, ForeignTeacher]:
+    """The teachers that the hospital brought. Where it has none, neither their rules nor their files matter."""
+    voters = [voter for voter in range(study.privacy.voters_per_site) if has_foreign(teachers, voter)]
+    if voters:
+        check_unit(study)
+    found = {voter: ForeignTeacher.load(voter_directory(teachers, voter), study.data) for voter in voters}
+    for voter, teacher in found.items():
+        if not ledger.is_foreign(voter, teacher.declared.served):
+            raise InvalidInput(
+                "declaration of a teacher is not the one on record",
+                value=f"voter {voter}",
+                remedy="`consilium site teacher add` it again",
+            )
+    return found
 
 
 def _state_identity(ledger: SiteLedger, directory: Path) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from client.foreign.declared import has_foreign
 from client.training.task import TRAIN_SCHEMA, voter_directory
 from common.canonical import check_schema, digest
 from common.config import DataConfig, TrainingConfig
@@ -80,7 +81,7 @@ class Teachers:
 
         ``data`` is what they must be trained for, ``voters`` how many the study has, ``recipe`` its teachers'; by
         default these are what is found. InvalidInput where no training was begun, and without ``data`` where no teacher
-        can be loaded.
+        can be loaded. A voter whose teacher the hospital brought is an empty slot here (:mod:`client.foreign`).
         """
         numbers = [int(path.name.removeprefix("voter-")) for path in directory.glob("voter-[0-9][0-9][0-9]")]
         if not numbers and not (directory / "slots.json").exists():
@@ -89,6 +90,8 @@ class Teachers:
         found: dict[int, Teacher] = {}
         problems: dict[int, str] = {}
         for voter in range(count):
+            if has_foreign(directory, voter):
+                continue
             try:
                 trained_for, teacher = load_teacher(voter_directory(directory, voter))
                 if trained_for != (data := data or trained_for):

@@ -14,6 +14,7 @@ from typing import Any
 
 from client.data.cases import CaseRecord, delta_warning, record_cases
 from client.data.layouts import DatasetSettings, open_for_training
+from client.foreign.declared import has_foreign
 from client.policy import SiteConfig, load_site
 from client.site.books import slots_file, withdrawn, writing_teachers
 from client.site.enrolment import start_file
@@ -121,6 +122,13 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
     Whoever writes in the teachers is kept out meanwhile (Refused). Interrupted, it goes on when it is called again.
     """
     config, study, settings, data = _terms(options)
+    brought = [v for v in range(study.privacy.voters_per_site) if has_foreign(options.site_dir / "teachers", v)]
+    if brought:
+        raise InvalidInput(
+            "training of a voter whose teacher was brought",
+            value=brought,
+            remedy="`consilium site teacher remove` first",
+        )
     private = options.private.settings(begun=start_file(options.site_dir) is not None)
     dataset = open_for_training(data, study.data, settings)
     with writing_teachers({options.site_dir} if config is None else {options.site_dir, config.books_dir}):

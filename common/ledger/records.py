@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
-from common.canonical import canonical_bytes, digest, parse_canonical, parse_rational, sha256_bytes
-from common.data.dataset import PatientIdentity
-from common.document import FLAT, LATER, Between, Count, Document, Key, OneOf, OrEmpty, Sha256
+from common.canonical import canonical_bytes, parse_canonical, parse_rational, sha256_bytes
+from common.document import FLAT, LATER, Between, Document, Key, OneOf, OrEmpty, Sha256
 from common.errors import InvalidInput
 from common.ledger.charges import (
     BatchName,
@@ -32,8 +31,15 @@ from common.ledger.charges import (
 )
 from common.ledger.receipts import Receipt
 from common.ledger.sealed_records import AnswerRecord, LostDrawRecord, MaskedRecord, MaskKeyRecord, PeerRecord
+from common.ledger.teacher_records import (
+    ForeignRecord,
+    IdentityRecord,
+    PatientRecord,
+    TeachersRecord,
+    TrainedRecord,
+    TrainingRecord,
+)
 from common.privacy.mechanism import QuerySpec
-from common.privacy.training import TrainingEvent
 
 MAX_NOTE_CHARACTERS = 2_000
 REFUSAL_REASONS = (
@@ -238,76 +244,11 @@ class DecisionRecord(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class PatientRecord(Document):
-    """A patient was withdrawn, and the voter in whose ``slot`` the patient sat is silent until it is retrained.
-
-    ``subject`` is a keyed hash of the case's name whose key is not in the ledger; ``weights`` are those of the voter's
-    teacher at that moment, or empty if it had none.
-    """
-
-    slot: Number
-    voter: Number
-    subject: Sha256
-    weights: HashOrEmpty
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingRecord(Document):
-    """A voter's training began; ``events`` holds all it may spend on each of its patients, nothing for no guarantee.
-
-    Charged in full before the first step and never given back. ``deal`` names how patients were dealt to voters: under
-    one deal two voters share no patient.
-    """
-
-    training_id: Annotated[Sha256, Key("training")]
-    voter: Number
-    deal: Sha256
-    strategy: Annotated[str, partial(check_ledger_name, what="training strategy")]
-    events: Annotated[tuple[TrainingEvent, ...], Count("events of a training", most=1)]
-
-    @property
-    def event(self) -> TrainingEvent | None:
-        """All it may spend, None for one without a guarantee."""
-        return self.events[0] if self.events else None
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedRecord(Document):
-    """A training on record came to its end, and ``served`` is the SHA-256 of the teacher it made."""
-
-    training_id: Annotated[Sha256, Key("training")]
-    voter: Number
-    served: Sha256
-
-
-@dataclass(frozen=True, slots=True)
-class TeachersRecord(Document):
-    """What the site's worker loaded: for every voter the SHA-256 of its teacher and the training that made it.
-
-    Both are empty for a voter without a teacher; the training is empty where none on record made these bytes.
-    """
-
-    voters: tuple[tuple[HashOrEmpty, HashOrEmpty], ...]
-
-    @property
-    def digest(self) -> str:
-        """What a code's row names these teachers by."""
-        return digest("teachers", [list(voter) for voter in self.voters])
-
-
-@dataclass(frozen=True, slots=True)
 class SealingKeyRecord(Document):
     """By the server's notice, what was accepted for the key ``replaces`` may be sealed to ``sealing_key``."""
 
     sealing_key: Sha256
     replaces: Sha256
-
-
-@dataclass(frozen=True, slots=True)
-class IdentityRecord(Document):
-    """What counts as one patient of the site's pool from this row on, as its dataset says it."""
-
-    identity: PatientIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +324,7 @@ KINDS: dict[str, dict[str, type[Document]]] = {
         "patient": PatientRecord,
         "training": TrainingRecord,
         "trained": TrainedRecord,
+        "foreign": ForeignRecord,
         "teachers": TeachersRecord,
         "sealing-key": SealingKeyRecord,
         "peer": PeerRecord,

@@ -31,7 +31,7 @@ from common.ledger.records import (
 from common.ledger.rows import Position, Row
 from common.ledger.sealed_records import MaskedRecord, MaskKeyRecord, PeerRecord
 from common.ledger.site_sealed import SealedSums
-from common.ledger.site_teachers import TeacherBooks
+from common.ledger.site_teachers import Asked, TeacherBooks
 from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
 from common.privacy.mechanism import Mechanism, QuerySpec
 
@@ -206,11 +206,11 @@ class SiteBooks(RowState):
                 self.refusals[record.study_id, record.reason, row.time_utc[:10]] = row.seq
                 if record.reason == "released-before":
                     self.asked_again |= {self.receipted[query]: row.seq for query in record.query_ids}
+            case CodeRecord(query_id=query_id):
+                held = self.reservations[query_id]
+                self.teachers.enter(row, record, asked=Asked.of(held.query, self.studies[held.study_id]))
             case _:
-                dimension = None
-                if isinstance(record, CodeRecord):
-                    dimension = self.reservations[record.query_id].query.mechanism.dimension
-                if not self.teachers.enter(row, record, dimension=dimension):
+                if not self.teachers.enter(row, record, asked=None):
                     raise InvalidInput("kind of row", value=row.kind)
 
     def draw_stands(self, reservation: Reservation, draw: int) -> bool:

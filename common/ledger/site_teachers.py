@@ -5,18 +5,35 @@ Refuses a teacher or a code that names a training, a teacher or a query that no 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from common.document import Document
 from common.errors import InvalidInput
 from common.ledger.base_state import once
-from common.ledger.records import (
-    CodeRecord,
+from common.ledger.charges import StudyTerms
+from common.ledger.records import CodeRecord
+from common.ledger.rows import Row
+from common.ledger.teacher_records import (
+    ForeignRecord,
     IdentityRecord,
     PatientRecord,
     TeachersRecord,
     TrainedRecord,
     TrainingRecord,
 )
-from common.ledger.rows import Row
+from common.privacy.mechanism import QuerySpec, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a code answers: a query of this dimension, in a study of this unit."""
+
+    dimension: int
+    unit: Unit
+
+    @classmethod
+    def of(cls, query: QuerySpec, study: StudyTerms) -> Asked:
+        return cls(query.mechanism.dimension, study.protection.unit)
 
 
 class TeacherBooks:
@@ -28,6 +45,7 @@ class TeacherBooks:
         self.last_withdrawal = 0
         self.trainings: dict[str, tuple[int, TrainingRecord]] = {}
         self.trained: dict[tuple[str, str], int] = {}
+        self.foreign: dict[tuple[int, str], int] = {}
         self.newest: TeachersRecord | None = None
         self.computed_with: set[str] = set()
         self.identities: list[tuple[int, IdentityRecord]] = []
@@ -53,11 +71,11 @@ class TeacherBooks:
         served = {training for voters in known for made, training in voters if made}
         return frozenset(served | ({""} if rows_lost or "" in self.computed_with else set()))
 
-    def enter(self, row: Row, record: Document, *, dimension: int | None) -> bool:
-        """Take a row in; False for a kind that is not of teachers. ``dimension`` is that of the query a code is for."""
+    def enter(self, row: Row, record: Document, *, asked: Asked | None) -> bool:
+        """Take a row in; False for a kind that is not of teachers. ``asked`` is what a code's row answers."""
         match record:
             case CodeRecord():
-                self._code(row, record, dimension)
+                self._code(row, record, asked)
             case PatientRecord():
                 once(record.subject, self.patients, "withdrawn patient")
                 self.patients[record.subject] = (row.seq, record)
@@ -67,6 +85,9 @@ class TeacherBooks:
                 self.trainings[record.training_id] = (row.seq, record)
             case TrainedRecord():
                 self._trained(row, record)
+            case ForeignRecord():
+                once((record.voter, record.served), self.foreign, "brought teacher")
+                self.foreign[record.voter, record.served] = row.seq
             case TeachersRecord():
                 self._loaded(record)
             case IdentityRecord():
@@ -75,13 +96,15 @@ class TeacherBooks:
                 return False
         return True
 
-    def _code(self, row: Row, record: CodeRecord, dimension: int | None) -> None:
+    def _code(self, row: Row, record: CodeRecord, asked: Asked | None) -> None:
         if self.code_stands(record.query_id):
             raise InvalidInput(f"code of query {record.query_id}", limit="one, until a patient is withdrawn")
-        if record.dimension != dimension:
+        if asked is None or record.dimension != asked.dimension:
             raise InvalidInput("dimension of a code", value=record.dimension, limit="the query's")
         if record.teachers:
-            _ = self._known[record.teachers]
+            by = {(voter, served) for voter, (served, _) in enumerate(self._known[record.teachers].voters)}
+            if asked.unit is Unit.PATIENT and by & self.foreign.keys():
+                raise InvalidInput("teacher of a code for unit patient", value="brought", limit="trained by slots")
         self.codes[record.query_id] = (row.seq, record)
         self.computed_with.add(record.teachers)
 

@@ -16,6 +16,7 @@ from consilium.cli.options import AsJson, SiteDir, counting
 from consilium.cli.site_decisions import heads, pause, recover, resume, take_sealing_key, withdraw, withdraw_patient
 from consilium.cli.site_peers import peers
 from consilium.cli.site_student import evaluate, student_app
+from consilium.cli.site_teacher import teacher_app
 from consilium.cli.train import train
 
 if TYPE_CHECKING:
@@ -314,3 +315,4 @@ site_app.command("heads")(heads)
 site_app.command("evaluate")(evaluate)
 site_app.command("peers")(peers)
 site_app.add_typer(student_app, name="student")
+site_app.add_typer(teacher_app, name="teacher")

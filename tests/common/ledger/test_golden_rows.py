@@ -28,6 +28,7 @@ SINCE: dict[str, dict[str, dict[str, object]]] = {
         "lost-draw": {"draw": 1, "query_ids": [A, B], "reason": "incomplete"},
     },
     "site": {
+        "foreign": {"brought": "bundle", "served": A, "voter": 0},
         "peer": {"key": A, "site": "south", "study": B},
         "mask-key": {"batch": A, "draw": 1, "nonce": B, "study": A},
         "masked": {"draw": 1, "masks": A, "query_id": B, "share_std": "70000/3", "words_sha256": A},

@@ -12,7 +12,8 @@ from client.ledger.site_ledger import SiteLedger
 from client.policy import Caps
 from common.canonical import canonical_text, sha256_bytes
 from common.errors import InvalidInput, Refused
-from common.ledger.records import CodeRecord, ReservationRecord, TeachersRecord, parse_record
+from common.ledger.records import CodeRecord, ReservationRecord, parse_record
+from common.ledger.teacher_records import TeachersRecord
 from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import make_mechanism, make_query, make_study, write_raw
 

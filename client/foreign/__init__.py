@@ -1,0 +1,1 @@
+"""Teachers that a hospital already has: declared, confined, asked like any other."""

@@ -1,0 +1,243 @@
+"""`consilium site teacher add` and `remove`: a hospital's model copied, tried on a made-up volume and put on record.
+
+Refuses a study that has no place for it, a file that is no model or would have to be unpickled, and a model whose first
+answer does not pass the checks of every later one. Until it has passed, nothing of the site is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+
+from client.foreign.declared import (
+    DECLARED,
+    Activation,
+    Declared,
+    Intensity,
+    Kind,
+    LabelOf,
+    check_unit,
+    has_foreign,
+    read_labels,
+)
+from client.foreign.teacher import MODEL, ForeignTeacher, hashes, read_command
+from client.policy import load_site
+from client.site.books import open_books, writing_teachers
+from client.training.task import voter_directory
+from common.config import DataConfig, load_study
+from common.errors import InvalidInput
+from common.objects import write_atomically
+
+MAX_BUNDLE_BYTES = 1 << 33
+_INCOMING = "incoming"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """What a person gives: a file or folder, or a command; and what it means. None and empty: as the model says, or the
+    study."""
+
+    source: Path | None = None
+    command: str | None = None
+    voter: int = 0
+    labels: str | None = None
+    channels: str | None = None
+    models: tuple[Path, ...] = ()
+    reads: tuple[Path, ...] = ()
+    activation: Activation = Activation.SOFTMAX
+    intensity: Intensity = Intensity.Z_SCORE
+    spacing_mm: tuple[float, ...] = ()
+    patch: tuple[int, ...] = ()
+    timeout_s: int = 600
+    memory_gib: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What was added: its declaration, and its first answer, the share of each label on a made-up volume."""
+
+    declared: Declared
+    shares: dict[str, float]
+
+
+def add(site_dir: Path, brought: Brought) -> Added:
+    """Bring a teacher for one voter; a worker that runs goes on with what it loaded until it is started again."""
+    config = load_site(site_dir)
+    study = load_study(config.path(config.study))
+    check_unit(study)
+    if not 0 <= brought.voter < study.privacy.voters_per_site:
+        raise InvalidInput("--voter", value=brought.voter, limit=f"0 to {study.privacy.voters_per_site - 1}")
+    with writing_teachers({site_dir, config.books_dir}):
+        folder = voter_directory(site_dir / "teachers", brought.voter)
+        with _incoming(folder) as incoming:
+            declared = _declare(brought, incoming, study.data)
+            _write(incoming, declared)
+            trial = ForeignTeacher.load(incoming, study.data).ask(_made_up(study.data))
+            with open_books(config) as ledger:  # before it is there: what a worker finds must be on record
+                ledger.record_foreign(brought.voter, declared.served, brought=str(declared.kind))
+            _remove(folder)
+            if (incoming / MODEL).exists():
+                (incoming / MODEL).rename(folder / MODEL)
+            _write(folder, declared)
+    shares = trial.mean(axis=(1, 2, 3))
+    return Added(declared, {name: round(float(s), 4) for name, s in zip(study.data.labels, shares, strict=True)})
+
+
+def remove(site_dir: Path, voter: int) -> None:
+    """Take a brought teacher away; what the site's ledger has of it stays. InvalidInput where there is none."""
+    teachers = site_dir / "teachers"
+    if not has_foreign(teachers, voter):
+        raise InvalidInput("voter without a teacher that was brought", value=voter, limit="one of `site teacher add`")
+    with writing_teachers({site_dir}):
+        _remove(voter_directory(teachers, voter))
+
+
+def _remove(folder: Path) -> None:
+    (folder / DECLARED).unlink(missing_ok=True)
+    if (folder / MODEL).is_dir():
+        shutil.rmtree(folder / MODEL)
+    else:
+        (folder / MODEL).unlink(missing_ok=True)
+
+
+def _write(folder: Path, declared: Declared) -> None:
+    text = json.dumps(declared.to_json(), indent=1) + "\n"
+    write_atomically(folder / DECLARED, text.encode(), mode=0o600)
+
+
+@contextmanager
+def _incoming(folder: Path) -> Iterator[Path]:
+    """A place beside the teacher for one that has not passed; gone at the end, and so is what a crash left of one."""
+    made, incoming = not folder.exists(), folder / _INCOMING
+    shutil.rmtree(incoming, ignore_errors=True)
+    incoming.mkdir(parents=True, mode=0o700)
+    try:
+        yield incoming
+    finally:
+        shutil.rmtree(incoming, ignore_errors=True)
+        if made and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _declare(brought: Brought, incoming: Path, data: DataConfig) -> Declared:
+    if (brought.source is None) == (brought.command is None):
+        raise InvalidInput("teacher to add", limit="a file or folder, or --command")
+    command: tuple[str, ...] = ()
+    if brought.source is not None:
+        kind = _copied(brought.source, incoming / MODEL)
+        files = hashes(incoming, [Path(MODEL)])
+    else:
+        kind, command = Kind.COMMAND, read_command(brought.command or "")
+        named = [path for word in command if (path := Path(word)).is_absolute() and path.is_file()]
+        files = hashes(incoming, [*named, *_existing(brought.models)])
+    labels = read_labels(brought.labels) if brought.labels else _own_labels(kind, incoming / MODEL, data)
+    return Declared(
+        kind=kind,
+        labels=labels,
+        channels=tuple(name.strip() for name in brought.channels.split(",")) if brought.channels else data.channels,
+        files=files,
+        timeout_s=brought.timeout_s,
+        memory_gib=brought.memory_gib,
+        activation=brought.activation,
+        intensity=brought.intensity,
+        spacing_mm=tuple(map(float, brought.spacing_mm or data.spacing_mm)),
+        patch=brought.patch,
+        command=command,
+        reads=tuple(map(str, _existing(brought.reads))),
+    )
+
+
+def _existing(paths: tuple[Path, ...]) -> list[Path]:
+    for path in paths:
+        if not path.exists():
+            raise InvalidInput("path of --model or --reads", value=str(path), limit="one that is there")
+    return [path.absolute() for path in paths]
+
+
+def _own_labels(kind: Kind, model: Path, data: DataConfig) -> tuple[LabelOf, ...]:
+    """What a bundle's metadata calls its output's channels, where these are the study's names."""
+    found: dict[str, str] = {}
+    if kind is Kind.BUNDLE and (model / "configs" / "metadata.json").is_file():
+        try:
+            text = json.loads((model / "configs" / "metadata.json").read_text(encoding="utf-8"))
+            found = text["network_data_format"]["outputs"]["pred"]["channel_def"]
+        except (OSError, ValueError, KeyError, TypeError):
+            found = {}
+    known = {name.casefold(): name for name in data.labels}
+    if not found or not all(str(name).casefold() in known for name in found.values()):
+        raise InvalidInput(
+            "labels of the teacher",
+            value=list(found.values()) or "not said",
+            limit=", ".join(data.labels),
+            remedy=f"say what each output is in turn: --labels {','.join(data.labels)}",
+        )
+    return read_labels(",".join(f"{number}={known[str(name).casefold()]}" for number, name in found.items()))
+
+
+def _copied(source: Path, target: Path) -> Kind:
+    """Copy a model into the site; what it is, from what it holds. Nothing of it is run or unpickled."""
+    if source.suffix == ".onnx":
+        raise InvalidInput(
+            "ONNX file",
+            value=source.name,
+            limit="a MONAI bundle, a TorchScript file or a command",
+            remedy="save the network it came from with torch.jit.script(net).save('model.ts'), "
+            "or give a program that runs it: --command 'run-onnx {input} {output}'",
+        )
+    if source.is_dir():
+        if not (source / "configs").is_dir():
+            raise InvalidInput("folder of a teacher", value=str(source), limit="a MONAI bundle, with configs/")
+        shutil.copytree(source, target, symlinks=False)
+        return Kind.BUNDLE
+    try:
+        with zipfile.ZipFile(source) as archive:
+            names = archive.namelist()
+            if any(Path(name).name == "constants.pkl" for name in names) and any("/code/" in name for name in names):
+                shutil.copyfile(source, target)
+                return Kind.TORCHSCRIPT
+            root = next((name.split("configs/")[0] for name in names if "configs/" in name), None)
+            if root is None:
+                raise zipfile.BadZipFile
+            _unpack(archive, root, target)
+            return Kind.BUNDLE
+    except (OSError, zipfile.BadZipFile) as error:
+        raise InvalidInput(
+            "file of a teacher",
+            value=source.name,
+            limit="TorchScript (torch.jit.save), or a zip file of a MONAI bundle",
+            remedy="weights alone are no model: export TorchScript with torch.jit.script(net).save('model.ts'), "
+            "or put them into a MONAI bundle",
+        ) from error
+
+
+def _unpack(archive: zipfile.ZipFile, root: str, target: Path) -> None:
+    """A bundle's files, none outside of ``target``, no links, and not more than :data:`MAX_BUNDLE_BYTES`."""
+    entries = [entry for entry in archive.infolist() if entry.filename.startswith(root) and not entry.is_dir()]
+    total = sum(entry.file_size for entry in entries)
+    for entry in entries:
+        path = (target / entry.filename.removeprefix(root)).resolve()
+        link = stat.S_ISLNK(entry.external_attr >> 16)
+        if link or target.resolve() not in path.parents or total > MAX_BUNDLE_BYTES:
+            limit = f"plain files inside the bundle, {MAX_BUNDLE_BYTES} bytes"
+            raise InvalidInput("entry of the bundle's zip file", value=entry.filename, limit=limit)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with archive.open(entry) as packed, path.open("wb") as file:
+            shutil.copyfileobj(packed, file)
+
+
+def _made_up(data: DataConfig) -> bytes:
+    """A volume of noise as the study's volumes are, of no patient: what a teacher is tried on."""
+    shape = (*data.grid, len(data.channels)) if len(data.channels) > 1 else data.grid
+    noise = np.random.default_rng(0).normal(100, 10, shape).astype(np.float32)
+    image = nib.Nifti1Image(noise, np.diag([*data.spacing_mm, 1.0]))
+    content: bytes = image.to_bytes()
+    return content

@@ -1,0 +1,257 @@
+"""A teacher that a hospital already has, asked like any other: hashed, on record, confined, its output checked.
+
+A volume goes to it as NIfTI on the volume's own voxels and comes back as NIfTI on whatever voxels the model works on: a
+label map in its own numbers, or class probabilities. Refuses an output of another shape, class count, range or place,
+and files that are not those on the site's record.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import torch
+from jaxtyping import Float
+from monai.data import MetaTensor
+from monai.transforms import SpatialResample
+
+from client.foreign.confined import Confinement, read_plain_file, run_confined
+from client.foreign.declared import DECLARED, Declared, Kind
+from common.canonical import sha256_bytes, sha256_file
+from common.config import DataConfig
+from common.data.nifti import Scan, read_nifti
+from common.data.volume import Volume, volume_from_bytes
+from common.errors import InvalidInput
+
+LEAST_COVERED = 0.1
+"""Share of the scan that an output must lie on: less is an output at another place."""
+PROBABILITY_SLACK = 1e-2
+KEPT_BYTES = 1 << 29
+"""Of answers kept in memory: a joint query asks about the same volumes every round."""
+
+MODEL = "model"
+CASE = "case"
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignTeacher:
+    """One such teacher of a study's voter; ``folder`` is the voter's directory."""
+
+    declared: Declared
+    folder: Path
+    data: DataConfig
+    kept: OrderedDict[str, np.ndarray] = field(default_factory=OrderedDict)
+
+    @classmethod
+    def load(cls, folder: Path, data: DataConfig) -> ForeignTeacher:
+        """InvalidInput unless every file is as declared, and labels and channels are the study's."""
+        declared = Declared.read(folder / DECLARED)
+        declared.label_numbers(data)
+        made = cls(declared, folder, data)
+        made.check_files()
+        return made
+
+    def check_files(self) -> None:
+        """InvalidInput where a file is not the one that was declared."""
+        found = hashes(self.folder, [Path(name) for name in self.declared.files])
+        changed = sorted(name for name, hash_ in self.declared.files.items() if found.get(name) != hash_)
+        if changed:
+            raise InvalidInput(
+                "file of a teacher is not the one on record",
+                value=changed[0],
+                remedy="put it back, or `consilium site teacher add` it again",
+            )
+
+    def ask(self, volume: bytes) -> Float[np.ndarray, "k x y z"]:
+        """Class probabilities (float32) of a public volume on the study's grid. # sensitive"""
+        name = sha256_bytes(volume)
+        if name in self.kept:
+            return self.kept[name]
+        self.check_files()
+        answer = self._run(volume)
+        answer.flags.writeable = False
+        self.kept[name] = answer
+        while sum(one.nbytes for one in self.kept.values()) > KEPT_BYTES:
+            self.kept.popitem(last=False)
+        return answer
+
+    def _run(self, content: bytes) -> Float[np.ndarray, "k x y z"]:
+        volume = volume_from_bytes(content, self.data)
+        with tempfile.TemporaryDirectory(prefix="consilium-teacher-") as made:
+            scratch = Path(made).resolve()
+            given, out, home = (scratch / name for name in ("in", "out", "home"))
+            for folder in (given, out, home):
+                folder.mkdir()
+            self._write_input(read_nifti(content, channels=len(self.data.channels)), given)
+            argv = self._argv(given, out)
+            within = Confinement(
+                reads=(str(given), str(self.folder), *_runtime(argv[0], self.declared)),
+                writes=(str(home), str(out)),
+                timeout_s=self.declared.timeout_s,
+                memory_gib=self.declared.memory_gib,
+            )
+            run_confined(argv, within, cwd=home, log=scratch / "log")
+            found = read_nifti(read_plain_file(_only_output(out)), channels=None)
+        return on_grid(found, volume, self.declared.label_numbers(self.data), classes=len(self.data.labels))
+
+    def _write_input(self, scan: Scan, given: Path) -> None:
+        """One file with all channels, and for ``{input_dir}`` one a channel, as nnU-Net names them."""
+        order = [self.data.channels.index(name) for name in self.declared.channels]
+        array = np.asarray(scan.array[order], dtype=np.float32)
+        whole = array[0] if len(array) == 1 else np.moveaxis(array, 0, -1)
+        _save(given / f"{CASE}.nii.gz", whole, scan.affine)
+        if any("{input_dir}" in word for word in self.declared.command):
+            (given / "channels").mkdir()
+            for number, channel in enumerate(array):
+                _save(given / "channels" / f"{CASE}_{number:04d}.nii.gz", channel, scan.affine)
+
+    def _argv(self, given: Path, out: Path) -> list[str]:
+        image, result = str(given / f"{CASE}.nii.gz"), str(out / f"{CASE}.nii.gz")
+        if self.declared.kind is not Kind.COMMAND:
+            own = (str(self.folder / DECLARED), str(self.folder / MODEL), image, result)
+            return [sys.executable, "-P", "-m", "client.foreign.model", *own]
+        places = {"input": image, "output": result, "input_dir": str(given / "channels"), "output_dir": str(out)}
+        return [filled(word, places) for word in self.declared.command]
+
+
+def filled(word: str, places: Mapping[str, str]) -> str:
+    """A word of a command's template with its paths in place; other braces stay as they are."""
+    for name, path in places.items():
+        word = word.replace("{" + name + "}", path)
+    return word
+
+
+def read_command(text: str) -> tuple[str, ...]:
+    """``--command``: words as a shell splits them, without a shell; the program by its absolute path.
+
+    InvalidInput for a program that is not there, or a template that names no input or no output.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InvalidInput("--command", value=text, limit=f"words that a shell could split ({error})") from error
+    program = shutil.which(words[0]) if words else None
+    if program is None:
+        raise InvalidInput("program of --command", value=words[:1], limit="one that can be run", remedy="give its path")
+    if not any(f"{{{name}" in text for name in ("input}", "input_dir}")):
+        raise InvalidInput("--command", value=text, limit="one with {input} or {input_dir}")
+    if not any(f"{{{name}" in text for name in ("output}", "output_dir}")):
+        raise InvalidInput("--command", value=text, limit="one with {output} or {output_dir}")
+    return (os.path.abspath(program), *words[1:])
+
+
+def hashes(folder: Path, paths: list[Path]) -> dict[str, str]:
+    """SHA-256 by name of every file these name, folders with all that is below; those absent are left out."""
+    found: dict[str, str] = {}
+    for path in paths:
+        at = folder / path
+        for file in sorted(_files(at)):
+            name = file if path.is_absolute() else file.relative_to(folder)
+            found[str(name)] = sha256_file(file)
+    return found
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_dir():
+        yield from (file for file in path.rglob("*") if file.is_file())
+    elif path.is_file():
+        yield path
+
+
+def _runtime(program: str, declared: Declared) -> tuple[str, ...]:
+    """What a program may read beside its input: what it is made of, and its own environment."""
+    if declared.kind is not Kind.COMMAND:
+        return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, *(path for path in sys.path if path))))
+    found = []
+    for path in (Path(program), Path(program).resolve()):
+        found += [str(path), *([str(path.parent.parent)] if path.parent.name == "bin" else [])]
+    return (*dict.fromkeys(found), *declared.reads, *(name for name in declared.files if os.path.isabs(name)))
+
+
+def _save(path: Path, array: np.ndarray, affine: np.ndarray) -> None:
+    image = nib.Nifti1Image(array, affine)
+    image.header.set_xyzt_units("mm")
+    nib.save(image, path)
+
+
+def _only_output(folder: Path) -> Path:
+    """The one NIfTI file that the program left."""
+    found = sorted(path for path in folder.iterdir() if path.name.endswith((".nii", ".nii.gz")))
+    if len(found) != 1:
+        raise InvalidInput("NIfTI files that the teacher's program wrote", value=len(found), limit="one")
+    return found[0]
+
+
+def on_grid(found: Scan, volume: Volume, labels: Mapping[int, int], *, classes: int) -> Float[np.ndarray, "k x y z"]:
+    """A teacher's output as class probabilities on the study's grid.
+
+    One channel is a label map in the model's numbers, more are its probabilities, one for each of its outputs; outside
+    of the output everything is background. InvalidInput for numbers that nobody declared, another count of channels,
+    what is no probability, and an output that does not lie on the scan.
+    """
+    array = np.asarray(found.array, dtype=np.float32)
+    if not np.isfinite(array).all():
+        raise InvalidInput("the teacher's output", value="NaN or infinite", limit="finite values")
+    own = _one_hot(array[0], labels, classes) if len(array) == 1 else _summed(array, labels, classes)
+    to_grid = SpatialResample(mode="bilinear", padding_mode="zeros", align_corners=True)
+    target = {"dst_affine": torch.tensor(volume.affine), "spatial_size": volume.image.shape[1:]}
+    ones = np.ones((1, *own.shape[1:]), np.float32)
+    placed, covered = (
+        np.asarray(to_grid(MetaTensor(torch.tensor(one), affine=torch.tensor(found.affine)), **target).array)
+        for one in (own, ones)
+    )
+    scanned = np.asarray(
+        to_grid(
+            MetaTensor(torch.ones((1, *volume.native_shape)), affine=torch.tensor(volume.native_affine)), **target
+        ).array
+    )
+    share = float((covered * scanned).sum() / max(float(scanned.sum()), 1.0))
+    if share < LEAST_COVERED:
+        raise InvalidInput(
+            "share of the scan that the teacher's output lies on",
+            value=round(share, 3),
+            limit=f"{LEAST_COVERED} or more",
+            remedy="have the program keep the affine of its input",
+        )
+    result = np.clip(placed, 0, 1)
+    result[0] += np.maximum(1 - result.sum(axis=0), 0)
+    result /= result.sum(axis=0, keepdims=True)
+    probabilities: np.ndarray = result.astype(np.float32)
+    return probabilities
+
+
+def _one_hot(array: Float[np.ndarray, "x y z"], labels: Mapping[int, int], classes: int) -> np.ndarray:
+    values = np.unique(array)
+    unknown = [float(value) for value in values if value not in labels]
+    if unknown:
+        limit = ", ".join(map(str, sorted(labels)))
+        raise InvalidInput("value in the teacher's label map", value=unknown[:5], limit=limit, remedy="--labels")
+    result = np.zeros((classes, *array.shape), np.float32)
+    for value in values:
+        result[labels[int(value)]][array == value] = 1
+    return result
+
+
+def _summed(array: Float[np.ndarray, "c x y z"], labels: Mapping[int, int], classes: int) -> np.ndarray:
+    if sorted(labels) != list(range(len(array))):
+        raise InvalidInput("channels of the teacher's output", value=len(array), limit=f"{len(labels)}, as declared")
+    low, high = float(array.min()), float(array.max())
+    off = float(np.abs(array.sum(axis=0) - 1).max())
+    if low < -PROBABILITY_SLACK or high > 1 + PROBABILITY_SLACK or off > PROBABILITY_SLACK:
+        raise InvalidInput(
+            "the teacher's output", value=f"{low:g} to {high:g}", limit="probabilities that sum to 1",
+            remedy="say what makes them of it: --activation",
+        )  # fmt: skip
+    result = np.zeros((classes, *array.shape[1:]), np.float32)
+    for output, label in labels.items():
+        result[label] += array[output]
+    return result

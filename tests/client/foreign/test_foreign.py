@@ -1,0 +1,362 @@
+"""Teachers that a hospital already has: a MONAI bundle, a TorchScript file, a command; what is refused, and on what."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from monai.bundle import init_bundle
+from monai.networks.nets import UNet
+from typer.testing import CliRunner
+
+from client.foreign import bring
+from client.foreign.bring import Brought
+from client.foreign.confined import can_confine
+from client.foreign.declared import DECLARED, Activation, Declared, Kind, LabelOf
+from client.foreign.model import answer
+from client.foreign.teacher import ForeignTeacher, on_grid
+from client.ledger.site_ledger import SiteLedger
+from client.operations.readiness import _teachers
+from client.operations.serve import TeacherVoters, open_worker
+from client.policy import load_site
+from client.site.books import open_books
+from client.teachers.teacher import Teachers
+from client.training.task import voter_directory
+from client.worker import Worker
+from common.config import DataConfig
+from common.data.nifti import Scan
+from common.data.volume import volume_from_bytes
+from common.errors import ConsiliumError, DaemonFailed, InvalidInput
+from common.messages import encode
+from common.pki import create_authority, create_node_keys
+from consilium.cli.site import site_app
+from tests.federation import Federation, ball, make_study
+from tests.worlds import DATA, STUDY, site_toml
+
+pytestmark = [
+    pytest.mark.skipif(not can_confine(), reason="needs Landlock and seccomp"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:DeprecationWarning"),
+]
+
+LABELS = tuple(LabelOf(number, name) for number, name in enumerate(DATA.labels))
+
+
+def nifti(array: np.ndarray, affine: np.ndarray | None = None) -> bytes:
+    return nib.Nifti1Image(array, np.eye(4) if affine is None else affine).to_bytes()
+
+
+def noise(shape: tuple[int, ...] = (16, 16, 16)) -> np.ndarray:
+    return np.random.default_rng(3).normal(100, 10, shape).astype(np.float32)
+
+
+def write_torchscript(network: torch.nn.Module, path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(network).save(path)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What hospitals bring: ``bundle/`` (by monai's own tool), ``model.ts``, ``weights.pt``, ``label.nii.gz``."""
+    root = tmp_path_factory.mktemp("brought")
+    torch.manual_seed(0)
+    network = UNet(3, 1, 3, (4, 8), (2,)).eval()
+    init_bundle(root / "bundle", network=network)
+    workflow = json.loads((root / "bundle/configs/inference.json").read_text())
+    workflow["network_def"] = {"_target_": "UNet", "spatial_dims": 3, "in_channels": 1, "out_channels": 3}
+    workflow["network_def"] |= {"channels": [4, 8], "strides": [2]}
+    (root / "bundle/configs/inference.json").write_text(json.dumps(workflow))
+    write_torchscript(network, root / "model.ts")
+    torch.save(network, root / "whole.pt")
+    torch.save(network.state_dict(), root / "weights.pt")
+    label = np.zeros((16, 16, 16), np.uint8)
+    label[4:9, 4:9, 4:9], label[4:9, 9:13, 4:9] = 1, 7
+    (root / "label.nii").write_bytes(nifti(label))
+    return root
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A hospital in a study of unit hospital with no teacher yet."""
+    directory = tmp_path / "site"
+    directory.mkdir()
+    (directory / "study.toml").write_text(STUDY)
+    keys = {"sealing_key": "ab" * 32, "signing_key": "ab" * 32}
+    (directory / "site.toml").write_text(site_toml(**keys, more='unit = "hospital"\n'))
+    shutil.copy(create_authority(tmp_path / "authority").certificate, directory / "ca.crt")
+    create_node_keys(directory / "node" / "keys")
+    return directory
+
+
+def copying(made: Path, name: str = "label.nii") -> Brought:
+    """A command that gives the same label map for every volume."""
+    words = f"dd status=none if={made / name} of={{output_dir}}/a.nii"
+    return Brought(command=f"sh -c '{words} # {{input}}'", models=(made / name,), labels="0=background,1=front,7=back")
+
+
+def test_a_command_answers_with_its_label_map_and_its_hash_is_on_record(site: Path, made: Path) -> None:
+    added = bring.add(site, copying(made))
+    teacher = ForeignTeacher.load(voter_directory(site / "teachers", 0), DATA)
+    found = teacher.ask(nifti(noise()))
+    truth = nib.load(made / "label.nii").get_fdata()
+    assert found.shape == (3, 16, 16, 16)
+    assert np.array_equal(found.argmax(axis=0), np.select([truth == 1, truth == 7], [1, 2], 0))
+    worker = open_worker(site)
+    with open_books(load_site(site)) as ledger:
+        assert ledger.is_foreign(0, added.declared.served)
+        assert [served for served, _ in ledger.teachers().voters] == [added.declared.served]
+        assert not ledger.trainings().every_code_traced
+    assert isinstance(worker, Worker)
+    assert _teachers(load_site(site), load=True).ok
+
+
+@pytest.mark.parametrize("kind", ["bundle", "zip", "torchscript"])
+def test_a_model_votes_with_what_its_network_says(site: Path, made: Path, tmp_path: Path, kind: str) -> None:
+    """The oracle: the same network called here, on the same normalised voxels."""
+    source = {"bundle": made / "bundle", "torchscript": made / "model.ts"}.get(kind, tmp_path / "b.zip")
+    if kind == "zip":
+        shutil.make_archive(str(tmp_path / "b"), "zip", made, "bundle")
+    declared = Declared(
+        Kind.TORCHSCRIPT if kind == "torchscript" else Kind.BUNDLE, LABELS, ("image",), {}, 60, 4, spacing_mm=(1, 1, 1)
+    )
+    if kind == "zip":
+        bring._copied(source, tmp_path / "model")
+        source = tmp_path / "model"
+    image = noise((32, 32, 32))
+    (tmp_path / "case.nii").write_bytes(nifti(image))
+    data = replace(DATA, channels=("image",))
+    found = answer(replace(declared, channels=data.channels), source, tmp_path / "case.nii")
+    network = torch.jit.load(made / "model.ts").eval()
+    if kind == "torchscript":
+        given = (image - image.mean()) / image.std()
+    else:
+        given = (image - image.min()) / (image.max() - image.min())
+    with torch.inference_mode():
+        expected = torch.softmax(network(torch.tensor(given)[None, None])[0], dim=0)
+    assert np.allclose(found.numpy(), expected.numpy(), atol=1e-4)
+
+
+def test_a_bundle_made_by_monai_is_added_by_the_command_line_and_runs_confined(site: Path, made: Path) -> None:
+    words = ["teacher", "add", str(made / "bundle"), "--site-dir", str(site), "--json"]
+    refused = CliRunner().invoke(site_app, words)
+    assert "--labels background,front,back" in str(refused.exception)
+    result = CliRunner().invoke(site_app, [*words, "--labels", "background,front,back"])
+    assert result.exit_code == 0, result.exception
+    facts = json.loads(result.stdout)
+    assert facts["kind"] == "bundle"
+    assert sum(facts["tried"].values()) == pytest.approx(1, abs=1e-3)
+    open_worker(site)
+    CliRunner().invoke(site_app, ["teacher", "remove", "--site-dir", str(site)])
+    assert not list((site / "teachers" / "voter-000").iterdir())
+
+
+def patient(site: Path) -> None:
+    text = STUDY.replace("quorum = 2", 'quorum = 2\nunit = "patient"')
+    (site / "study.toml").write_text(text)
+    policy = (site / "site.toml").read_text().replace('unit = "hospital"', 'unit = "patient"')
+    (site / "site.toml").write_text(policy)
+
+
+def test_unit_patient_takes_no_teacher_that_was_not_trained_by_slots(site: Path, made: Path) -> None:
+    patient(site)
+    with pytest.raises(InvalidInput, match="got 'patient'; allowed: hospital; to fix: train teachers with"):
+        bring.add(site, copying(made))
+    assert not (site / "teachers" / "voter-000").exists()
+
+
+def test_files_laid_by_hand_are_refused_by_the_worker_of_a_study_of_unit_patient(site: Path, made: Path) -> None:
+    bring.add(site, copying(made))
+    other = site.parent / "other"
+    shutil.copytree(site, other, ignore=shutil.ignore_patterns("site-ledger*"))
+    patient(other)
+    with pytest.raises(InvalidInput, match="not trained by slots"):
+        open_worker(other)
+
+
+def test_no_row_of_a_ledger_has_a_code_for_unit_patient_by_a_brought_teacher(tmp_path: Path) -> None:
+    """Were the worker itself changed, its own ledger would still refuse the code, and so would whoever verifies it."""
+    federation = Federation(tmp_path, study=make_study(unit="patient"))
+    ledger, (query, *_) = federation.site_ledgers["site-0"], federation.planned()
+    ledger.record_foreign(0, "a" * 64, brought="command")
+    digest = ledger.state_teachers(["a" * 64])
+    federation.workers[100].handle(encode(federation.offer([query])))
+    code = np.zeros(query.mechanism.dimension, np.int64)
+    with pytest.raises(ConsiliumError, match="unit patient"):
+        ledger.store_code(query.id, code, teachers=digest)
+    assert ledger.code(query.id) is None
+    federation.close()
+
+
+@pytest.mark.parametrize("change", ["declaration", "model", "unrecorded"])
+def test_a_teacher_that_is_not_the_one_on_record_does_not_vote(site: Path, made: Path, change: str) -> None:
+    mine = site.parent / "mine"
+    mine.mkdir()
+    shutil.copy(made / "label.nii", mine)
+    bring.add(site, copying(mine))
+    declared = voter_directory(site / "teachers", 0) / DECLARED
+    if change == "declaration":
+        declared.write_text(declared.read_text().replace('"timeout_s": 600', '"timeout_s": 601'))
+    if change == "model":
+        (mine / "label.nii").write_bytes((mine / "label.nii").read_bytes() + b"\0")
+    if change == "unrecorded":
+        for path in site.glob("site-ledger*"):
+            path.unlink()
+    with pytest.raises(InvalidInput, match="on record"):
+        open_worker(site)
+
+
+def test_a_model_changed_while_the_worker_runs_is_a_zero_vote(site: Path, made: Path) -> None:
+    mine = site.parent / "mine"
+    mine.mkdir()
+    shutil.copy(made / "label.nii", mine)
+    bring.add(site, copying(mine))
+    teacher = ForeignTeacher.load(voter_directory(site / "teachers", 0), DATA)
+    (mine / "label.nii").write_bytes(b"another")
+    with pytest.raises(InvalidInput, match="not the one on record"):
+        teacher.ask(nifti(noise()))
+
+
+def test_a_state_dict_a_pickle_and_onnx_are_refused_unread(site: Path, made: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"onnx")
+    for source, remedy in (
+        (made / "weights.pt", "torch.jit.script"),
+        (made / "whole.pt", "torch.jit.script"),
+        (tmp_path / "model.onnx", "run-onnx"),
+        (tmp_path, "MONAI bundle"),
+    ):
+        with pytest.raises(InvalidInput, match=remedy):
+            bring.add(site, Brought(source=source, labels="background,front,back"))
+    assert not (site / "site-ledger.sqlite").exists()
+
+
+def test_a_bundle_s_zip_file_writes_nowhere_else(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
+        archive.writestr("configs/inference.json", "{}")
+        archive.writestr("../outside", "x")
+    with pytest.raises(InvalidInput, match="entry of the bundle"):
+        bring._copied(tmp_path / "b.zip", tmp_path / "model")
+    assert not (tmp_path / "outside").exists()
+
+
+def test_a_bundle_s_pickled_weights_are_not_unpickled(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "bundle", tmp_path / "b")
+    torch.save(UNet(3, 1, 3, (4, 8), (2,)), tmp_path / "b/models/model.pt")
+    (tmp_path / "case.nii").write_bytes(nifti(noise()))
+    declared = Declared(Kind.BUNDLE, LABELS, ("image",), {}, 60, 4)
+    with pytest.raises(Exception, match=r"(?i)weights.only"):
+        answer(declared, tmp_path / "b", tmp_path / "case.nii")
+
+
+GRID_VOLUME = volume_from_bytes(nifti(noise()), DATA)
+MAPPING = {0: 0, 1: 1, 2: 2}
+
+
+@pytest.mark.parametrize(
+    ("array", "affine", "word"),
+    [
+        (np.full((1, 16, 16, 16), 3.0), np.eye(4), "value in the teacher's label map"),
+        (np.full((1, 16, 16, 16), 0.5), np.eye(4), "value in the teacher's label map"),
+        (np.full((3, 16, 16, 16), np.nan), np.eye(4), "NaN or infinite"),
+        (np.full((3, 16, 16, 16), 0.5), np.eye(4), "probabilities that sum to 1"),
+        (np.stack([np.full((16, 16, 16), v) for v in (-1.0, 1.0, 1.0)]), np.eye(4), "probabilities that sum to 1"),
+        (np.full((2, 16, 16, 16), 0.5), np.eye(4), "channels of the teacher's output"),
+        (np.full((4, 16, 16, 16), 0.25), np.eye(4), "channels of the teacher's output"),
+        (np.zeros((1, 16, 16, 16)), np.array([[1, 0, 0, 500], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1.0]]), "affine"),
+    ],
+)
+def test_an_output_out_of_range_shape_or_place_is_no_vote(array: np.ndarray, affine: np.ndarray, word: str) -> None:
+    with pytest.raises(InvalidInput, match=word):
+        on_grid(Scan(array.astype(np.float32), affine), GRID_VOLUME, MAPPING, classes=3)
+
+
+def test_an_output_on_voxels_of_its_own_comes_back_on_the_study_s_grid() -> None:
+    """Half the size, another axis order: the same box of millimetres, and its label where it was."""
+    whole = np.zeros((16, 16, 16), np.float32)
+    whole[4:10, 2:8, 6:12] = 1
+    coarse = whole[::2, ::2, ::2][::-1]
+    affine = np.diag([-2.0, 2, 2, 1])
+    affine[:3, 3] = 14.5, 0.5, 0.5
+    found = on_grid(Scan(coarse[None].copy(), affine), GRID_VOLUME, MAPPING, classes=3)
+    assert np.allclose(found.sum(axis=0), 1, atol=1e-5)
+    ours, truth = found.argmax(axis=0) == 1, whole == 1
+    assert 2 * (ours & truth).sum() / (ours.sum() + truth.sum()) > 0.95
+
+
+def test_labels_and_channels_are_the_study_s_or_refused(site: Path, made: Path) -> None:
+    for changed, word in (
+        ({"labels": "background,front"}, "labels of a teacher"),
+        ({"labels": "background,front,tail"}, "label of a teacher"),
+        ({"channels": "flair"}, "channel of a teacher"),
+        ({"labels": "a=b"}, "--labels"),
+        ({"command": "no-such-program {input} {output}"}, "program of --command"),
+        ({"command": "cp {input} /tmp/x"}, "{output}"),
+        ({"voter": 1}, "--voter"),
+    ):
+        with pytest.raises(InvalidInput, match=word):
+            bring.add(site, replace(copying(made), **changed))
+    assert not (site / "teachers" / "voter-000").exists()
+
+
+def test_a_command_that_fails_leaves_everything_as_it_was(site: Path, made: Path) -> None:
+    bring.add(site, copying(made))
+    before = (voter_directory(site / "teachers", 0) / DECLARED).read_bytes()
+    failing = "sh -c 'echo no such thing; false {input} {output}'"
+    with pytest.raises(DaemonFailed, match="no such thing"):
+        bring.add(site, replace(copying(made), command=failing))
+    assert (voter_directory(site / "teachers", 0) / DECLARED).read_bytes() == before
+    open_worker(site)
+
+
+def test_sigmoid_channels_share_what_they_claim() -> None:
+    from client.foreign.model import _activated
+
+    found = _activated(torch.tensor([0.0, 4.0, 4.0])[:, None, None, None], Activation.SIGMOID)
+    assert torch.allclose(found.sum(dim=0), torch.ones(1))
+    assert found[0].item() == pytest.approx(0, abs=1e-6)
+
+
+def test_hospitals_with_a_bundle_and_with_a_command_take_part_in_a_study(tmp_path: Path, made: Path) -> None:
+    """Three hospitals, one stubbed; codes are checked, summed and noised as those of any other."""
+    federation = Federation(tmp_path, study=make_study(planned_queries=1), volumes=1)
+    data: DataConfig = federation.study.data
+    federation.volumes = tuple(federation.objects.put(nifti(noise((8, 8, 8)) + i)) for i in range(1))
+    label = tmp_path / "label.nii"
+    label.write_bytes(nifti(ball((4, 4, 4), 2.0)))
+    base = Brought(labels="background,body")
+    network = UNet(3, 1, 2, (4, 8), (2,)).eval()
+    write_torchscript(network, tmp_path / "model.ts")
+    brought = {
+        "site-0": replace(base, command=f"sh -c 'cat {label} > {{output_dir}}/a.nii # {{input}}'", models=(label,)),
+        "site-1": replace(base, source=tmp_path / "model.ts"),
+    }
+    for name, given in brought.items():
+        folder = tmp_path / "teachers" / name
+        folder.mkdir(parents=True)
+        declared = bring._declare(given, folder, data)
+        bring._write(folder, declared)
+        teacher = ForeignTeacher.load(folder, data)
+        node = next(site.node_id for site in federation.sites if site.name == name)
+        ledger: SiteLedger = federation.site_ledgers[name]
+        ledger.record_foreign(0, declared.served, brought=str(declared.kind))
+        empty = Teachers(data, (None,))
+        worker = federation.workers[node]
+        worker._voters, worker._teachers = (
+            TeacherVoters(empty, data, {0: teacher}),
+            ledger.state_teachers([declared.served]),
+        )
+    federation.core().run(federation.transport)
+    answers = list(federation.ledger.answers(federation.study.id))
+    assert len(answers) == 1
+    for name in brought:
+        ledger = federation.site_ledgers[name]
+        assert all(ledger.code(query.id).any() for query in federation.planned())
+        assert {record.outcome for _, record in ledger._books.teachers.codes.values()} == {"stored"}
+    federation.close()
