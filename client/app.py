@@ -108,13 +108,13 @@ class Launcher:
 
     def run(self) -> None:
         """Serve until ``stop`` is set. A SuperNode that is away is waited for; a failure ends its own task alone."""
-        away = False
+        away = answered = False
         while not self._stop.is_set():
             try:
                 token, self._newer = self._newer or self._acquire(), ""
-                if away:
-                    log.info("event=supernode-back")
-                away = False
+                if away or not answered:
+                    log.info("event=supernode-back" if answered else "event=ready")
+                away, answered = False, True
                 if token:
                     self._serve(token)
             except (httpx.HTTPError, RuntimeError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Health checks of the containers, with the standard library alone so that they cost little.
 
-``health.py server``: the core's socket is there.
+``health.py server``: the core answers at its socket.
 ``health.py superlink``: SuperLink answers over TLS, verified by the consortium's own authority, and so does its socket.
 ``health.py gateway``: the gateway turns this unsigned request away.
 ``health.py dashboard``: the dashboard answers.
@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import ssl
+import struct
 import sys
 import urllib.error
 import urllib.request
@@ -28,9 +29,13 @@ WORKER = Path("/site", os.environ.get("SITE_STUDY", "."), "node")
 
 
 def check_server(study: Path = STUDY) -> None:
-    """The core's socket. It is not connected to: that is what a run begins with."""
-    if not (study / "relay" / "core.sock").is_socket():
-        raise OSError("the core does not listen")
+    """The core, asked whether it is there: an empty frame PING, answered by DONE (server/aggregation/relay.py)."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(TIMEOUT_S)
+        client.connect(str(study / "relay" / "core.sock"))
+        client.sendall(struct.pack(">BQI", 11, 0, 0))
+        if client.recv(1) != bytes([9]):
+            raise OSError("the core does not answer")
 
 
 def check_superlink(study: Path = STUDY) -> None:

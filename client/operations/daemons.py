@@ -25,7 +25,7 @@ from common.document import Document
 from common.errors import DaemonFailed, InvalidInput
 from common.objects import write_atomically
 from common.pki import NodeKeys, shared
-from common.process import DaemonSpec, ProcessGroup, base_env, executable, proxy_env
+from common.process import DaemonSpec, ProcessGroup, base_env, executable, plain_text, proxy_env
 from common.sockets import free_port
 from common.supervision import FACTS, Kept, Standing, keep_running, last_words, standings
 from common.worker_api import healthy
@@ -122,8 +122,13 @@ def supernode(node: SiteNode, *, max_retries: int | None = None, ready_timeout_s
 
 
 def launcher(node: SiteNode) -> DaemonSpec:
-    """How to start the program that takes the SuperNode's messages to the worker; the site's installed code alone."""
+    """How to start the program that takes the SuperNode's messages to the worker; the site's installed code alone.
+
+    Start it after the SuperNode: it is ready once that has answered it.
+    """
     _make_secret(node.secret)
+    log = node.folder / "logs" / "launcher.log"
+    start = log.stat().st_size if log.exists() else 0
     return DaemonSpec(
         role="launcher",
         name=node.site,
@@ -133,7 +138,8 @@ def launcher(node: SiteNode) -> DaemonSpec:
         ),
         env=_flower_env(node),
         cwd=node.folder / "flower",
-        log=node.folder / "logs" / "launcher.log",
+        log=log,
+        ready=lambda: "event=ready" in plain_text(log, since=start),
     )
 
 
@@ -202,7 +208,6 @@ def site_up(site_dir: Path, *, parts: Collection[str] = PARTS, on_ready: Callabl
             kept.append(Kept(spec=lambda: worker(site_dir, socket=socket)))
         if "node" in parts:
             node = site_node(folder, socket=socket)
-            kept.append(Kept(spec=lambda: launcher(node), explain=last_words))
             kept.append(
                 Kept(
                     spec=lambda: supernode(node, ready_timeout_s=math.inf),
@@ -211,6 +216,7 @@ def site_up(site_dir: Path, *, parts: Collection[str] = PARTS, on_ready: Callabl
                     explain=explain_supernode,
                 )
             )
+            kept.append(Kept(spec=lambda: launcher(node), explain=last_words))
         keep_running(site_dir / "logs" if "worker" in parts else folder / "logs", kept, on_ready=on_ready)
 
 

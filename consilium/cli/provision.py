@@ -203,12 +203,19 @@ def up(
 
     if only is not None and only not in supervisor.PARTS:
         raise InvalidInput("--only", value=only, limit=" or ".join(supervisor.PARTS))
+    workspace = Workspace(directory)
+
+    def on_ready() -> None:
+        typer.echo("server is up", err=True)
+        if only != "network" and supervisor.died(workspace):
+            typer.echo(supervisor.DIED, err=True)
+
     supervisor.serve(
-        Workspace(directory),
+        workspace,
         bind=bind,
         parts=supervisor.PARTS if only is None else (only,),
         gateway=gateway,
-        on_ready=lambda: typer.echo("server is up", err=True),
+        on_ready=on_ready,
     )
 
 

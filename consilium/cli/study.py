@@ -17,7 +17,6 @@ from common.config import DataConfig, PrivacyConfig, Study, load_study, usual_ag
 from common.data.msd import nifti_files, read_dataset
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Relation, Unit
-from common.process import executable
 from consilium.cli import options
 from consilium.cli.site_peers import consent_to_peers
 from server.study.workspace import Workspace
@@ -202,7 +201,8 @@ def run(
 ) -> None:
     """Run the study over Flower until it is finished; an interrupted run is resumed by running again.
 
-    The run goes on at the server when this command ends: `study watch` attaches again, `study stop` ends it.
+    The run goes on at the server when this command ends, and is submitted again should it die: `study watch` attaches
+    again, `study stop` ends it.
     Example: consilium study run trial
     """
     from server.operations import supervisor
@@ -211,12 +211,13 @@ def run(
     if workspace.root.is_dir() and not as_json and not workspace.busy():
         sites = max(len(workspace.registered()), workspace.study().privacy.quorum)
         say_outlook(workspace.study(), hospitals=sites, dimension=workspace.codec().dimension)
+    with _following(directory) as on_event:
+        supervisor.detach(workspace)
+        if not detach:
+            supervisor.watch(workspace, on_event=on_event)
     if detach:
-        supervisor.detach(workspace, (executable("consilium"), "study", "run", str(directory.absolute())))
         typer.echo(_goes_on(directory))
         return
-    with _following(directory) as on_event:
-        supervisor.supervise(workspace, on_event=on_event)
     _print_end(workspace, as_json=as_json)
 
 

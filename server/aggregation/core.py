@@ -128,15 +128,31 @@ def run(study: Path, connection: socket.socket) -> int:
 
 
 def serve(study: Path, path: Path) -> None:
-    """Take ServerApps at the socket ``path`` one after the other, each into a process of its own, until a signal."""
+    """Take ServerApps at the socket ``path`` one after the other, each into a process of its own, until a signal.
+
+    Who only asks whether the core is here is answered at any time.
+    """
     command = [sys.executable, "-P", "-m", "server.aggregation.core", "--study", str(study), "--run"]
+    running: subprocess.Popen[bytes] | None = None
+    waiting: list[socket.socket] = []
     with contextlib.closing(listen(path)) as listener:
+        listener.settimeout(POLL_S)
         log.info("event=ready")
-        while True:
-            connection, _ = listener.accept()
-            with connection:
-                if _admitted(connection, path.parent) and not _answered(connection):
-                    subprocess.run(command, stdin=connection.fileno(), check=False)
+        try:
+            while True:
+                if waiting and (running is None or running.poll() is not None):
+                    with waiting.pop(0) as connection:
+                        running = subprocess.Popen(command, stdin=connection.fileno())
+                with contextlib.suppress(TimeoutError):
+                    connection, _ = listener.accept()
+                    if _admitted(connection, path.parent) and not _answered(connection):
+                        waiting.append(connection)
+                    else:
+                        connection.close()
+        finally:
+            if running is not None:
+                running.kill()
+                running.wait()
 
 
 def _admitted(connection: socket.socket, folder: Path) -> bool:

@@ -120,7 +120,7 @@ def connect(folder: Path) -> socket.socket:
 
 
 def answers(folder: Path) -> bool:
-    """Whether the core whose socket lies in ``folder`` answers; during a run it does not."""
+    """Whether the core whose socket lies in ``folder`` answers."""
     try:
         with connect(folder) as connection:
             connection.settimeout(2.0)

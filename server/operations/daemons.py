@@ -31,6 +31,7 @@ from common.errors import DaemonFailed, InvalidInput
 from common.objects import write_atomically
 from common.pki import ServerIdentity, read_node_public_key, shared
 from common.process import DaemonSpec, base_env, executable
+from common.sockets import accepts, free_port
 from server.aggregation.relay import FOLDER as RELAY_FOLDER
 
 COMMAND_TIMEOUT_S = 120.0
@@ -223,8 +224,9 @@ def superlink(server: FlowerServer) -> DaemonSpec:
 def superexec(server: FlowerServer, *, relay: Path) -> DaemonSpec:
     """How to start the SuperExec, which starts ServerApps and tells them the folder ``relay`` of the core's socket.
 
-    Start it after the SuperLink.
+    Start it after the SuperLink. It is ready once it listens for who asks after its health.
     """
+    port = free_port()
     return DaemonSpec(
         role="superexec",
         name="superexec",
@@ -233,10 +235,12 @@ def superexec(server: FlowerServer, *, relay: Path) -> DaemonSpec:
             *("--runtime-api-address", server.address),
             *("--root-certificates", str(server.identity.authority.absolute())),
             *("--superexec-auth-secret-file", str(server.secret)),
+            *("--health-server-address", f"{HOST}:{port}"),
         ),
         env=flower_env(server.home, **{RELAY_FOLDER: str(relay.absolute())}),
         cwd=server.folder,
         log=server.logs / "superexec.log",
+        ready=lambda: accepts(HOST, port),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import http.client
 import ssl
 import subprocess
@@ -40,14 +41,16 @@ from server.operations.daemons import (
     superlink,
 )
 from server.operations.listener import cannot_listen
-from server.study.workspace import Workspace
+from server.study.workspace import BUSY, StudyBusy, Workspace
 
 START_TIMEOUT_S = 120.0
 RESTARTS = 3
 POLL_S = 0.3
-RESUBMITTED_S = 30.0
-"""How long a run that died may take to be submitted again by who supervises it."""
+SUPERVISED = "supervised.lock"
+"""Held by who submits the run again should it die."""
 SOCKET = "fleet.sock"
+DIED = "the run died, and nobody is there to submit it again; to fix: `consilium study resume` goes on from the ledger"
+_TURNS = ("run-started", "run-finished", "run-failed")
 PARTS = ("core", "network")
 """What may run as two users or in two containers."""
 IDENTITY = ("ca.crt", "server.crt", "server.key")
@@ -227,47 +230,72 @@ def _submitted(workspace: Workspace, run_id: int | None) -> bool:
 def watch(workspace: Workspace, *, on_event: OnEvent) -> None:
     """Follow the run that goes on, from its first event, until it ends; the run that ended last, where none does.
 
-    Looks, and changes nothing. RunFailed as :func:`supervise` raises it, or for a run that died.
+    Looks, and changes nothing. RunFailed as :func:`supervise` raises it, or for a run that died while nobody is there
+    to submit it again.
     """
     events = list(read_events(workspace.events_file))
     starts = [number for number, event in enumerate(events) if event["event"] == "run-started"]
     if not starts and not workspace.busy():
         raise InvalidInput("no run to watch", value=str(workspace.root), remedy="`consilium study run`")
-    silent_since: float | None = None
+    alone = begun = False
     for event in _tail(workspace, seen=starts[-1] if starts else 0):
         if event is not None:
-            silent_since = None
+            if event["event"] == "run-started":
+                if begun:
+                    on_event({"event": "run-restarted", "run": event["run"]})
+                begun = True
             on_event(event)
             if event["event"] == "run-failed":
                 raise RunFailed(event["reason"])
             if event["event"] == "run-finished":
                 return
-        elif workspace.busy():
-            silent_since = None
+        elif alone:  # and what it may still have told has been read since
+            raise RunFailed(DIED)
         else:
-            silent_since = silent_since or time.monotonic()
-            if time.monotonic() - silent_since > RESUBMITTED_S:
-                raise RunFailed("the run died; to fix: `consilium study resume`, which goes on from the ledger")
+            alone = not workspace.busy() and not supervised(workspace)
 
 
-def detach(workspace: Workspace, command: Sequence[str]) -> None:
-    """Start ``command``, which supervises a run, in a session of its own; returns once its run has begun.
+def supervised(workspace: Workspace) -> bool:
+    """Whether somebody is there who submits the study's run again should it die."""
+    with contextlib.suppress(FileNotFoundError), (workspace.root / SUPERVISED).open() as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
-    What it says goes to ``logs/run.log``. DaemonFailed with its words if it ends before.
+
+def died(workspace: Workspace) -> bool:
+    """Whether the run that began last told no ending, and nobody goes on with it."""
+    turns = [event["event"] for event in read_events(workspace.events_file) if event["event"] in _TURNS]
+    return turns[-1:] == ["run-started"] and not workspace.busy() and not supervised(workspace)
+
+
+def detach(workspace: Workspace, command: Sequence[str] = ()) -> None:
+    """Supervise a run in a session of its own, which no terminal ends; returns once the run has begun.
+
+    ``command`` does so, :func:`main` by default. What it says goes to ``logs/run.log``; DaemonFailed with its words if
+    it ends before.
     """
+    command = command or (sys.executable, "-P", "-m", "server.operations.supervisor", str(workspace.root.absolute()))
+    with workspace.locked():  # refuses while another run goes on
+        workspace.endpoint()
     log = workspace.root / "logs" / "run.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    runs = sum(event["event"] == "run-started" for event in read_events(workspace.events_file))
+    before = _runs(workspace)
     with log.open("wb") as out:
         process = subprocess.Popen(
             list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
-    while process.poll() is None:
-        if sum(event["event"] == "run-started" for event in read_events(workspace.events_file)) > runs:
-            return
+    while process.poll() is None and _runs(workspace) == before:
         time.sleep(POLL_S)
-    if process.returncode:
+    if process.returncode and _runs(workspace) == before:
         raise DaemonFailed(last_words(plain_text(log)).removeprefix("error: "))
+
+
+def _runs(workspace: Workspace) -> int:
+    """How many runs have begun."""
+    return sum(event["event"] == "run-started" for event in read_events(workspace.events_file))
 
 
 def supervise(
@@ -280,17 +308,33 @@ def supervise(
 
     ``check`` is called often and may raise, for instance when a daemon died.
     """
-    with workspace.locked():
-        pass  # refuses while another run goes on, before anything is submitted
-    for remaining in reversed(range(RESTARTS + 1)):
-        seen = sum(1 for _ in read_events(workspace.events_file))
-        run_id = start_run(workspace)
-        ending = _follow(workspace, run_id, seen=seen, on_event=on_event, check=check)
-        if ending == "run-finished" or workspace.stop_file.exists():  # the file is there still where it died of a stop
-            return
-        if remaining:
-            on_event({"event": "run-restarted", "run": str(run_id)})
+    with _supervising(workspace):
+        with workspace.locked():
+            pass  # refuses while another run goes on, before anything is submitted
+        for remaining in reversed(range(RESTARTS + 1)):
+            seen = sum(1 for _ in read_events(workspace.events_file))
+            run_id = start_run(workspace)
+            ending = _follow(workspace, run_id, seen=seen, on_event=on_event, check=check)
+            if ending == "run-finished" or workspace.stop_file.exists():  # it is there still where it died of a stop
+                return
+            if remaining:
+                on_event({"event": "run-restarted", "run": str(run_id)})
     raise RunFailed(f"the ServerApp died {RESTARTS + 1} times; to fix: see `consilium study status` and the logs")
+
+
+@contextlib.contextmanager
+def _supervising(workspace: Workspace) -> Iterator[None]:
+    """Hold what says that the run is supervised; the kernel frees it. StudyBusy while somebody else holds it."""
+    with (workspace.root / SUPERVISED).open("a") as stream:
+        for attempt in range(5):
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if attempt == 4:
+                    raise StudyBusy(BUSY.format(workspace.root)) from error
+                time.sleep(0.05)  # it may be somebody who only looks
+        yield
 
 
 def _follow(workspace: Workspace, run_id: int, *, seen: int, on_event: OnEvent, check: Callable[[], None]) -> str:
@@ -332,3 +376,15 @@ def _tail(workspace: Workspace, *, seen: int) -> Iterator[dict[str, Any] | None]
         seen = len(events)
         yield None
         time.sleep(POLL_S)
+
+
+def main() -> None:
+    """``python -m server.operations.supervisor DIR``: supervise a run of the study in DIR; errors are one line."""
+    try:
+        supervise(Workspace(Path(sys.argv[1])))
+    except ConsiliumError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -23,6 +23,7 @@ from common.objects import ObjectStore, write_atomically
 
 LEDGER_RECORD = "ledger.json"
 """In a study's directory: where the ledger lies that it shares with other studies."""
+BUSY = "a run is already going on in {}; to fix: `consilium study watch` follows it, `consilium study stop` ends it"
 START_FILE = "start.pt"
 PAIRED = "paired.json"
 VALIDATION = "validation.json"
@@ -333,10 +334,7 @@ class Workspace:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise StudyBusy(
-                    f"a run is already going on in {self.root}; to fix: `consilium study watch` follows it, "
-                    "`consilium study stop` ends it"
-                ) from error
+                raise StudyBusy(BUSY.format(self.root)) from error
             yield
 
     def _check_there(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import pytest
 from common.events import read_events
 from common.process import ProcessGroup
 from server.aggregation import core
-from server.aggregation.relay import Frame, Kind, connect, pack_nodes, receive, send
+from server.aggregation.relay import Frame, Kind, answers, connect, pack_nodes, receive, send
 from server.ledger.server_ledger import Ledger
 from server.operations.supervisor import core_daemon
 from tests.dashboard_study import QUERIES, Recorded, make_study_directory
@@ -162,3 +163,28 @@ def test_the_core_takes_its_own_user_and_the_group_that_its_folder_was_given_to(
         assert core._admitted(here, tmp_path)
         monkeypatch.setattr(core, "shared", lambda _folder: False)
         assert not core._admitted(here, tmp_path)
+
+
+def check_server(study: Path) -> None:
+    """What the container's health check asks."""
+    health = Path(__file__).parents[3] / "docker" / "health.py"
+    code = f"import runpy, pathlib; runpy.run_path({str(health)!r})['check_server'](pathlib.Path({str(study)!r}))"
+    if subprocess.run([sys.executable, "-I", "-c", code], check=False).returncode:
+        raise OSError
+
+
+def test_the_core_answers_who_asks_whether_it_is_there_while_a_run_goes_on(study: Recorded) -> None:
+    asked: list[bool] = []
+
+    def ask(connection: socket.socket, _frame: Frame) -> None:
+        asked.append(answers(study.workspace.relay_dir))
+        check_server(study.workspace.root)
+        connection.close()  # and end this run
+
+    with pytest.raises((EOFError, OSError)):
+        Relay(study, ask).run()
+    assert asked == [True]
+    empty = study.workspace.root / "empty"
+    (empty / "relay").mkdir(parents=True)
+    with pytest.raises(OSError):
+        check_server(empty)

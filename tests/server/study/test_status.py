@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from common.errors import DaemonFailed, InvalidInput
 from common.events import EventLog
 from consilium.cli.study import study_app
-from server.operations.supervisor import RunFailed, detach, request_stop, watch
+from server.operations.supervisor import RunFailed, _supervising, detach, died, request_stop, supervise, watch
 from server.study import create_study as setup
 from server.study.status import study_status
-from server.study.workspace import Workspace
+from server.study.workspace import Endpoint, StudyBusy, Workspace
 from tests.federation import make_study
 
 
@@ -86,7 +86,33 @@ def test_a_run_that_ended_badly_or_never_was_is_said_to_who_watches(workspace: W
         watch(workspace, on_event=lambda event: None)
 
 
+def test_a_run_that_died_is_waited_for_while_somebody_submits_it_again_and_said_to_have_died_when_nobody_does(
+    workspace: Workspace,
+) -> None:
+    events, seen = events_of(workspace), []
+    events.emit("run-started", run="1", pid=1, resumed=False)
+    assert died(workspace)
+    with pytest.raises(RunFailed, match="nobody is there to submit it again; to fix: `consilium study resume`"):
+        watch(workspace, on_event=lambda event: None)
+
+    def again() -> None:
+        events.emit("run-started", run="2", pid=1, resumed=True)
+        events.emit("run-finished", run="2", seconds=1.0)
+
+    with _supervising(workspace):
+        assert not died(workspace)
+        timer = threading.Timer(1.0, again)
+        timer.start()
+        watch(workspace, on_event=lambda event: seen.append(event["event"]))
+        timer.join()
+        with pytest.raises(StudyBusy, match="already going on"):
+            supervise(workspace)
+    assert seen == ["run-started", "run-restarted", "run-started", "run-finished"]
+    assert not died(workspace)
+
+
 def test_a_run_that_cannot_begin_says_why_to_who_detached_it(workspace: Workspace) -> None:
+    workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
     with pytest.raises(DaemonFailed, match=r"^endpoint\.json is missing.*to fix"):
         detach(workspace, (sys.executable, "-c", "raise SystemExit('error: endpoint.json is missing; to fix: x')"))
 
