@@ -42,6 +42,7 @@ PLAIN_AXES: dict[str, tuple[Value, ...]] = {
     "DataConfig.channels": (1, 2),
     "PrivacyConfig.unit+relation": ("hospital/replace-one", "hospital/zero-out", "patient/replace-one"),
     "PrivacyConfig.voters_per_site": (3, 2, 1),
+    "PrivacyConfig.aggregation": ("open", "sealed-sum"),
     "CodecConfig.name+joint": ("pca", "ball-ae", "pca/joint"),
     "TrainingConfig.batch_size": (2, 1),
     "TrainingConfig.patch": ((), (8, 8, 8)),
@@ -55,6 +56,7 @@ PLAIN_AXES: dict[str, tuple[Value, ...]] = {
 """What every training has. The last two are no field: how much data a patient has, and whether the kit held weights."""
 
 PRIVATE_AXES: dict[str, tuple[Value, ...]] = PLAIN_AXES | {
+    "PrivacyConfig.aggregation": ("sealed-sum", "open"),
     "PrivateSettings.strategy": ("dp-sgd", "dp-bbb"),
     "PrivateSettings.per_layer": (False, True),
     "PrivateSettings.neighbours": ("add-remove", "replace-one"),
@@ -77,7 +79,6 @@ ELSEWHERE: dict[str, str] = {
     "CodecConfig.augmentations": "fitting on public label maps",
     "CodecConfig.protocol": "names a third protocol; none is registered, and the clip comes after any",
     "CodecConfig.paired": "public cases of which the public start is made",
-    "PrivacyConfig.aggregation": "a sealed site masks the same sum, after the clip; and draws its noise",
     "PrivacyConfig.colluders": "how much noise a site draws",
     "PrivacyConfig.spare_draws": "how much noise a site draws",
     "TrainingConfig.channels": "the network's width",

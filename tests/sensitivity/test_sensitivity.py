@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 from client.data import layouts
+from client.masked import masked_code
 from client.teachers.teacher import Teachers
 from client.training.patient_deal import Slots, by_seed, deal
 from client.training.private.strategies_3d import Chunk, Patients
@@ -23,6 +26,7 @@ from common.config import Study
 from common.data.dataset import Dataset
 from common.data.patients import counted_once
 from common.errors import InvalidInput
+from common.messages import Offer, OfferReply
 from common.privacy.mechanism import QuerySpec
 from tests.sensitivity import worlds
 from tests.sensitivity.axes import CLASSES, PLAIN_AXES, PRIVATE_AXES, Choice, covering, fields, placed
@@ -221,6 +225,7 @@ def chosen(index: int, **options: object) -> Choice:
 
 PATCHED = chosen(FAST[1], TrainingConfig__patch=(8, 8, 8)) | {"scans of a patient": 3}
 PLAIN = chosen(FAST[0])
+SEALED = chosen(FAST[0], PrivacyConfig__aggregation="sealed-sum", PrivacyConfig__voters_per_site=1)
 
 
 def test_patches_drawn_by_row_number_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,3 +303,36 @@ def test_a_deal_by_a_known_seed_is_found(tmp_path: Path, monkeypatch: pytest.Mon
     assert not finds(PLAIN, "another patient", tmp_path / "true")
     monkeypatch.setattr(worlds, "dealt", by_known_seed)
     assert finds(PLAIN, "another patient", tmp_path / "fault")
+
+
+def test_a_share_of_noise_that_reads_the_code_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spared(code: np.ndarray, query: QuerySpec, share: Fraction, **rest: object) -> np.ndarray:
+        return masked_code(code, query, share if code.any() else Fraction(0), **rest)  # type: ignore[arg-type]
+
+    assert not finds(SEALED, "ends its answer", tmp_path / "true")
+    monkeypatch.setattr("client.worker.masked_code", spared)
+    assert finds(SEALED, "ends its answer", tmp_path / "fault")
+
+
+def test_a_code_that_grows_under_its_masks_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def grown(code: np.ndarray, query: QuerySpec, share: Fraction, **rest: object) -> np.ndarray:
+        return masked_code(64 * code, query, share, **rest)  # type: ignore[arg-type]
+
+    assert not finds(SEALED, "exchanged", tmp_path / "true")
+    monkeypatch.setattr("client.worker.masked_code", grown)
+    assert finds(SEALED, "exchanged", tmp_path / "fault")
+
+
+def test_a_word_on_an_offer_that_depends_on_a_voter_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Worker._offered
+
+    def after_a_look(self: Worker, offer: Offer) -> OfferReply:
+        try:
+            [ask() for volume in offer.queries[0].volumes for ask in self._voters.predict(self._fetch(volume))]
+        except MemoryError:
+            return replace(real(self, offer), last_draw=None)
+        return real(self, offer)
+
+    assert not finds(SEALED, "ends its answer", tmp_path / "true")
+    monkeypatch.setattr(Worker, "_offered", after_a_look)
+    assert finds(SEALED, "ends its answer", tmp_path / "fault")

@@ -39,15 +39,18 @@ from client.training.task import Crash, VoterOutcome, VoterTask
 from client.training.voter import train_voter
 from client.worker import Ask, Voters, Worker
 from common.codecs.base import Codec, fit_codec
-from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.config import SEALED_SUM, CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.envelope import asked, body_of
 from common.ledger.keys import public_hex
+from common.masking import DrawId, MaskedRoster, Member, mask_private_key, pair_mask, signed_mask_key
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, decode, encode
 from common.models.unet import build_unet, save_weights
 from common.objects import ObjectStore
+from common.peers import Peer
 from common.privacy.mechanism import QuerySpec
 from common.privacy.training import TrainingEvent
 from common.protocols.joint.frame import Frame
+from common.sealing import SealContext, unseal
 from server.protocols.joint.rounds import round_query
 from server.protocols.per_volume import plan_queries
 from server.study.workspace import CodecRecord
@@ -328,10 +331,11 @@ def study_of(choice: Choice) -> Study:
             epsilon=8.0,
             delta=1e-3,
             planned_queries=PUBLIC,
-            quorum=1,
+            quorum=3 if choice["PrivacyConfig.aggregation"] == SEALED_SUM else 1,
             unit=unit,  # type: ignore[arg-type]
             relation=relation,  # type: ignore[arg-type]
             voters_per_site=int(str(choice["PrivacyConfig.voters_per_site"])),
+            aggregation=str(choice["PrivacyConfig.aggregation"]),
         ),
         codec=CodecConfig(name=codec, radius=RADIUS, max_dimension=6, augmentations=0, joint=bool(joint)),
         teacher=TrainingConfig(
@@ -372,6 +376,7 @@ def codec_of(name: str, labels: int) -> Codec:
             "CodecConfig.name+joint": name,
             "DataConfig.spacing_mm": (1.0, 1.0, 1.0),
             "PrivacyConfig.unit+relation": "patient/replace-one",
+            "PrivacyConfig.aggregation": "open",
             "TrainingConfig.patch": (),
             "TrainingConfig.augmentation": "smooth",
         }
@@ -648,25 +653,98 @@ def _answers(
     root.mkdir()
     with SiteLedger.open(root / "site-ledger.sqlite", "north", caps=config.caps, site="north") as ledger:
         ledger.consent(study)
-        worker = make_worker(config, study, ledger, voters, objects)
-        batch, ledger_id = "b" * 64, "c" * 64
-        offer = Offer(study=study.id, ledger=ledger_id, batch=batch, queries=queries)
+        share = Share()
+        worker = make_worker(config, study, ledger, voters, objects, share)
+        draw = DrawId(study.id, "c" * 64, "b" * 64, 1)
+        to = {"study": draw.study, "ledger": draw.ledger, "batch": draw.batch}
+        others = Others(draw) if privacy.sealed else None
+        for peer in others.peers if others is not None else ():
+            ledger.confirm_peer(study.id, peer)
+        offer = Offer(**to, queries=queries)
+        if others is not None:
+            named = (Peer(config.site, ledger.public_key), *others.peers)
+            offer = replace(offer, draw=1, peers=tuple(sorted(named, key=lambda peer: peer.site)))
         offered = worker.answer(asked(encode(offer), sign=signing.sign, site=config.site))
         decided = decode(body_of(offered))
         assert isinstance(decided, OfferReply)
-        request = codes_request(study, batch=batch, ledger_id=ledger_id, queries=tuple(query.id for query in queries))
+        request = CodesRequest(**to, attempt=1, deadline_s=600, queries=tuple(query.id for query in queries))
+        if others is not None:
+            assert decided.mask is not None
+            request = replace(request, draw=1, members=others.roster_with(Member(config.site, decided.mask)).members)
         reply = worker.answer(asked(encode(request), sign=signing.sign, site=config.site))
         codes = decode(body_of(reply))
         assert isinstance(codes, CodesReply)
-        found = tuple(ledger.code(query.id) for query in queries)
+        found = []
+        for query, (_, sealed) in zip(queries, codes.codes, strict=True):
+            context = SealContext(study.id, query.id, config.site, request.attempt)
+            sent = unseal(sealed, private_key=sealing, context=context, dimension=query.mechanism.dimension)
+            found.append(sent if others is None else others.unmasked(sent, query, request) - share.next())
         public = {
             "decision": decided.reason,
             "offer reply": len(offered),
+            "mask key": None if decided.mask is None else (len(decided.mask.key), len(decided.mask.signature)),
+            "unconfirmed": decided.unconfirmed,
+            "last draw": decided.last_draw,
             "codes reply": len(reply),
             "codes": [(query, len(sealed)) for query, sealed in codes.codes],
+            "shares": share.drawn,
+            "spent": ledger.spent(),
         }
-    assert all(code is not None for code in found)
-    return tuple(code for code in found if code is not None), public
+    return tuple(found), public
+
+
+class Share:
+    """A site's share of the noise, the same in every world, and what was drawn of it: how many numbers, how far."""
+
+    def __init__(self) -> None:
+        self.drawn: list[tuple[int, Fraction]] = []
+        self._noise: list[np.ndarray] = []
+
+    def __call__(self, size: int, std: Fraction) -> np.ndarray:
+        self.drawn.append((size, std))
+        draws = np.random.default_rng([len(self.drawn), 6])
+        self._noise.append(np.rint(draws.normal(0, float(std), size)).astype(np.int64))
+        return self._noise[-1]
+
+    def next(self) -> np.ndarray:
+        """What was drawn for the first query, then for the next."""
+        return self._noise.pop(0)
+
+
+class Others:
+    """Two more sites of a sealed study, one before and one after ours by name: a test holds their keys."""
+
+    NAMES = ("east", "south")
+
+    def __init__(self, draw: DrawId) -> None:
+        self._draw = draw
+        self._identities = {name: Ed25519PrivateKey.generate() for name in self.NAMES}
+        self._private = {
+            name: mask_private_key(key.private_bytes_raw(), draw, nonce="0" * 64)
+            for name, key in self._identities.items()
+        }
+        self.peers = tuple(Peer(name, public_hex(key)) for name, key in self._identities.items())
+
+    def roster_with(self, member: Member) -> MaskedRoster:
+        """The three of them, each with the mask key that it signed."""
+        own = [
+            Member(name, signed_mask_key(private, self._draw, sign=self._identities[name].sign, site=name))
+            for name, private in self._private.items()
+        ]
+        members = tuple(sorted((member, *own), key=lambda one: one.site))
+        return MaskedRoster(self._draw.study, self._draw.ledger, self._draw.batch, self._draw.number, members)
+
+    def unmasked(self, sent: np.ndarray, query: QuerySpec, request: CodesRequest) -> np.ndarray:
+        """What is left of a site's words once both have added the masks they share with it."""
+        roster = request.roster
+        assert roster is not None
+        (ours,) = (member for member in roster.members if member.site not in self._private)
+        words = sent.view(np.uint64)
+        for name, private in self._private.items():
+            words = words + pair_mask(
+                roster, me=name, peer=ours, private=private, query=query.id, dimension=query.mechanism.dimension
+            )
+        return words.view(np.int64)
 
 
 def _public_volume(number: int, study: Study) -> bytes:
@@ -686,9 +764,8 @@ def site_voters(teachers: Teachers, study: Study) -> Voters:
     return TeacherVoters(teachers, study.data)
 
 
-def make_worker(config: SiteConfig, study: Study, ledger: SiteLedger, voters: Voters, objects: ObjectStore) -> Worker:
-    return Worker(config=config, consent=Consent.of(study), ledger=ledger, voters=voters, fetch=objects.get)
-
-
-def codes_request(study: Study, *, batch: str, ledger_id: str, queries: tuple[str, ...]) -> CodesRequest:
-    return CodesRequest(study=study.id, ledger=ledger_id, batch=batch, attempt=1, deadline_s=600, queries=queries)
+def make_worker(
+    config: SiteConfig, study: Study, ledger: SiteLedger, voters: Voters, objects: ObjectStore, sampler: Share
+) -> Worker:
+    consent, fetch = Consent.of(study), objects.get
+    return Worker(config=config, consent=consent, ledger=ledger, voters=voters, fetch=fetch, sampler=sampler)
