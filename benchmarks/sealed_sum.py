@@ -20,7 +20,7 @@ from benchmarks.run import RATIO, Figure, figure
 from client.masked import masked_code
 from common.canonical import canonical_bytes
 from common.ledger.keys import public_hex
-from common.masking import MaskedRoster, Member, mask_private_key, signed_mask_key, unconfirmed
+from common.masking import DrawId, MaskedRoster, Member, mask_private_key, signed_mask_key, unconfirmed
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.mechanism import Mechanism, QuerySpec
 from common.privacy.release import noisy_sum
@@ -28,6 +28,7 @@ from common.privacy.shares import share_std, unmasked
 
 SITES = (8, 64, 256, 1_000)
 STUDY, BATCH, QUERY, LEDGER = "a" * 64, "b" * 64, "c" * 64, "d" * 32
+DRAW = DrawId(STUDY, LEDGER, BATCH, 1)
 
 
 def cpu(work: Callable[[], object]) -> float:
@@ -54,10 +55,8 @@ def measured(sites: int, dimension: int) -> Cost:
     identities = {f"site-{i:04d}": Ed25519PrivateKey.generate() for i in range(sites)}
     private, members = {}, []
     for name, identity in identities.items():
-        private[name] = mask_private_key(identity.private_bytes_raw(), nonce="0" * 64, study=STUDY, batch=BATCH, draw=1)
-        key = signed_mask_key(
-            private[name], sign=identity.sign, study=STUDY, ledger=LEDGER, batch=BATCH, draw=1, site=name
-        )
+        private[name] = mask_private_key(identity.private_bytes_raw(), DRAW, nonce="0" * 64)
+        key = signed_mask_key(private[name], DRAW, sign=identity.sign, site=name)
         members.append(Member(name, key))
     roster = MaskedRoster(STUDY, LEDGER, BATCH, 1, tuple(members))
     peers = {name: public_hex(identity) for name, identity in identities.items()}

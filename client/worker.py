@@ -184,16 +184,17 @@ class Worker:
         if peers and study == self._consent.study.id:
             self._note_peers(peers)
             unknown = strangers(peers, me=self._config.site, confirmed=self._ledger.peers(study))
-        reason, held = self._decide(offer, unknown), self._ledger.held(offer.ledger)
+        reason, draw, mask = self._decide(offer, unknown), offer.draw_id, None
+        if reason == "accepted" and draw is not None:
+            try:
+                private = self._ledger.mask_key(draw)
+                mask = signed_mask_key(private, draw, sign=self._ledger.sign, site=self._config.site)
+            except Refused as error:
+                reason = error.reason
+        held = self._ledger.held(offer.ledger)
         reply = OfferReply(offer.batch, reason, ledger_row=held.seq, ledger_head=held.hash)
-        if offer.draw is None:
+        if draw is None:
             return reply
-        mask = None
-        if reason == "accepted":
-            draw = {"study": study, "batch": offer.batch, "draw": offer.draw}
-            private = self._ledger.mask_key(study, offer.batch, offer.draw)
-            site, sign = self._config.site, self._ledger.sign
-            mask = signed_mask_key(private, sign=sign, ledger=offer.ledger, site=site, **draw)  # type: ignore[arg-type]
         last = self._ledger.last_draw(offer.queries)
         return dataclasses.replace(reply, mask=mask, unconfirmed=unknown, last_draw=last)
 
@@ -255,7 +256,7 @@ class Worker:
 
     def _masked(self, queries: tuple[QuerySpec, ...], roster: MaskedRoster) -> dict[QuerySpec, NDArray[np.int64]]:
         """The queries' codes with this site's noise, under the masks of this roster: one message for a draw, ever."""
-        private = self._ledger.mask_key(roster.study, roster.batch, roster.draw)
+        private = self._ledger.mask_key(roster.draw_id)
         make = partial(masked_code, roster=roster, me=self._config.site, private=private, sampler=self._sampler)
         words = self._ledger.masked(queries, roster, make=make)
         return {query: words[query.id].view(np.int64) for query in queries}

@@ -41,6 +41,16 @@ def _check_signature(signature: bytes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class DrawId:
+    """One draw of a batch of a study, as the server's ledger with this id numbers it: what mask keys are made for."""
+
+    study: str
+    ledger: str
+    batch: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class MaskKey(Document):
     """A site's public X25519 key for one draw (hex), and its ledger's signature over it."""
 
@@ -76,6 +86,10 @@ class MaskedRoster(Document):
             raise InvalidInput("mask keys of a roster", limit="each once")
 
     @property
+    def draw_id(self) -> DrawId:
+        return DrawId(self.study, self.ledger, self.batch, self.draw)
+
+    @property
     def sites(self) -> tuple[str, ...]:
         return tuple(member.site for member in self.members)
 
@@ -90,26 +104,23 @@ class MaskedRoster(Document):
         return self._id
 
 
-def mask_private_key(secret: bytes, *, nonce: str, study: str, batch: str, draw: int) -> X25519PrivateKey:
+def mask_private_key(secret: bytes, draw: DrawId, *, nonce: str) -> X25519PrivateKey:
     """A site's key for one draw: of its ledger's ``secret``, and of a ``nonce`` that was drawn when it accepted."""
-    info = {"batch": batch, "draw": draw, "nonce": nonce, "study": study}
+    info = {"batch": draw.batch, "draw": draw.number, "nonce": nonce, "study": draw.study}
     seed = HKDF(SHA256(), 32, salt=None, info=b"consilium/mask-key/v1\0" + canonical_bytes(info)).derive(secret)
     return X25519PrivateKey.from_private_bytes(seed)
 
 
-def signed_mask_key(
-    private: X25519PrivateKey, *, sign: Sign, study: str, ledger: str, batch: str, draw: int, site: str
-) -> MaskKey:
+def signed_mask_key(private: X25519PrivateKey, draw: DrawId, *, sign: Sign, site: str) -> MaskKey:
     """The public half as a site sends it."""
     key = private.public_key().public_bytes_raw().hex()
-    return MaskKey(key, sign(_statement(key, study=study, ledger=ledger, batch=batch, draw=draw, site=site)))
+    return MaskKey(key, sign(_statement(key, draw, site=site)))
 
 
-def is_signed(mask: MaskKey, *, identity: str, study: str, ledger: str, batch: str, draw: int, site: str) -> bool:
-    """Whether the ledger key ``identity`` (Ed25519, hex) signed this mask key for this draw."""
-    statement = _statement(mask.key, study=study, ledger=ledger, batch=batch, draw=draw, site=site)
+def is_signed(mask: MaskKey, draw: DrawId, *, identity: str, site: str) -> bool:
+    """Whether the ledger key ``identity`` (Ed25519, hex) signed this mask key of ``site`` for this draw."""
     try:
-        signing_public_key(identity).verify(mask.signature, statement)
+        signing_public_key(identity).verify(mask.signature, _statement(mask.key, draw, site=site))
     except (InvalidSignature, InvalidInput):
         return False
     return True
@@ -117,13 +128,13 @@ def is_signed(mask: MaskKey, *, identity: str, study: str, ledger: str, batch: s
 
 def unconfirmed(roster: MaskedRoster, *, me: str, peers: Mapping[str, str]) -> tuple[str, ...]:
     """Members beside ``me`` whose mask key is not signed by the identity that ``peers`` has for them."""
-    draw = {"study": roster.study, "ledger": roster.ledger, "batch": roster.batch, "draw": roster.draw}
     return tuple(
         member.site
         for member in roster.members
         if member.site != me
         and not (
-            member.site in peers and is_signed(member.mask, identity=peers[member.site], site=member.site, **draw)  # type: ignore[arg-type]
+            member.site in peers
+            and is_signed(member.mask, roster.draw_id, identity=peers[member.site], site=member.site)
         )
     )
 
@@ -168,6 +179,7 @@ def _stream(shared: bytes, *, info: bytes, words: int) -> NDArray[np.uint64]:
     return np.frombuffer(stream, dtype="<u8").astype(np.uint64)
 
 
-def _statement(key: str, *, study: str, ledger: str, batch: str, draw: int, site: str) -> bytes:
-    fields = {"batch": batch, "draw": draw, "key": key, "ledger": ledger, "site": site, "study": study}
+def _statement(key: str, draw: DrawId, *, site: str) -> bytes:
+    fields = {"batch": draw.batch, "draw": draw.number, "key": key}
+    fields |= {"ledger": draw.ledger, "site": site, "study": draw.study}
     return b"consilium/mask-key-of-a-site/v1\0" + canonical_bytes(fields)

@@ -17,7 +17,7 @@ from common.canonical import canonical_bytes, check_schema, parse_canonical
 from common.document import Between, Count, Document, OneOf, Sha256
 from common.errors import InvalidInput
 from common.ledger.charges import SiteName
-from common.masking import MAX_MEMBERS, DrawNumber, MaskedRoster, MaskKey, Member
+from common.masking import MAX_MEMBERS, DrawId, DrawNumber, MaskedRoster, MaskKey, Member
 from common.peers import Peer
 from common.privacy.mechanism import QuerySpec
 
@@ -115,6 +115,11 @@ class Offer(Document):
             Between("round of a query", 1, MAX_COUNTER)(query.round)
         if (self.draw is None) != (self.peers is None):
             raise InvalidInput("draw of an offer", limit="a number with the peers it is offered to, or neither")
+
+    @property
+    def draw_id(self) -> DrawId | None:
+        """The draw it is of, None in an open study."""
+        return None if self.draw is None else DrawId(self.study, self.ledger, self.batch, self.draw)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,13 @@ from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.charges import check_ledger_name
 from common.ledger.records import CodeRecord
 from common.ledger.sealed_records import MaskedRecord, MaskKeyRecord
-from common.masking import MaskedRoster, mask_private_key
+from common.masking import DrawId, MaskedRoster, mask_private_key
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import within
 from common.privacy.shares import share_std
+
+KEYS_A_CHARGE = 4
+"""A core that begins again may offer what was accepted in another batch, before it asks for a newer draw."""
 
 
 class KeepsCodes(SiteFile):
@@ -95,14 +98,20 @@ class KeepsCodes(SiteFile):
         known = (self._books.reservations[query.id].draw for query in queries if query.id in self._books.reservations)
         return max((draw for draw in known if draw is not None), default=None)
 
-    def mask_key(self, study_id: str, batch_id: str, draw: int) -> X25519PrivateKey:
-        """This site's key for one draw of a batch: the same when asked again, another after a loss of this ledger."""
+    def mask_key(self, draw: DrawId) -> X25519PrivateKey:
+        """This site's key for one draw of a batch: the same when asked again, another after a loss of this ledger.
+
+        Refused (``old-draw``) past :data:`KEYS_A_CHARGE` for what was charged here: a draw that is offered under ever
+        other batches costs nothing, and would fill the disk.
+        """
+        of = draw.batch, draw.number
         with self._writing():
-            if (batch_id, draw) not in self._books.sealed.nonces:
-                self._append(MaskKeyRecord(study_id, batch_id, draw, secrets.token_hex(32)))
-            nonce = self._books.sealed.nonces[batch_id, draw]
-        secret = self._chain.signing_key.private_bytes_raw()
-        return mask_private_key(secret, nonce=nonce, study=study_id, batch=batch_id, draw=draw)
+            if of not in self._books.sealed.nonces:
+                if len(self._books.sealed.nonces) >= KEYS_A_CHARGE * self._books.spent().releases:
+                    raise Refused("old-draw", "one draw was offered under too many batches")
+                self._append(MaskKeyRecord(draw.study, *of, secrets.token_hex(32)))
+            nonce = self._books.sealed.nonces[of]
+        return mask_private_key(self._chain.signing_key.private_bytes_raw(), draw, nonce=nonce)
 
     def masked(
         self,

@@ -105,9 +105,7 @@ def _draws(service: Service, releases: list[Release]) -> list[_Draw]:
                 if kind == "mask-key" and (body["batch"], body["draw"]) == (roster.batch, roster.draw)
             )
             secret = load_signing_key(service.key_file(site)).private_bytes_raw()
-            privates[site] = mask_private_key(
-                secret, nonce=nonce, study=roster.study, batch=roster.batch, draw=roster.draw
-            )
+            privates[site] = mask_private_key(secret, roster.draw_id, nonce=nonce)
             words[site] = vector(payloads[f"{release.query}/{release.draw}"]).view(np.uint64)
         found.append(_Draw(release, roster, privates, words))
     return found

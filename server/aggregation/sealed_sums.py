@@ -146,20 +146,10 @@ class SealedSums(Aggregator):
         return honest[0] if honest else -1
 
     def _gave_key(self, site: Site, batch: Batch) -> bool:
-        reply, offer = batch.replies.get(site.name), batch.offer
-        return (
-            reply is not None
-            and reply.mask is not None
-            and is_signed(
-                reply.mask,
-                identity=site.answer_key,
-                study=offer.study,
-                ledger=offer.ledger,
-                batch=offer.batch,
-                draw=offer.draw or 0,
-                site=site.name,
-            )
-        )
+        reply, draw = batch.replies.get(site.name), batch.offer.draw_id
+        if reply is None or reply.mask is None or draw is None:
+            return False
+        return is_signed(reply.mask, draw, identity=site.answer_key, site=site.name)
 
     def _mutual(self, sites: Sequence[Site], batch: Batch) -> tuple[Site, ...]:
         """The sites without those that others have not confirmed: whoever stands in most ways is left out first."""

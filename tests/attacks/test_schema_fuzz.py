@@ -37,12 +37,15 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from client.app import _timeout_s
+from client.ledger.site_codes import KEYS_A_CHARGE
+from client.ledger.site_ledger import SiteLedger
 from common.canonical import canonical_bytes
 from common.codecs.base import load_codec
 from common.envelope import answered, asked, body_of
 from common.errors import ConsiliumError, InvalidInput, QuorumNotReached
 from common.events import EventLog
 from common.ledger.rows import head_message
+from common.masking import Member
 from common.messages import (
     MAX_MESSAGE_BYTES,
     CodesReply,
@@ -56,14 +59,20 @@ from common.messages import (
     decode,
     encode,
 )
+from common.peers import Peer
 from common.protocols.joint.frame import Frame
-from server.aggregation.aggregator import Aggregator
 from server.aggregation.exchange import Reply
+from server.aggregation.sealed_sums import aggregator_of
 from tests.federation import Federation, LoopTransport, make_study, part
 
 KINDS = ("offer", "offer-reply", "codes", "codes-reply", "receipts", "receipts-reply", "several")
+SEALED_KINDS = ("offer", "offer-reply", "codes", "codes-reply", "several")
+"""Those that are others in a sealed sum."""
+CASES = [("open", kind) for kind in KINDS] + [("sealed", kind) for kind in SEALED_KINDS]
+
 CAUSES = ("budget", "paused", "released-before")
-"""A site's ledger may grow by a row for each of these a day, however many messages there are."""
+"""A site's ledger may grow by a row for each of these a day, however many messages there are; a sealed one besides by
+some mask keys for every charge."""
 
 THOROUGH = int(os.environ.get("CONSILIUM_FUZZ", "0"))
 """Messages of each kind; `make test-fuzz` sends 20,000."""
@@ -200,20 +209,34 @@ def _quiet() -> Iterator[None]:
 class World:
     """A federation that is attacked over and over, and valid messages of every kind to begin from."""
 
-    def __init__(self, root: Path) -> None:
-        study = make_study(quorum=3)
+    def __init__(self, root: Path, mode: str = "open", *, spare_draws: int = 2) -> None:
+        sealed = mode == "sealed"
+        terms = {"aggregation": "sealed-sum", "spare_draws": spare_draws} if sealed else {}
+        study = make_study(quorum=3, **terms)
         self.fed = Federation(root, study=replace(study, collection=replace(study.collection, batch_size=3)))
         fed = self.fed
         fed.core(fed.planned()[:2]).run(fed.transport)  # so that there are receipts to begin from
         open_queries = fed.core().open_queries()
         receipts = tuple(found.render() for found in fed.ledger.site_receipts("site-1", after=0))
         head = fed.ledger.site_receipts("site-1", after=0)[-1].head
-        reply = decode(fed.workers[101].handle(encode(fed.offer(open_queries[:2]))))
+        draw: dict[str, Any] = {}  # of a sealed sum: the second, so that the core must ask for a third
+        if sealed:
+            draw = {"draw": 2, "peers": tuple(Peer(site.name, site.answer_key) for site in fed.sites)}
+        replies = {
+            site.name: decode(fed.workers[site.node_id].handle(encode(fed.offer(open_queries[:2], **draw))))
+            for site in fed.sites
+            if sealed or site.name == "site-1"
+        }
+        reply, request = replies["site-1"], fed.request(open_queries[:2])
         assert isinstance(reply, OfferReply)
         assert reply.accepted
-        codes = decode(fed.workers[101].handle(encode(fed.request(open_queries[:2]))))
+        if sealed:
+            own = ((name, said.mask) for name, said in replies.items() if isinstance(said, OfferReply))
+            members = tuple(Member(name, mask) for name, mask in own if mask is not None)
+            request = fed.request(open_queries[:2], draw=2, members=members)
+        codes = decode(fed.workers[101].handle(encode(request)))
         assert isinstance(codes, CodesReply)
-        parts = (Receipts(fed.ledger.ledger_id, receipts), fed.request(open_queries[:2]), fed.offer(open_queries))
+        parts = (Receipts(fed.ledger.ledger_id, receipts), request, fed.offer(open_queries, **draw))
         made = {
             "offer": parts[2],
             "offer-reply": reply,
@@ -263,7 +286,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
 def attack_worker(world: World, kind: str, seed: int) -> None:
     """Sign a batch of messages, have the worker answer them, and look at what it did."""
     fed, site = world.fed, world.fed.site_ledgers["site-1"]
-    rows = site.row_count
+    rows = len(beside_mask_keys(site))
     for body in world.messages(kind, seed):
         message = asked(body, sign=fed.ledger.sign, site="site-1")
         before, started = site.spent(), time.thread_time()
@@ -282,41 +305,50 @@ def attack_worker(world: World, kind: str, seed: int) -> None:
         assert site.spent() == before, body[:500]
         if reply:
             decode(body_of(reply))
-    assert site.row_count - rows <= len(CAUSES)
+    assert len(beside_mask_keys(site)) - rows <= len(CAUSES)
+    assert site.row_count - len(beside_mask_keys(site)) <= KEYS_A_CHARGE * site.spent().releases
 
 
-def spent_world(root: Path) -> World:
+def beside_mask_keys(site: SiteLedger) -> list[str]:
+    """The kinds of its rows, but for those of mask keys."""
+    return [row.kind for row in site.rows() if row.kind != "mask-key"]
+
+
+def spent_world(root: Path, mode: str) -> World:
     """A federation whose study is answered in full: nothing is left that a message could honestly be charged for."""
-    made = World(root)
+    made = World(root, mode)
     made.fed.core().run(made.fed.transport)
     assert made.fed.core().open_queries() == ()
     return made
 
 
-@pytest.fixture(scope="module")
-def spent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    made = spent_world(tmp_path_factory.mktemp("spent"))
+@pytest.fixture(scope="module", params=["open", "sealed"])
+def spent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    made = spent_world(tmp_path_factory.mktemp("spent"), request.param)
     yield made
     made.fed.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("spent", "kind"), CASES, indirect=["spent"])
 @seeds(500)
 def test_nothing_that_a_server_signs_ends_a_worker_or_is_charged(spent: World, kind: str, seed: int) -> None:
     attack_worker(spent, kind, seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("spent", "kind"), CASES, indirect=["spent"])
 @seeds(THOROUGH or 2_000)
 def test_many_messages_end_no_worker_and_charge_nothing(spent: World, kind: str, seed: int) -> None:
     attack_worker(spent, kind, seed)
 
 
+@pytest.mark.parametrize("mode", ["open", "sealed"])
 @pytest.mark.parametrize("kind", ["offer", "codes", "several"])
-def test_what_is_charged_is_at_most_what_the_study_plans_at_its_full_price(tmp_path: Path, kind: str) -> None:
+def test_what_is_charged_is_at_most_what_the_study_plans_at_its_full_price(
+    tmp_path: Path, kind: str, mode: str
+) -> None:
     """Before anything is spent a changed offer may still be one that the site consented to: about another volume."""
-    world = World(tmp_path)
+    world = World(tmp_path, mode)
     site, price = world.fed.site_ledgers["site-1"], world.fed.planned()[0].mechanism
     for body in world.messages(kind, seed=1):
         with contextlib.suppress(ConsiliumError):
@@ -400,17 +432,21 @@ def test_no_receipt_that_a_server_signs_ends_a_worker_charges_a_site_or_fills_it
 class Flood(LoopTransport):
     """Delivers a batch of what site-1 signed as its replies, before what every site honestly says.
 
-    ``phase`` is the kind of message that site-1 answers honestly no more; None: it does in the end, always.
+    ``phase`` is the kind of message that site-1 answers honestly no more; None: it does in the end, always. ``aimed``:
+    what it sends is about the very batch it was asked about.
     """
 
     fed: Federation
     bodies: list[bytes]
     phase: type[Part] | None = None
+    aimed: bool = False
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
         if 101 in bodies:
             request = bodies[101]
-            for body in self.bodies:
+            asks = part(body_of(request), Offer) or part(body_of(request), CodesRequest)
+            about = asks.batch.encode() if self.aimed and asks is not None else b"b" * 64
+            for body in (body.replace(b"b" * 64, about) for body in self.bodies):
                 reply = answered(body, sign=self.fed.site_ledgers["site-1"].sign, site="site-1", request=request)
                 yield Reply(101, reply)
                 yield Reply(101, body)  # unsigned
@@ -422,13 +458,14 @@ class Flood(LoopTransport):
 def attack_core(world: World, kind: str, seed: int, *, phase: type[Part]) -> None:
     """Answer a message of ``phase`` with a batch of replies: a study that is not answered stays as it is."""
     fed = world.fed
+    sealed = fed.study.privacy.sealed
     before = fed.ledger.remaining("pool-1"), len(fed.ledger.answers(fed.study.id))
     rows, events = fed.ledger.row_count, fed.events_file.stat().st_size
     flood = Flood(fed.workers)
-    flood.fed, flood.bodies, flood.phase = fed, world.messages(kind, seed), phase
+    flood.fed, flood.bodies, flood.phase, flood.aimed = fed, world.messages(kind, seed), phase, sealed
     started = time.thread_time()
     time_of_core = count()
-    core = Aggregator(
+    core = aggregator_of(fed.study)(
         study=fed.study,
         queries=fed.planned(),
         sites=lambda: fed.sites,
@@ -440,17 +477,22 @@ def attack_core(world: World, kind: str, seed: int, *, phase: type[Part]) -> Non
     )
     with contextlib.suppress(QuorumNotReached):
         core.run(flood)
-    assert (fed.ledger.remaining("pool-1"), len(fed.ledger.answers(fed.study.id))) == before
-    assert fed.ledger.row_count == rows
+    assert len(fed.ledger.answers(fed.study.id)) == before[1]
+    grown = [row.kind for row in fed.ledger.rows()][rows:]
+    if sealed and phase is CodesRequest:  # one draw is charged and lost: whoever accepts and then is silent costs that
+        assert grown == ["release"] * (len(grown) - 1) + ["lost-draw"], grown
+        assert len(grown) <= fed.study.collection.batch_size + 1
+    else:
+        assert (fed.ledger.remaining("pool-1"), grown) == (before[0], [])
     size = sum(map(len, flood.bodies))
     assert time.thread_time() - started < 20 * (SECONDS + size / BYTES_PER_SECOND)
     assert fed.events_file.stat().st_size - events < 4_000 * BATCH
 
 
-@pytest.fixture(scope="module")
-def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+@pytest.fixture(scope="module", params=["open", "sealed"])
+def asking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A federation in the middle of its study, which takes all three sites for a quorum."""
-    made = World(tmp_path_factory.mktemp("asking"))
+    made = World(tmp_path_factory.mktemp("asking"), request.param, spare_draws=1_000)
     made.fed.workers[101]._fetch = made.fed.objects.get
     yield made
     flood = Flood(made.fed.workers)
@@ -467,7 +509,7 @@ PHASES: dict[str, type[Part]] = {"offers": Offer, "codes": CodesRequest}
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("asking", "kind"), CASES, indirect=["asking"])
 @seeds(250)
 def test_nothing_that_a_hospital_signs_ends_the_cores_run_or_is_charged(
     asking: World, kind: str, phase: str, seed: int
@@ -477,7 +519,7 @@ def test_nothing_that_a_hospital_signs_ends_the_cores_run_or_is_charged(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("asking", "kind"), CASES, indirect=["asking"])
 @seeds((THOROUGH or 2_000) // 2)
 def test_many_replies_end_no_run_and_charge_nothing(asking: World, kind: str, phase: str, seed: int) -> None:
     attack_core(asking, kind, seed, phase=PHASES[phase])

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from client.ledger.site_codes import KEYS_A_CHARGE
 from common.config import CollectionConfig
 from common.errors import ConsiliumError
 from common.masking import Member
@@ -125,18 +126,17 @@ def test_masked_words_are_uniform_and_do_not_change_their_law_with_the_code(
     tmp_path: Path,
 ) -> None:
     """χ² over the bytes of what one site sends; once with one code, once with a far other one."""
-    from common.masking import MaskedRoster, mask_private_key, masks, signed_mask_key
+    from common.masking import DrawId, MaskedRoster, mask_private_key, masks, signed_mask_key
+
+    draw = DrawId("a" * 64, "l", "b" * 64, 1)
 
     def member(name: str, secret: bytes) -> Member:
-        private = mask_private_key(secret, nonce="0" * 64, study="a" * 64, batch="b" * 64, draw=1)
-        key = signed_mask_key(
-            private, sign=lambda _: bytes(64), study="a" * 64, ledger="l", batch="b" * 64, draw=1, site=name
-        )
-        return Member(name, key)
+        private = mask_private_key(secret, draw, nonce="0" * 64)
+        return Member(name, signed_mask_key(private, draw, sign=lambda _: bytes(64), site=name))
 
     secrets = {f"site-{i}": bytes([i + 1]) * 32 for i in range(3)}
     roster = MaskedRoster("a" * 64, "l", "b" * 64, 1, tuple(member(*item) for item in secrets.items()))
-    private = mask_private_key(secrets["site-0"], nonce="0" * 64, study="a" * 64, batch="b" * 64, draw=1)
+    private = mask_private_key(secrets["site-0"], draw, nonce="0" * 64)
     size = 1 << 15
     for fill, query in ((0, "c" * 64), (65_536, "d" * 64)):
         code = np.full(size, fill, dtype=np.int64).view(np.uint64)
@@ -144,3 +144,25 @@ def test_masked_words_are_uniform_and_do_not_change_their_law_with_the_code(
         for byte in range(8):
             counts = np.bincount((sent >> np.uint64(8 * byte)).astype(np.uint8), minlength=256)
             assert chisquare(counts).pvalue > 1e-6
+
+
+def test_a_draw_offered_under_ever_other_batches_fills_no_disk_and_costs_nothing(tmp_path: Path) -> None:
+    study = make_study(quorum=3, aggregation="sealed-sum", spare_draws=1)
+    federation = Federation(tmp_path, study=study)
+    query, worker, ledger = federation.planned()[0], federation.workers[100], federation.site_ledgers["site-0"]
+    peers = tuple(Peer(site.name, site.answer_key) for site in federation.sites)
+
+    def offered(draw: int, batch: int) -> OfferReply:
+        offer = federation.offer([query], draw=draw, peers=peers, batch=f"{batch:064x}")
+        reply = decode(worker.handle(encode(offer)))
+        assert isinstance(reply, OfferReply)
+        return reply
+
+    reasons = [offered(1, batch).reason for batch in range(40)]
+    assert reasons == ["accepted"] * KEYS_A_CHARGE + ["old-draw"] * (40 - KEYS_A_CHARGE)
+    assert ledger.spent().releases == 1
+    assert [row.kind for row in ledger.rows()].count("mask-key") == KEYS_A_CHARGE
+    assert offered(1, 0).mask is not None  # what was given stands
+    assert offered(2, 41).accepted
+    assert ledger.spent().releases == 2
+    federation.close()
