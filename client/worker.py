@@ -20,7 +20,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -30,6 +30,7 @@ from client.ledger.site_ledger import SiteLedger
 from client.masked import check_roster, masked_code, strangers
 from client.policy import Consent, SiteConfig, review
 from common.codecs.base import Codec, load_codec
+from common.config import DataConfig
 from common.envelope import answered, open_asked
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, Refused
 from common.ledger.receipts import Receipt
@@ -51,7 +52,7 @@ from common.peers import Peer
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
-from common.protocols.base import Encoder, Fetch
+from common.protocols.base import Encoder, Fetch, ImageOf
 from common.sealing import SealContext, seal
 
 log = logging.getLogger(__name__)
@@ -333,25 +334,27 @@ class Worker:
         None where the voter failed. A slot that may not vote is coded all the same: it takes the time of the others.
         There are m whatever was found on disk: beyond m nobody is asked. # sensitive
         """
-        asks = list(self._voters.predict(self._fetch(volume)))
+        content = self._fetch(volume)
+        image = cache(partial(_image, content, self._consent.study.data))
+        asks = list(self._voters.predict(content))
         silent = self._ledger.withdrawn_voters(after=self._loaded_at)
         codes: list[tuple[NDArray[np.float64] | None, bool]] = []
         for slot in range(query.mechanism.voters_per_site):
             try:
-                code, votes = self._code(asks[slot] if slot < len(asks) else _nobody, encoder)
+                code, votes = self._code(asks[slot] if slot < len(asks) else _nobody, encoder, image)
                 codes.append((code, votes and slot not in silent))
             except Exception as error:  # noqa: BLE001
                 log.warning("event=no-code query=%s slot=%d cause=%s", query.id[:12], slot, type(error).__name__)
                 codes.append((None, False))
         return codes
 
-    def _code(self, ask: Ask, encoder: Encoder) -> tuple[NDArray[np.float64], bool]:
+    def _code(self, ask: Ask, encoder: Encoder, image: ImageOf) -> tuple[NDArray[np.float64], bool]:
         """One voter's unclipped code of one volume, that of nobody's prediction in an empty slot, and which it is.
 
         The map itself is gone when this returns. # sensitive
         """
         answer = ask()
-        return encoder.of_volume(self._uniform() if answer is None else answer), answer is not None
+        return encoder.of_volume(self._uniform() if answer is None else answer, image), answer is not None
 
     def _uniform(self) -> NDArray[np.float32]:
         """Nobody's prediction: every label as likely as the others."""
@@ -366,6 +369,12 @@ class Worker:
                 raise InvalidInput("codec", limit="the study's grid and labels")
             self._codecs[query.codec] = codec
         return self._codecs[query.codec]
+
+
+def _image(content: bytes, data: DataConfig) -> NDArray[np.float32]:
+    from common.data.volume import volume_from_bytes  # torch, which the teachers have loaded by now
+
+    return volume_from_bytes(content, data).image
 
 
 def _nobody() -> None:

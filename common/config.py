@@ -222,7 +222,7 @@ class CodecConfig:
     @property
     def in_proportion(self) -> bool:
         """Whether a code's coordinates vary as the shapes do: a frame spreads the radius, over all volumes at once."""
-        return self.joint
+        return self.joint or self.protocol == "appearance"
 
     def to_table(self) -> dict[str, Any]:
         """The section's keys and values; later ones only where they say something, so that ids of studies stay."""

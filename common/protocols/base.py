@@ -25,12 +25,15 @@ from common.registry import registered
 Fetch = Callable[[str], bytes]
 """Gets a public object by content hash, verified."""
 
+ImageOf = Callable[[], Float[np.ndarray, "c x y z"]]
+"""Gives a public volume's image on the study's grid, for who needs it."""
+
 
 class Encoder(Protocol):
     """From one voter's predictions to its one code, for one query."""
 
-    def of_volume(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
-        """The unclipped code of one volume; InvalidInput for what is no prediction of it. # sensitive"""
+    def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
+        """The unclipped code of one volume, of a voter's prediction; InvalidInput for what is none. # sensitive"""
         ...
 
     def of_voter(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
@@ -67,6 +70,9 @@ class Halves:
 PROTOCOLS: Mapping[str, Halves] = MappingProxyType(
     {
         "per-volume": Halves("common.protocols.per_volume:PerVolumeSite", "server.protocols.per_volume:PerVolume"),
+        "appearance": Halves(
+            "common.protocols.appearance:AppearanceSite", "server.protocols.appearance.protocol:Appearance"
+        ),
         "joint": Halves("common.protocols.joint.site:JointSite", "server.protocols.joint.protocol:Joint"),
     }
 )

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from common.codecs.base import Codec
 from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
-from common.protocols.base import Encoder, Fetch, SiteProtocol
+from common.protocols.base import Encoder, Fetch, ImageOf, SiteProtocol
 
 
 class PerVolumeSite(SiteProtocol):
@@ -31,7 +31,7 @@ class PlainEncoder:
 
     codec: Codec
 
-    def of_volume(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
+    def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
         return self.codec.encode(probabilities)
 
     def of_voter(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "l"]:

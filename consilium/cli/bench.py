@@ -58,8 +58,9 @@ TableAsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of
 
 
 class Recipe(StrEnum):
-    """How answers are asked for: one release about all volumes, or one a volume."""
+    """How answers are asked for: what structures look like, where they lie in all volumes together, or in each."""
 
+    APPEARANCE = "appearance"
     JOINT = "joint"
     PCA = "pca"
 
@@ -158,7 +159,7 @@ def utility(
         raise InvalidInput("--aggregation", value=aggregation, limit=f"{OPEN}, {SEALED_SUM}")
     if paired and not joint:
         raise InvalidInput(
-            "--paired", value=paired, limit="none with recipe pca", remedy="recipe joint learns from them"
+            "--paired", value=paired, limit=f"none with recipe {recipe}", remedy="recipe joint learns from them"
         )
     counts = SplitCounts(hospitals, public_images=public_images, label_maps=public_maps, paired=paired)
     source = _source(Source(data, counts, layout, sites, test, names(labels), names(channels)))

@@ -57,6 +57,12 @@ def init(
             "--joint", help="Ask about all public volumes together, in --queries rounds (4 do well); codec pca."
         ),
     ] = False,
+    protocol: Annotated[
+        str,
+        typer.Option(
+            help="Another way to ask, by name: appearance, about what structures look like, in --queries rounds."
+        ),
+    ] = "",
     paired: Annotated[
         int, typer.Option(help="Public volumes with label maps that start, student and controls learn from (joint).")
     ] = 0,
@@ -68,6 +74,7 @@ def init(
     Example: consilium study init trial --name trial --labels background,lesion --grid 64,64,64 --queries 40 --quorum 5
     """
     from common.codecs.paper import codec_terms
+    from common.protocols.base import halves
 
     study = Study(
         name=name,
@@ -94,8 +101,10 @@ def init(
                 codec, labels=len(labels.split(",")), grid=options.triple(grid, int, what="--grid"), joint=joint
             ),
             paired=paired,
+            protocol=protocol,
         ),
     )
+    halves(study)  # refuses a protocol that nobody registered
     _create(directory, study, ledger=ledger, standing=standing)
 
 

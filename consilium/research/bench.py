@@ -6,12 +6,14 @@ student, which in a study have one fixed seed too.
 
 from __future__ import annotations
 
+import gzip
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
@@ -23,12 +25,14 @@ from common.config import DataConfig, TrainingConfig
 from common.models.fit import fit, one_hot, predict
 from common.models.unet import build_unet, load_weights, save_weights
 from common.objects import ObjectStore, write_atomically
+from common.protocols.appearance import AppearanceEncoder
 from common.protocols.joint.frame import Frame
 from common.study_mechanism import study_mechanism
 from consilium.research.kept import Kept, array_hash, weights_hash
 from consilium.research.roles import Cases, Roles
 from consilium.research.scores import at_site, own_cases, scored
 from consilium.research.setting import RECIPE, Setting, study_of
+from server.protocols.appearance.look import first_frame
 from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS, tangent_kernel
 from server.protocols.joint.rounds import FRAMES, keep_frame
 from server.protocols.joint.student import SPREAD, TEMPERATURE, Start, codes_of, joint_frame, public_start, refine
@@ -44,7 +48,7 @@ class Bench:
         self.setting, self.roles, self.seed = setting, roles, seed
         self.study = study_of(setting, data)
         self.joint = setting.recipe == "joint"
-        self.images = roles.public.images if self.joint else roles.public.images[: setting.queries]
+        self.images = roles.public.images[: setting.queries if setting.recipe == "pca" else None]
         self.paired = None
         if setting.paired and roles.paired is not None:
             self.paired = Paired(roles.paired.images, roles.paired.labels, self.classes)
@@ -113,7 +117,7 @@ class Bench:
         return self.kept.array("kernel", parts, make)
 
     def frame(self, start: Start) -> Frame:
-        """The frame of the first round, planned once a seed."""
+        """The frame of a joint query's first round, planned once a seed."""
         path = self.kept.file("frame", [self.codec_hash, weights_hash(start.model), self.noise_std.hex(), RECIPE], "")
         if not path.exists():
             kernel, radius = self.kernel(start, temperature=TEMPERATURE), self.study.codec.radius
@@ -124,13 +128,19 @@ class Bench:
     def public(self, folder: Path, *, start: Start | None, frame: Frame | None) -> Public:
         """What is public of the study, kept in ``folder`` as a study's directory keeps it.
 
-        Volumes are named by their voxels and are in no store: whoever learns from them has them.
+        ``start`` and ``frame`` of a joint query, whose volumes are named by their voxels and are in no store: whoever
+        learns from them has them. A question about how structures look is read beside the volumes, which are files.
         """
         folder.mkdir(parents=True, exist_ok=True)
         objects = ObjectStore(folder / "objects")
         codec = CodecRecord(objects.put(self.codec.to_bytes()), self.codec.dimension)
-        volumes = tuple(array_hash(image) for image in self.images)
+        looked_at = self.setting.recipe == "appearance"
+        volumes = tuple(
+            objects.put(_file(image, self.study.data)) if looked_at else array_hash(image) for image in self.images
+        )
         public = Public(self.study, codec, volumes, objects, folder)
+        if looked_at and not (folder / FRAMES).exists():
+            keep_frame(public, first_frame(self.study, codec=codec.sha256, noise_std=self.noise_std), after=())
         if start is not None and frame is not None and not (folder / FRAMES).exists():
             save_weights(folder / START_FILE, start.model)
             keep_frame(public, frame, after=())
@@ -171,6 +181,8 @@ class Bench:
 
     def codes(self, teachers: list[torch.nn.Module], *, temperature: float | None = None) -> Float[np.ndarray, "k n l"]:
         """Every teacher's codes of the public volumes. # sensitive: in a benchmark of stand-in data only"""
+        if self.setting.recipe == "appearance":
+            return np.stack([self._looks(model) for model in teachers])
         if temperature is None:
             temperature = TEMPERATURE if self.joint else 1.0
         result = []
@@ -179,6 +191,17 @@ class Bench:
             make = partial(codes_of, model, self.images, self.codec, temperature=temperature)
             result.append(self.kept.array("codes", parts, make))
         return np.stack(result)
+
+    def _looks(self, model: torch.nn.Module) -> Float[np.ndarray, "n l"]:
+        """A teacher's codes of an appearance query, whatever its frame."""
+        frame = first_frame(self.study, codec=self.codec_hash, noise_std=self.noise_std)
+        grid, channels = self.codec.grid, self.images.shape[1]
+        encoder = AppearanceEncoder(frame, labels=self.classes, grid=grid, channels=channels)
+
+        def make() -> np.ndarray:
+            return np.stack([encoder.of_volume(predict(model, one), partial(np.asarray, one)) for one in self.images])
+
+        return self.kept.array("looks", [weights_hash(model), len(self.images)], make)
 
     # --- students
 
@@ -210,6 +233,12 @@ class Bench:
         """A network of the recipe before training."""
         channels = len(self.study.data.channels)
         return build_unet(recipe.channels, in_channels=channels, out_channels=self.classes, seed=seed)
+
+
+def _file(image: Float[np.ndarray, "c x y z"], data: DataConfig) -> bytes:
+    """A volume on the study's grid as a public file."""
+    values = np.moveaxis(image, 0, -1) if len(image) > 1 else image[0]
+    return gzip.compress(nib.Nifti1Image(values, np.diag([*data.spacing_mm, 1.0])).to_bytes(), mtime=0)
 
 
 def segmented(model: torch.nn.Module, cases: Cases) -> UInt8[np.ndarray, "n x y z"]:

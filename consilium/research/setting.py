@@ -24,9 +24,9 @@ RECIPE = (FRAME, MAX_COORDINATES, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table. ``recipe``: ``joint`` or ``pca``.
+    """One row of the table. ``recipe``: ``joint``, ``appearance`` or ``pca``.
 
-    ``rounds`` of a joint query, ``queries`` of the other. ``central``: also train on all patients in one place with
+    ``rounds`` of the first two, ``queries`` of the last. ``central``: also train on all patients in one place with
     DP-SGD, at the same (ε, δ) for one patient. ``paired``: public cases with their labels, of a joint query.
     ``colluders`` of a sealed sum, whose noise is drawn at the sites; None for an open one.
     """
@@ -47,22 +47,22 @@ class Setting:
 
 
 def study_of(setting: Setting, data: DataConfig) -> Study:
-    """The study this setting stands for. Every round of a joint query is one release about all volumes."""
-    joint = setting.recipe == "joint"
+    """The study this setting stands for. Every round is one release about all volumes."""
+    pca, protocol = setting.recipe == "pca", setting.recipe if setting.recipe == "appearance" else ""
     return Study(
         name="bench-utility",
         data=data,
         privacy=PrivacyConfig(
             epsilon=setting.epsilon,
             delta=setting.delta,
-            planned_queries=setting.rounds if joint else setting.queries,
+            planned_queries=setting.queries if pca else setting.rounds,
             quorum=setting.hospitals,
             unit=setting.unit,
             voters_per_site=setting.voters,
             aggregation=OPEN if setting.colluders is None else SEALED_SUM,
             colluders=1 if setting.colluders is None else setting.colluders,
         ),
-        codec=CodecConfig(joint=joint, paired=setting.paired),
+        codec=CodecConfig(joint=setting.recipe == "joint", protocol=protocol, paired=setting.paired),
         teacher=setting.teacher,
         student=setting.student,
     )

@@ -93,7 +93,12 @@ class Asked:
         self._rows = {volume: row for row, volume in enumerate(self.public.volumes)}
         self.answers: tuple[Drawn, ...] = ask(self.public, self._vote, voters=bench.voters, draw=self._draw)
         self._lesson = Lesson(
-            self.public, self.answers, self._labels(), self._image, seed=bench.seed, paired=bench.paired
+            self.public,
+            self.answers,
+            self._labels(self.public, self.answers),
+            self._image,
+            seed=bench.seed,
+            paired=bench.paired,
         )
 
     def arm(self, name: str) -> dict[str, float]:
@@ -120,10 +125,22 @@ class Asked:
     def _unprotected(self) -> torch.nn.Module:
         """The student of the teachers' mean codes as they are: no frame, no clip, no noise."""
         bench, codes = self._bench, self._codes.mean(axis=0)
+        if bench.setting.recipe == "appearance":
+            return self._silently_asked()
         if self._start is not None:
             return bench.refined(self._start, codes)
         labels = np.stack([as_stored(bench.codec.decode(code, noise_std=0.0)) for code in codes])
         return train_student(bench.images, labels, bench.setting.student, seed=bench.seed)[0]
+
+    def _silently_asked(self) -> torch.nn.Module:
+        """The student of an appearance query whose sums are released as they are."""
+        folder = self.public.folder / "exact"
+        public = self._bench.public(folder, start=None, frame=None)
+        drawn = ask(public, self._vote, voters=self._bench.voters, draw=lambda _query, votes: np.sum(votes, axis=0))
+        labels = self._labels(public, drawn)
+        lesson = Lesson(public, drawn, labels, self._image, seed=self._bench.seed)
+        files = FitFiles.at(folder, "student")
+        return self.protocol.student(lesson).train(files, lambda _step, _loss: None)
 
     def _vote(self, encoder: Encoder, query: QuerySpec, voter: int) -> Float[np.ndarray, "d"]:
         if voter >= len(self._codes):  # a slot without a patient
@@ -134,9 +151,9 @@ class Asked:
         parts = [repr(self._bench.setting), self._bench.seed, query.id, array_hash(*votes)]
         return self._bench.kept.array("release", parts, lambda: noised(votes, query.mechanism))
 
-    def _labels(self) -> StoredLabels:
-        files = {volume: label_file(self.public.folder / "labels", volume) for volume in self.public.volumes}
-        for label in self.protocol.labels(self.public, self.answers):
+    def _labels(self, public: Public, answers: Sequence[Drawn]) -> StoredLabels:
+        files = {volume: label_file(public.folder / "labels", volume) for volume in public.volumes}
+        for label in self.protocol.labels(public, answers):
             store_label(files[label.volume], label.probabilities)
         return StoredLabels(files)
 

@@ -106,7 +106,8 @@ class ProtocolContract:
         study, asked = public.study, released.answers[-1].query
         encoder = site_protocol(study).encoder(asked, codec, fetch=public.objects.get)
         flat = np.full((len(study.data.labels), *study.data.grid), 1 / len(study.data.labels), dtype=np.float32)
-        codes = np.stack([encoder.of_volume(flat) for _ in asked.volumes])
+        image = np.zeros((len(study.data.channels), *study.data.grid), dtype=np.float32)
+        codes = np.stack([encoder.of_volume(flat, lambda: image) for _ in asked.volumes])
         code = encoder.of_voter(codes)
         assert code.shape == (asked.mechanism.dimension,)
         assert code.dtype == np.float64

@@ -1,4 +1,4 @@
-"""Both query protocols keep one contract; another takes one file and one line."""
+"""All query protocols keep one contract; another takes one file and one line."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ class TestPerVolume(ProtocolContract):
 class TestJoint(ProtocolContract):
     name, queries = "joint", 2
     rounds = 2
+
+
+class TestAppearance(ProtocolContract):
+    name, queries = "appearance", 2
+    protocol = "appearance"
 
 
 class TestAToyProtocolTakesOneFileAndOneLine(ProtocolContract):

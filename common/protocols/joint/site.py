@@ -10,7 +10,7 @@ from jaxtyping import Float
 from common.codecs.base import Codec
 from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
-from common.protocols.base import Encoder, Fetch, SiteProtocol
+from common.protocols.base import Encoder, Fetch, ImageOf, SiteProtocol
 from common.protocols.joint.frame import Frame
 
 
@@ -36,7 +36,7 @@ class FrameEncoder:
     codec: Codec
     frame: Frame
 
-    def of_volume(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
+    def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
         return self.codec.encode(self.frame.sharpen(probabilities))
 
     def of_voter(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:

@@ -65,18 +65,18 @@ class Joint(QueryProtocol):
 
     def labels(self, public: Public, answers: Sequence[Answer]) -> Iterator[Label]:
         """What the answers of all rounds say of each volume, before any student has learnt from it."""
-        if rounds := _rounds(public, answers):
+        if rounds := rounds_of(public, answers):
             _, codes = believed(public, rounds)
             query = rounds[-1].query
             for volume, probabilities in zip(query.volumes, labels_of(codec_of(public), codes), strict=True):
                 yield Label(volume, query.id, probabilities)
 
     def weigh(self, public: Public, answers: Sequence[Answer]) -> Plausible | None:
-        rounds = _rounds(public, answers)
+        rounds = rounds_of(public, answers)
         return weighed(public, codec_of(public), rounds) if rounds else None
 
     def standings(self, public: Public, answers: Sequence[Answer], *, draws: int) -> Iterator[Standing]:
-        if rounds := _rounds(public, answers):
+        if rounds := rounds_of(public, answers):
             codec, (begun, codes) = codec_of(public), believed(public, rounds)
             drawn = [labels_of(codec, each) for each in drawn_codes(public, rounds, count=draws)]
             labels, centres = labels_of(codec, codes), labels_of(codec, begun).argmax(axis=1).astype(np.uint8)
@@ -104,13 +104,14 @@ def codec_of(public: Public) -> PcaCodec:
     return codec
 
 
-def _rounds(public: Public, answers: Sequence[Answer]) -> tuple[Answer, ...]:
+def rounds_of(public: Public, answers: Sequence[Answer]) -> tuple[Answer, ...]:
+    """The stored answers of the rounds so far, in order."""
     return answered_rounds(public, {answer.query.id: answer for answer in answers}.get)
 
 
 def _training(lesson: Lesson, control: str | None) -> Training:
     public, study = lesson.public, lesson.public.study
-    rounds = _rounds(public, lesson.answers)
+    rounds = rounds_of(public, lesson.answers)
     if not rounds:
         raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
     volumes = rounds[-1].query.volumes

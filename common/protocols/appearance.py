@@ -1,0 +1,75 @@
+"""What structures look like, at the site: a voter says in a few numbers which grey values its structures have.
+
+A public volume's code are sums over the voxels that the voter gives to each structure: how many, and of every channel
+the values and their squares. Over all volumes they make the structure's mean and the logarithm of its spread: J · 2C
+numbers for J structures and C channels, taken relative to a public frame and clipped as one vector. Volumes are
+z-scored, so one scale fits all. A structure that a voter finds nowhere says nothing: it takes the frame's centre.
+Refuses frames of another shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from common.codecs.base import Codec, check_probabilities
+from common.errors import InvalidInput
+from common.privacy.mechanism import QuerySpec
+from common.protocols.base import Encoder, Fetch, ImageOf, SiteProtocol
+from common.protocols.joint.frame import Frame
+
+LEAST_VOXELS = 20
+"""Fewer of a structure in all volumes together say nothing of how it looks."""
+
+LEAST_STD = 0.05
+"""Added to every spread, so that its logarithm is finite; volumes have spread 1."""
+
+
+class AppearanceSite(SiteProtocol):
+    """See :class:`~common.protocols.base.SiteProtocol`. The frame is the query's centre, over one row of statistics."""
+
+    def describes(self, query: QuerySpec) -> bool:
+        return query.centre != "zero"
+
+    def encoder(self, query: QuerySpec, codec: Codec, *, fetch: Fetch) -> Encoder:
+        frame = Frame.from_bytes(fetch(query.centre))
+        channels, rest = divmod(frame.centre.shape[1], 2 * (codec.labels - 1))
+        if (frame.codec, frame.volumes, rest) != (query.codec, 1, 0) or channels < 1:
+            raise InvalidInput("frame of an appearance query", limit="the query's codec, one row of statistics")
+        if frame.dimension != query.mechanism.dimension:
+            raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(frame.dimension))
+        return AppearanceEncoder(frame, labels=codec.labels, grid=codec.grid, channels=channels)
+
+
+@dataclass(frozen=True, slots=True)
+class AppearanceEncoder:
+    """Statistics of a voter's structures relative to a frame."""
+
+    frame: Frame
+    labels: int
+    grid: tuple[int, int, int]
+    channels: int
+
+    def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
+        """Voxels, Σ values and Σ squares of every structure in turn, float64 [J · (1 + 2C)]. # sensitive"""
+        found = check_probabilities(probabilities, labels=self.labels, grid=self.grid).argmax(axis=0)
+        values = image()
+        if values.shape != (self.channels, *self.grid):
+            raise InvalidInput("image of an appearance query", value=values.shape, limit=f"{self.channels} channels")
+        rows = []
+        for structure in range(1, self.labels):
+            inside = values[:, found == structure].astype(np.float64)
+            rows.append(np.concatenate([[inside.shape[1]], inside.sum(axis=1), np.square(inside).sum(axis=1)]))
+        return np.concatenate(rows)
+
+    def of_voter(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
+        sums = codes.sum(axis=0).reshape(self.labels - 1, 1 + 2 * self.channels)
+        looks = np.array(self.frame.centre[0]).reshape(self.labels - 1, 2 * self.channels)
+        for look, (voxels, *rest) in zip(looks, sums, strict=True):
+            if voxels >= LEAST_VOXELS:
+                mean, square = np.split(np.array(rest) / voxels, 2)
+                std = np.sqrt(np.maximum(square - mean**2, 0))
+                look[:] = np.concatenate([mean, np.log(std + LEAST_STD)])
+        return self.frame.encode(looks.reshape(1, -1))

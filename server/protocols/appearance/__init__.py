@@ -1,0 +1,1 @@
+"""Asking what structures look like: a few numbers, from which public images and public shapes make a student."""

@@ -1,0 +1,136 @@
+"""From how structures look to labels of public volumes, and to volumes that are made up with their labels.
+
+A public volume's label is where the public shapes lie, times how likely a voxel's values are of each structure, smooth
+over neighbours (a mean field), moved as a whole to where the structures are found, and as large in the mean as public
+shapes are. A made-up case is a public shape written into a public image in the looks of its structures: what has no
+fixed place is learnt from these. The same functions make the controls, from the looks that nobody was asked for.
+Post-processing. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Float
+from scipy.ndimage import center_of_mass, gaussian_filter, shift
+
+from common.codecs.pca import PcaCodec
+from server.protocols.appearance.look import Look
+
+SHAPES = 48
+"""Shapes drawn from the codec: as many made-up cases, and the atlas is their mean."""
+
+BLUR = 2.0
+"""Voxels that the atlas is blurred by: shapes of few maps do not cover all places."""
+
+FLOOR = 1e-3
+SHARPNESS = 1.6
+"""Power of the likelihood of a voxel's values."""
+
+FAR = 8.0
+"""Natural logarithms that a voxel's values may speak against a structure at most."""
+
+COUPLING = 3.0
+"""How much a voxel takes from its neighbours' labels."""
+
+NEAR = 1.0
+"""Width of the neighbourhood in voxels."""
+
+PASSES, FIELD_PASSES = 4, 4
+BINS = 64
+VARIETY = 0.35
+"""Beside what is uncertain, a structure's mean varies so much between patients."""
+
+
+def drawn_shapes(codec: PcaCodec, *, count: int = SHAPES, seed: int = 0) -> Float[np.ndarray, "s k x y z"]:
+    """Shapes as the codec's public maps have them, float32 probabilities."""
+    rng = np.random.default_rng(seed)
+    codes = rng.normal(size=(count, codec.dimension)) * np.sqrt(codec.powers)
+    return np.stack([codec.decode(code, noise_std=0.0) for code in codes]).astype(np.float32)
+
+
+def labelled(
+    images: Sequence[Float[np.ndarray, "c x y z"]], shapes: Float[np.ndarray, "s k x y z"], look: Look
+) -> Iterator[Float[np.ndarray, "k x y z"]]:
+    """Float32 labels of public volumes under a look."""
+    mean = shapes.mean(axis=0)
+    sizes = mean.reshape(len(mean), -1).mean(axis=1)
+    atlas = _normal(np.stack([gaussian_filter(one, BLUR) for one in mean]) + FLOOR)
+    evidence = [_evidence(image, atlas[0], look) for image in images]
+    places, bias = [np.log(atlas)] * len(images), np.zeros(len(mean))
+    found: list[np.ndarray] = []
+    for _ in range(PASSES):
+        found = []
+        for row, seen in enumerate(evidence):
+            fields = places[row] + seen + bias[:, None, None, None]
+            label = _softmax(fields)
+            for _ in range(FIELD_PASSES):
+                label = _softmax(fields + COUPLING * np.stack([gaussian_filter(one, NEAR) for one in label]))
+            found.append(label)
+            places[row] = np.log(_moved(atlas, label))
+        shares = np.mean([label.reshape(len(mean), -1).mean(axis=1) for label in found], axis=0)
+        bias += np.clip(np.log((sizes + FLOOR / 10) / (shares + FLOOR / 10)), -2, 2)
+        bias -= bias[0]
+    return (label.astype(np.float32) for label in found)
+
+
+def made_up(
+    images: Sequence[Float[np.ndarray, "c x y z"]], shapes: Float[np.ndarray, "s k x y z"], look: Look, *, seed: int
+) -> tuple[Float[np.ndarray, "s c x y z"], Float[np.ndarray, "s k x y z"]]:
+    """One case a shape: it is written into a random image, each case in looks drawn anew."""
+    rng, made = np.random.default_rng(seed), []
+    spread = np.sqrt(look.mean_variances + (VARIETY * look.stds) ** 2)
+    for shape in shapes:
+        image = np.array(images[int(rng.integers(len(images)))])
+        soft = np.stack([gaussian_filter(one, rng.uniform(0, 1.2)) for one in shape[1:]])
+        total = soft.sum(axis=0)
+        written = rng.uniform(0.4, 1) * np.clip(total, 0, 1)
+        means = look.means + spread * rng.normal(size=spread.shape)
+        grain = rng.uniform(0, 2)
+        for channel, values in enumerate(image):
+            texture = gaussian_filter(rng.normal(size=values.shape), 1.0) * grain
+            body = np.tensordot(means[:, channel], soft, axes=1) / np.maximum(total, FLOOR)
+            texture *= np.tensordot(look.stds[:, channel], soft, axes=1)
+            values[:] = values * (1 - written) + body * written + texture
+            values[:] = (values - values.mean()) / max(float(values.std()), FLOOR)
+        made.append(image)
+    return np.stack(made), shapes
+
+
+def _evidence(
+    image: Float[np.ndarray, "c x y z"], outside: Float[np.ndarray, "x y z"], look: Look
+) -> Float[np.ndarray, "k x y z"]:
+    """Logarithm of how likely each voxel's values are of each class, up to a constant a voxel: Gaussians for the
+    structures, for the background the volume's own histogram where the atlas has none."""
+    variances = look.stds**2 + look.mean_variances
+    evidence = np.zeros((1 + len(variances), *image.shape[1:]))
+    for channel, values in enumerate(image):
+        for structure, variance in enumerate(variances[:, channel]):
+            away = (values - look.means[structure, channel]) ** 2 / variance
+            evidence[1 + structure] -= (away + np.log(2 * np.pi * variance)) / 2
+        counts, edges = np.histogram(values, bins=BINS, weights=outside, density=True)
+        density = gaussian_filter(counts, 1.5) + FLOOR / 10
+        evidence[0] += np.log(density[np.clip(np.digitize(values, edges) - 1, 0, BINS - 1)])
+    evidence *= SHARPNESS
+    result: np.ndarray = np.maximum(evidence - evidence.max(axis=0), -FAR)
+    return result
+
+
+def _moved(atlas: Float[np.ndarray, "k x y z"], label: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
+    """The atlas moved most of the way to where the label's structures lie, near where it expects them."""
+    expected = 1 - atlas[0]
+    seen = (1 - label[0]) ** 2 * np.maximum(expected, 20 * FLOOR)
+    if seen.sum() <= FLOOR:
+        return atlas
+    way = 0.8 * (np.array(center_of_mass(seen)) - np.array(center_of_mass(expected**2)))
+    return _normal(np.maximum(np.stack([shift(one, way, order=1, mode="nearest") for one in atlas]), FLOOR / 10))
+
+
+def _normal(values: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
+    result: np.ndarray = values / values.sum(axis=0)
+    return result
+
+
+def _softmax(fields: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
+    return _normal(np.exp(fields - fields.max(axis=0)))

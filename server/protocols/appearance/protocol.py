@@ -1,0 +1,167 @@
+"""An appearance query at the server: a few rounds about how structures look, then labels, made-up cases and a student.
+
+Where a structure is in every volume takes many numbers; what it looks like takes a few, with little noise. Frames and
+rounds are a joint query's; everything after an answer is post-processing. Every control is made as the student is, of
+the looks that nobody was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from jaxtyping import Float
+
+from common.canonical import digest, sha256_bytes
+from common.config import Study
+from common.errors import InvalidInput
+from common.study_mechanism import study_mechanism
+from server.aggregation.progress import OnStage
+from server.protocols.appearance.labels import drawn_shapes, labelled, made_up
+from server.protocols.appearance.look import Look, first_frame, looks
+from server.protocols.base import Answer, FitFiles, Label, Lesson, Training, Wording
+from server.protocols.controls import DERANGEMENT_SEED, derangement
+from server.protocols.joint.belief import surprise
+from server.protocols.joint.plausible import Plausible
+from server.protocols.joint.protocol import Joint, codec_of, rounds_of
+from server.protocols.joint.rounds import keep_frame
+from server.protocols.posterior import DRAW_SEED, Standing, doubt_of
+from server.protocols.stored_labels import as_stored
+from server.study.workspace import Public
+
+if TYPE_CHECKING:
+    import torch
+
+    from common.models.fit import OnStep
+
+Image = Float[np.ndarray, "c x y z"]
+Map = Float[np.ndarray, "k x y z"]
+
+
+class Appearance(Joint):
+    """See :class:`~server.protocols.base.QueryProtocol`. It asks in rounds about all volumes, as a joint query does."""
+
+    name: ClassVar[str] = "appearance"
+
+    def wording(self, study: Study) -> Wording:
+        return replace(super().wording(study), plan=f"an appearance query in {study.privacy.planned_queries} round(s)")
+
+    def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
+        """The first frame needs no data; the volumes must be published, since every round is about all of them."""
+        made = public()
+        voters = sites * made.study.privacy.voters_per_site
+        noise_std = study_mechanism(made.study, dimension=1).mean_noise_std(voters=voters)
+        keep_frame(made, first_frame(made.study, codec=made.codec.sha256, noise_std=noise_std), after=())
+
+    def labels(self, public: Public, answers: Sequence[Answer]) -> Iterator[Label]:
+        if rounds := rounds_of(public, answers):
+            query, (_, look) = rounds[-1].query, looks(public, rounds)
+            for volume, label in zip(query.volumes, _labels(public, look), strict=True):
+                yield Label(volume, query.id, label)
+
+    def weigh(self, public: Public, answers: Sequence[Answer]) -> Plausible | None:
+        rounds = rounds_of(public, answers)
+        return Plausible(*surprise(public, rounds)) if rounds else None
+
+    def standings(self, public: Public, answers: Sequence[Answer], *, draws: int) -> Iterator[Standing]:
+        if rounds := rounds_of(public, answers):
+            rng, (before, look) = np.random.default_rng(DRAW_SEED), looks(public, rounds)
+            begun, found = (list(_labels(public, each)) for each in (before, look))
+            drawn = []
+            for _ in range(draws):
+                values = look.values + np.sqrt(look.variances) * rng.normal(size=look.values.shape)
+                drawn.append(list(_labels(public, replace(look, values=values))))
+            for row, volume in enumerate(rounds[-1].query.volumes):
+                centre = begun[row].argmax(axis=0).astype(np.uint8)
+                yield Standing(volume, centre, doubt_of(found[row], (each[row] for each in drawn)))
+
+    def student(self, lesson: Lesson) -> Training:
+        """A fresh network, from the labels of the volumes that stand and as many made-up cases, both counted alike."""
+        look = _look(lesson, after=True)
+        return _training(lesson, "student", look, lambda: dict(lesson.labels))
+
+    def control(self, lesson: Lesson, name: str, *, trained: Callable[[str], torch.nn.Module]) -> Training | None:
+        """The same with the looks nobody was asked for: ``zero_code`` as they are, ``public_only`` with labels by its
+        network. ``shuffled_codes``: labels dealt to other volumes, and one structure's looks to another."""
+        before, after = _look(lesson, after=False), _look(lesson, after=True)
+
+        def silent() -> dict[str, Map]:
+            volumes = list(lesson.labels)
+            found = labelled([lesson.image(each) for each in volumes], drawn_shapes(codec_of(lesson.public)), before)
+            return {volume: as_stored(label) for volume, label in zip(volumes, found, strict=True)}
+
+        def dealt() -> dict[str, Map]:
+            volumes = list(lesson.labels)
+            order = derangement(len(volumes), seed=DERANGEMENT_SEED)
+            return {volume: lesson.labels[volumes[other]] for volume, other in zip(volumes, order, strict=True)}
+
+        def predicted() -> dict[str, Map]:
+            from common.models.fit import predict
+
+            model = trained("zero_code")
+            return {volume: as_stored(predict(model, lesson.image(volume))) for volume in lesson.labels}
+
+        match name:
+            case "zero_code":
+                return _training(lesson, name, before, silent)
+            case "shuffled_codes":
+                if len(lesson.labels) < 2:
+                    return None
+                other = Look(np.roll(after.values, 1, axis=0), np.roll(after.variances, 1, axis=0))
+                return _training(lesson, name, before if len(after.values) == 1 else other, dealt)
+            case "public_only":
+                return _training(lesson, name, before, predicted)
+            case _:
+                raise InvalidInput("control", value=name, limit="zero_code, shuffled_codes, public_only")
+
+
+def _labels(public: Public, look: Look) -> Iterator[Map]:
+    from common.data.volume import volume_from_bytes  # torch
+
+    images = [volume_from_bytes(public.objects.get(volume), public.study.data).image for volume in public.volumes]
+    return labelled(images, drawn_shapes(codec_of(public)), look)
+
+
+def _look(lesson: Lesson, *, after: bool) -> Look:
+    rounds = rounds_of(lesson.public, lesson.answers)
+    if not rounds:
+        raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
+    if not lesson.labels:
+        raise InvalidInput("labels that do not stand rejected", value=0, limit="at least one")
+    return looks(lesson.public, rounds)[after]
+
+
+def _training(lesson: Lesson, name: str, look: Look, labels: Callable[[], dict[str, Map]]) -> Training:
+    study = lesson.public.study
+    inputs = digest(
+        "appearance-student-inputs",
+        [
+            name,
+            study.id,
+            repr(study.student),
+            lesson.public.codec.sha256,
+            sha256_bytes(look.values.tobytes() + look.variances.tobytes()),
+            lesson.labels.hashes(),
+        ],
+    )
+
+    def train(files: FitFiles, on_step: OnStep) -> torch.nn.Module:
+        from server.protocols.student import train_student
+
+        taught = labels()
+        images = [lesson.image(volume) for volume in taught]
+        made, shapes = made_up(images, drawn_shapes(codec_of(lesson.public)), look, seed=lesson.seed)
+        model, _ = train_student(
+            np.concatenate([np.stack(images), made]),
+            np.concatenate([np.stack(list(taught.values())), shapes]),
+            study.student,
+            seed=lesson.seed,
+            weights=np.repeat([1 / len(images), 1 / len(made)], [len(images), len(made)]),
+            checkpoint=files.checkpoint,
+            on_step=on_step,
+        )
+        return model
+
+    return Training(inputs, train)

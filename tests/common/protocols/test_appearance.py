@@ -1,0 +1,82 @@
+"""A voter's statistics of its structures: what they hold, and what they never hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from jaxtyping import Float
+
+from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
+from common.errors import InvalidInput
+from common.privacy.quantise import quantise
+from common.protocols.appearance import LEAST_STD, AppearanceEncoder
+from common.protocols.joint.frame import Frame
+from server.protocols.appearance.look import first_frame
+
+GRID, CHANNELS = (8, 8, 8), 2
+
+
+@pytest.fixture
+def frame() -> Frame:
+    study = Study(
+        name="looks",
+        data=DataConfig(labels=("background", "a", "b"), spacing_mm=(1, 1, 1), grid=GRID, channels=("t1", "t2")),
+        privacy=PrivacyConfig(epsilon=8.0, delta=1e-5, planned_queries=4, quorum=3),
+        codec=CodecConfig(protocol="appearance"),
+    )
+    return first_frame(study, codec="a" * 64, noise_std=0.01)
+
+
+@pytest.fixture
+def encoder(frame: Frame) -> AppearanceEncoder:
+    return AppearanceEncoder(frame, labels=3, grid=GRID, channels=CHANNELS)
+
+
+def volume(seed: int) -> tuple[Float[np.ndarray, "k x y z"], Float[np.ndarray, "c x y z"]]:
+    rng = np.random.default_rng(seed)
+    found = rng.integers(0, 3, GRID)
+    probabilities = np.where(found == np.arange(3)[:, None, None, None], 0.8, 0.1).astype(np.float32)
+    return probabilities, rng.normal(found, 0.5 + 0.2 * found, (CHANNELS, *GRID)).astype(np.float32)
+
+
+def offsets(code: Float[np.ndarray, "d"], frame: Frame) -> Float[np.ndarray, "j 2c"]:
+    seen = frame.read(code, noise_std=0.0)
+    return (frame.centre + frame.across(seen.value))[0].reshape(2, 2 * CHANNELS)
+
+
+def test_a_code_is_mean_and_log_spread_of_all_its_voxels(encoder: AppearanceEncoder, frame: Frame) -> None:
+    volumes = [volume(seed) for seed in range(3)]
+    codes = np.stack([encoder.of_volume(labels, lambda one=image: one) for labels, image in volumes])
+    found = offsets(encoder.of_voter(codes), frame)
+    for structure in (1, 2):
+        inside = np.concatenate([x[:, p.argmax(axis=0) == structure] for p, x in volumes], axis=1).astype(np.float64)
+        expected = np.concatenate([inside.mean(axis=1), np.log(inside.std(axis=1) + LEAST_STD)])
+        np.testing.assert_allclose(found[structure - 1], expected, rtol=1e-5)
+
+
+def test_a_structure_that_is_found_nowhere_says_nothing(encoder: AppearanceEncoder, frame: Frame) -> None:
+    flat = np.full((3, *GRID), 1 / 3, dtype=np.float32)  # nobody's prediction
+    codes = np.stack([encoder.of_volume(flat, lambda: volume(0)[1])] * 2)
+    np.testing.assert_allclose(encoder.of_voter(codes), 0, atol=1e-12)
+
+
+def test_whatever_a_voter_says_is_clipped_to_the_radius(encoder: AppearanceEncoder, frame: Frame) -> None:
+    labels, image = volume(1)
+    code = encoder.of_voter(encoder.of_volume(labels, lambda: 1e4 * image)[None])
+    assert np.linalg.norm(code) > 100
+    assert np.linalg.norm(quantise(code, radius_int=1 << 10)) <= 1 << 10
+
+
+def test_what_is_no_number_is_refused(encoder: AppearanceEncoder) -> None:
+    labels, image = volume(1)
+    broken = np.where(labels[1:2].argmax(axis=0) == 0, np.nan, image)
+    with pytest.raises(InvalidInput):
+        encoder.of_voter(encoder.of_volume(labels, lambda: broken)[None])
+
+
+def test_another_image_or_prediction_is_refused(encoder: AppearanceEncoder) -> None:
+    labels, image = volume(1)
+    with pytest.raises(InvalidInput, match="channels"):
+        encoder.of_volume(labels, lambda: image[:1])
+    with pytest.raises(InvalidInput, match="probabilities"):
+        encoder.of_volume(labels[:2], lambda: image)
