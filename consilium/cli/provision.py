@@ -185,6 +185,25 @@ def revoke(directory: StudyDir, site: SiteName) -> None:
         typer.echo("SuperLink is not up, so its node stays listed there; it cannot be reached by it", err=True)
 
 
+@provision_app.command("forget")
+def forget(directory: StudyDir, site: SiteName) -> None:
+    """Delete what the server holds of a site that left (revoke it first), and say what must stay and why.
+
+    The server's daemons must be stopped meanwhile: their logs go, too. Backups and archives are yours to delete.
+    Example: consilium provision forget trial north
+    """
+    from server.operations.leaving import STAYS, forget
+
+    done = forget(Workspace(directory), site)
+    typer.echo("deleted:\n" + "\n".join(f"  {what}" for what in done.deleted))
+    typer.echo(f"stays ({done.rows} rows of the ledger name {site} or its pool):")
+    typer.echo("\n".join(f"  {what}" for what in STAYS))
+    typer.echo(
+        "Whether this is what a request for erasure asks of you (in the EU, Art. 17 GDPR and its exceptions) is for "
+        "your data protection officer to say; these lines are for that letter."
+    )
+
+
 @server_app.command("up")
 def up(
     directory: StudyDir,

@@ -1,4 +1,4 @@
-"""``consilium student …``: the student, its controls and its bundle, from answers that are stored."""
+"""``consilium student …``: the student, its controls and its bundle, from stored answers, and publishing it."""
 
 from __future__ import annotations
 
@@ -54,3 +54,19 @@ def student_export(directory: StudyDir) -> None:
     with locked_events(Workspace(directory)) as (workspace, events):
         export_student(workspace, events=events)
     typer.echo(f"bundle: {Workspace(directory).bundle_dir}")
+
+
+@student_app.command("publish")
+def student_publish(
+    directory: StudyDir,
+    out: Annotated[Path, typer.Option(help="The new folder: bundle, model card, certificate, signed checksums.")],
+) -> None:
+    """Put student, model card and privacy certificate into one folder, signed with the consortium's key.
+
+    Who gets it checks it with openssl and sha256sum, as docs/deployment.md says, against the key in any site's kit.
+    Example: consilium student publish trial --out trial-student
+    """
+    from consilium.reports.publication import publish_student
+
+    names = publish_student(Workspace(directory), out)
+    typer.echo(f"{out}: {len(names)} files, signed; MODEL_CARD.md and certificate.pdf are for readers")

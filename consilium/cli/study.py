@@ -335,6 +335,27 @@ def _print_end(workspace: Workspace, *, as_json: bool) -> None:
     typer.echo(f"Dice on the validation set: {found.line()}\n{worth.words}. {worth.basis}")
 
 
+@study_app.command("archive")
+def archive(
+    directory: options.StudyDir,
+    out: Annotated[Path, typer.Option(help="The new file, .tar.gz, readable by you alone.")],
+) -> None:
+    """Pack a study that ended into one file to keep: what verifies it and makes its results again, and no key.
+
+    Deletes nothing. `consilium verify` and `consilium certificate` work on what is unpacked from it.
+    Example: consilium study archive trial --out trial.tar.gz
+    """
+    from consilium.reports.publication import KEPT_OUT, archive_study
+
+    made = archive_study(Workspace(directory), out)
+    typer.echo(f"{made.path}: {made.files} files, SHA-256 {made.sha256}")
+    typer.echo(f"left out: {', '.join(KEPT_OUT)}")
+    typer.echo(
+        "keep keys/ apart while the patients' pools may be asked again; then delete it together with flower/: who has "
+        "both can open the codes that were sealed to it"
+    )
+
+
 def _create(directory: Path, study: Study, *, ledger: Path | None, standing: Path | None) -> None:
     from server.study import consent_text as describe
     from server.study import create_study as setup

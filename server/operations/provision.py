@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from common.admission import JoinRequest, StatedBooks
-from common.canonical import check_name
+from common.canonical import check_name, sha256_bytes
 from common.errors import ConsiliumError, DaemonFailed, InvalidInput
 from common.node_auth import AdmittedNode, read_admitted, write_admitted
 from common.objects import write_atomically
@@ -124,7 +124,9 @@ def approve(
         workspace.save_sites(tuple(entry if one == before else one for one in known))
         publish_peers(workspace)
         return entry
-    if request.site in {site.name for site in known} - {node.site for node in admitted}:
+    left = workspace.left()
+    gone = {site.name for site in known} - {node.site for node in admitted} | {site.name for site in left}
+    if request.site in gone or sha256_bytes(request.node_key.encode()) in {site.key_sha256 for site in left}:
         raise InvalidInput(
             "site is registered already, and was revoked",
             value=request.site,

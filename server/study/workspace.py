@@ -27,6 +27,7 @@ BUSY = "a run is already going on in {}; to fix: `consilium study watch` follows
 START_FILE = "start.pt"
 PAIRED = "paired.json"
 VALIDATION = "validation.json"
+LEFT = "left.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,14 @@ class SharedLedger(Document):
     """Where the ledger lies that a study shares: another study's directory, seen from its own."""
 
     directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftSite(Document):
+    """A site that left and was forgotten: its name, and the SHA-256 of its node key; neither is admitted again."""
+
+    name: str
+    key_sha256: str
 
 
 class StudyBusy(ConsiliumError):
@@ -257,6 +266,15 @@ class Workspace:
             values = [getattr(site, field) for site in sites]
             if len(set(values)) != len(values):
                 raise InvalidInput(f"a site's {field} stands twice", value=sorted(map(str, values)))
+
+    def left(self) -> tuple[LeftSite, ...]:
+        """Sites that left and were forgotten."""
+        if not (self.root / LEFT).exists():
+            return ()
+        return tuple(map(LeftSite.from_json, self._read(LEFT, remedy="restore it from a backup")))
+
+    def save_left(self, sites: tuple[LeftSite, ...]) -> None:
+        self._write(LEFT, [site.to_json() for site in sites])
 
     def volumes(self) -> tuple[str, ...]:
         """Content hashes of the public volumes, in query order."""

@@ -20,6 +20,7 @@ from common.node_auth import read_admitted
 from common.peers import read_peers
 from common.pki import expires, node_fingerprint
 from server.operations import provision
+from server.operations.leaving import forget
 from server.operations.objects_app import PEERS, said_file
 from server.study import create_study as setup
 from server.study.workspace import Endpoint, Site, Workspace
@@ -264,3 +265,18 @@ def test_a_site_that_was_revoked_hears_so_and_not_that_it_is_registered(workspac
     provision.revoke(workspace, "north", unregister=lambda node: None)
     with pytest.raises(InvalidInput, match=r"was revoked.*admitted to this study no more"):
         approve(workspace, request)
+
+
+def test_a_site_that_was_forgotten_is_admitted_no_more_by_its_name_or_its_key(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    request = join(workspace, tmp_path / "a", "north")
+    approve(workspace, request)
+    provision.revoke(workspace, "north", unregister=lambda node: None)
+    forget(workspace, "north")
+    assert workspace.registered() == ()
+    with pytest.raises(InvalidInput, match="admitted to this study no more"):
+        approve(workspace, request)
+    other = replace(join(workspace, tmp_path / "b", "south"), node_key=request.node_key)
+    with pytest.raises(InvalidInput, match="admitted to this study no more"):
+        approve(workspace, other)

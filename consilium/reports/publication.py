@@ -1,0 +1,91 @@
+"""After a study: student, model card and certificate in one signed folder, and the study in one file to keep.
+
+Neither holds a key. Refuses a ledger that does not verify, a study without an exported student, a folder or file that
+is there already, and a study whose run goes on.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.canonical import sha256_file
+from common.errors import InvalidInput
+from common.ledger.keys import load_signing_key, public_pem
+from common.models.student_bundle import README
+from consilium.reports.certificate import Sources, issue_certificate
+from server.ledger.backup import backup
+from server.operations.objects_app import STUDENTS, said_file
+from server.study.workspace import LEDGER_RECORD, Workspace
+
+HEADER = "# consilium/student/v1\n"
+"""The first line of SHA256SUMS: what is signed here is taken for nothing else that the key signs."""
+
+KEPT_OUT = ("keys", "flower", "gateway", "relay", "tls", "dashboard-tls", "node-keys", "logs", LEDGER_RECORD)
+"""Of a study's directory not in its archive: keys, SuperLink's database of sealed messages, sockets and logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A written archive: its file, SHA-256, and how many files of the study are in it."""
+
+    path: Path
+    sha256: str
+    files: int
+
+
+def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
+    """Write the folder ``out``: ``bundle/``, ``MODEL_CARD.md``, certificate, signed statement, scores if there are any,
+    ``consortium.pem``, and SHA256SUMS with its signature by the ledger's key. Returns the names of its files."""
+    statement = said_file(workspace.objects_dir, STUDENTS, workspace.study().id)
+    if not workspace.bundle_dir.is_dir() or not statement.exists():
+        raise InvalidInput("student to publish", value=str(workspace.bundle_dir), remedy="`consilium student export`")
+    if out.exists():
+        raise InvalidInput("folder to publish", value=str(out), limit="one that is not there", remedy="another --out")
+    key = load_signing_key(workspace.signing_key_file)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+        folder = Path(scratch) / "folder"
+        shutil.copytree(workspace.bundle_dir, folder / "bundle")
+        shutil.copy(folder / "bundle" / README, folder / "MODEL_CARD.md")
+        shutil.copy(statement, folder / "statement.json")
+        if workspace.scores_file.exists():
+            shutil.copy(workspace.scores_file, folder / "scores.json")
+        issue_certificate(workspace, folder, Sources())
+        (folder / "consortium.pem").write_bytes(public_pem(key))
+        names = tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
+        sums = HEADER + "".join(f"{sha256_file(folder / name)}  {name}\n" for name in names)
+        (folder / "SHA256SUMS").write_text(sums, encoding="utf-8")
+        (folder / "SHA256SUMS.sig").write_bytes(key.sign(sums.encode()))
+        folder.rename(out)
+    return (*names, "SHA256SUMS", "SHA256SUMS.sig")
+
+
+def archive_study(workspace: Workspace, out: Path) -> Archive:
+    """Write a study without its keys into the new file ``out`` (.tar.gz), with a verified copy of its ledger.
+
+    What is in it verifies, and gives labels, student and certificate again; nobody can release or decrypt with it.
+    """
+    if out.exists() or not out.parent.is_dir():
+        raise InvalidInput("archive", value=str(out), limit="a new file in a folder that is there")
+    root, ledger = workspace.root.absolute(), workspace.ledger_file
+    with workspace.locked(), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+        copy, made = Path(scratch) / "ledger.sqlite", Path(scratch) / "archive"
+        backup(ledger, copy)
+        names = sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+        names = [name for name in names if name.parts[0] not in KEPT_OUT and not _of_the_moment(name)]
+        with tarfile.open(made, "w:gz") as tar:
+            for name in names:
+                tar.add(root / name, arcname=f"{root.name}/{name}", recursive=False)
+            tar.add(copy, arcname=f"{root.name}/ledger.sqlite")
+        made.chmod(0o600)
+        made.rename(out)
+    return Archive(out, sha256_file(out), len(names) + 1)
+
+
+def _of_the_moment(name: Path) -> bool:
+    """Locks, and the ledger in use, which is copied whole; its standing, which no backup contains."""
+    return name.suffix == ".lock" or name.name.startswith("ledger.") or name.name == "stop-requested"

@@ -1,0 +1,94 @@
+"""A hospital has left: what the server holds of it alone is deleted, and what must stay is said with the reason.
+
+Refuses a site that is still admitted, and while a run or the server's daemons could write of it anew. Deletes nothing
+of the ledger: its rows are in the other hospitals' receipts.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.canonical import sha256_bytes
+from common.errors import DaemonFailed, InvalidInput
+from common.events import read_events
+from common.node_auth import read_admitted
+from common.objects import write_atomically
+from common.pki import read_node_public_key
+from common.supervision import keeping
+from server.ledger.server_ledger import Ledger
+from server.study.workspace import LeftSite, Workspace
+
+STAYS = (
+    "its name, its patient pool and what it was charged, in the ledger: each row is in other hospitals' receipts, and "
+    "none holds anything of a patient",
+    "the released sums, labels and student: its part was added to the others' under noise and cannot be taken out; "
+    "the guarantee it was given goes on to hold",
+    "its name and the hash of its node key, so that neither is admitted again",
+    "in SuperLink's database the number of its node and sealed messages, until `flower/` is deleted with the study",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What was deleted of a site, in words, and how many rows of the ledger go on to name it."""
+
+    deleted: tuple[str, ...]
+    rows: int
+
+
+def forget(workspace: Workspace, name: str) -> Forgotten:
+    """Delete a revoked site's entry, keys and reports, what the event log says of it alone, and all logs."""
+    site = next((one for one in workspace.registered() if one.name == name), None)
+    if site is None:
+        raise InvalidInput("no such site", value=name, remedy="`consilium provision list`")
+    if name in {node.site for node in read_admitted(workspace.nodes_file)}:
+        raise InvalidInput("site is admitted still", value=name, remedy=f"`consilium provision revoke` {name} first")
+    folders = (workspace.root / "logs", workspace.flower_dir / "logs")
+    try:
+        with workspace.locked(), keeping(folders[0]), keeping(folders[1]):
+            deleted = list(_delete(workspace, name))
+    except DaemonFailed as error:
+        raise DaemonFailed(
+            "the server's daemons run and write logs that name it; to fix: end `server up` first"
+        ) from error
+    for folder in folders:
+        if folder.is_dir():
+            shutil.rmtree(folder)
+            deleted.append(f"{folder.relative_to(workspace.root)}/ with every daemon's log")
+    with Ledger.open(workspace.ledger_file) as ledger:
+        rows = sum(any(json.dumps(text) in row.body for text in (name, site.pool)) for row in ledger.rows())
+    return Forgotten(tuple(deleted), rows)
+
+
+def _delete(workspace: Workspace, name: str) -> Iterator[str]:
+    key = workspace.node_keys_dir / f"{name}.pub"
+    hashed = sha256_bytes(read_node_public_key(key).encode()) if key.exists() else ""
+    workspace.save_left((*workspace.left(), LeftSite(name, hashed)))  # first, so that it is never admitted again
+    workspace.save_sites(tuple(one for one in workspace.registered() if one.name != name))
+    yield "its entry in sites.json, with the key of its replies and its node's number"
+    for path, what in (
+        (key, "its public node key"),
+        (workspace.root / "site-reports" / f"{name}.json", "the report it handed over"),
+    ):
+        if path.exists():
+            path.unlink()
+            yield what
+    if gone := _forget_events(workspace.events_file, name):
+        yield f"{gone} events about it alone: what it answered or declined, and when"
+
+
+def _forget_events(path: Path, name: str) -> int:
+    """Drop events of one site; the others are numbered anew, and its name is taken out of their lists."""
+    events = list(read_events(path))
+    kept = [event for event in events if event.get("site") != name]
+    lines = []
+    for seq, event in enumerate(kept, start=1):
+        lists = {key: [one for one in value if one != name] for key, value in event.items() if isinstance(value, list)}
+        lines.append(json.dumps({**event, **lists, "seq": seq}, ensure_ascii=False) + "\n")
+    if events:
+        write_atomically(path, "".join(lines).encode())
+    return len(events) - len(kept)

@@ -1,0 +1,132 @@
+"""After a study: a signed folder to publish, a file to keep, and a hospital's data deleted when it leaves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from common.errors import DaemonFailed, InvalidInput
+from common.events import read_events
+from common.ledger.records import parse_record
+from common.node_auth import AdmittedNode, write_admitted
+from common.pki import create_node_keys
+from common.supervision import keeping
+from consilium.cli.provision import provision_app
+from consilium.cli.student import student_app
+from consilium.cli.study import study_app
+from server.ledger.server_ledger import Ledger
+from server.ledger.verify import verify
+from server.operations import provision
+from server.operations.leaving import forget
+from server.study.status import study_status
+from server.study.workspace import Workspace
+from tests.dashboard_study import make_study_directory
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    made = make_study_directory(tmp_path_factory.mktemp("publication"), steps=3)
+    made.run()
+    return made.workspace
+
+
+def invoke(app, *words: object) -> str:
+    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_student_is_published_with_card_certificate_and_checksums_that_openssl_takes(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    out = tmp_path / "trial-student"
+    invoke(student_app, "publish", workspace.root, "--out", out)
+    assert {"bundle", "MODEL_CARD.md", "certificate.pdf", "certificate.json", "statement.json"} <= {
+        path.name for path in out.iterdir()
+    }
+    check = ["openssl", "pkeyutl", "-verify", "-rawin", "-pubin", "-inkey", "consortium.pem"]
+    signed = [*check, "-sigfile", "SHA256SUMS.sig", "-in", "SHA256SUMS"]
+    assert "Verified Successfully" in subprocess.run(signed, cwd=out, capture_output=True, text=True, check=True).stdout
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=out, check=True, capture_output=True)
+    listed = {line.split("  ")[1] for line in (out / "SHA256SUMS").read_text().splitlines()[1:]}
+    files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert listed == files - {"SHA256SUMS", "SHA256SUMS.sig"}
+    secrets = [path.read_bytes() for path in (workspace.root / "keys").glob("*.key")]
+    assert not any(secret in (out / name).read_bytes() for secret in secrets for name in files)
+    with pytest.raises(InvalidInput, match="not there"):
+        invoke(student_app, "publish", workspace.root, "--out", out)
+
+
+def test_an_archive_verifies_makes_the_certificate_again_and_holds_no_key(workspace: Workspace, tmp_path: Path) -> None:
+    out = tmp_path / "trial.tar.gz"
+    said = invoke(study_app, "archive", workspace.root, "--out", out)
+    assert "keep keys/ apart" in said
+    assert out.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(out) as tar:
+        tar.extractall(tmp_path, filter="data")
+    kept = Workspace(tmp_path / workspace.root.name)
+    assert verify(kept.ledger_file).ok
+    with Ledger.open(kept.ledger_file) as copy, Ledger.open(workspace.ledger_file) as ledger:
+        assert copy.head() == ledger.head()
+    secrets = [path.read_bytes() for path in (workspace.root / "keys").glob("*.key")]
+    assert secrets
+    for path in (path for path in kept.root.rglob("*") if path.is_file()):
+        assert not any(secret in path.read_bytes() for secret in secrets), path
+    assert (kept.bundle_dir / "models" / "model.pt").exists()
+    with workspace.locked(), pytest.raises(Exception, match="already going on"):
+        invoke(study_app, "archive", workspace.root, "--out", tmp_path / "second.tar.gz")
+
+
+def test_a_site_that_left_is_gone_from_the_server_but_for_what_must_stay_and_the_ledger_verifies(
+    tmp_path: Path,
+) -> None:
+    made = make_study_directory(tmp_path, steps=3)
+    made.collect()
+    workspace, name = made.workspace, "north"
+    keys = create_node_keys(tmp_path / "node")
+    public = " ".join(keys.public.read_text().split()[:2])
+    workspace.node_keys_dir.mkdir()
+    (workspace.node_keys_dir / f"{name}.pub").write_text(f"{public} {name}\n")
+    site = next(one for one in workspace.sites() if one.name == name)
+    write_admitted(workspace.nodes_file, (AdmittedNode(site=name, key=public, node_id=site.node_id),))
+    (workspace.root / "site-reports").mkdir()
+    (workspace.root / "site-reports" / f"{name}.json").write_text(json.dumps({"site": name, "cases": 40}))
+    (workspace.root / "logs").mkdir(exist_ok=True)
+    (workspace.root / "logs" / "core.log").write_text(f"site={name}\n")
+    assert any(event.get("site") == name for event in read_events(workspace.events_file))
+    before, head = verify(workspace.ledger_file), study_status(workspace).ledger_head
+
+    with pytest.raises(InvalidInput, match="admitted still"):
+        forget(workspace, name)
+    provision.revoke(workspace, name, unregister=lambda _node: None)
+    with keeping(workspace.root / "logs"), pytest.raises(DaemonFailed, match="end `server up` first"):
+        forget(workspace, name)
+    said = invoke(provision_app, "forget", workspace.root, name)
+    assert "what it answered or declined" in said
+    assert "GDPR" in said
+
+    holding = {
+        path.relative_to(workspace.root).name
+        for path in workspace.root.rglob("*")
+        if path.is_file() and (name.encode() in path.read_bytes() or public.split()[1].encode() in path.read_bytes())
+    }
+    assert holding <= {"ledger.sqlite", "ledger.sqlite-wal", "ledger.standing", "left.json"}
+    after = verify(workspace.ledger_file)
+    assert before.ok
+    assert after.ok
+    status = study_status(workspace)
+    assert status.ledger_head == head
+    events = list(read_events(workspace.events_file))
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    with Ledger.open(workspace.ledger_file) as ledger:
+        named = sum(name in str(parse_record("server", row.kind, row.body)) for row in ledger.rows())
+    assert f"stays ({named} rows" in said
+    assert named > 0
+
+    made.run("2")  # the study goes on without it
+    assert (workspace.bundle_dir / "configs" / "metadata.json").exists()
