@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +30,10 @@ MAX_WEIGHTS = 1 << 15
 """Of a larger network this many weights, drawn at random, stand for all."""
 
 _DRAW = 0
+
+_ROWS_AT_ONCE = 16
+
+Convolution: TypeAlias = torch.nn.Conv3d | torch.nn.ConvTranspose3d
 
 
 def tangent_kernel(
@@ -59,10 +64,11 @@ def tangent_kernel(
     row = 0
     for done, image in enumerate(images, start=1):
         volume = torch.tensor(image, dtype=torch.float32, device=device)
-        for code in _codes(model, volume, codec, size=size, temperature=temperature):
-            gradients = torch.autograd.grad(code, weights, retain_graph=True)
-            jacobian[row] = torch.cat([gradient.flatten() for gradient in gradients])[picks].cpu().numpy()
-            row += 1
+        slopes = _slopes(model, volume, codec, size=size, temperature=temperature)
+        for part in slopes.split(_ROWS_AT_ONCE):
+            rows = weight_gradients(model, volume, part)
+            jacobian[row : row + len(part)] = torch.cat([rows[weight] for weight in weights], dim=1)[:, picks].cpu()
+            row += len(part)
         if on_volume is not None:
             on_volume(done)
     step = np.sqrt(np.square(jacobian).mean(axis=0))
@@ -76,20 +82,109 @@ def coordinates(dimension: int, *, volumes: int) -> int:
     return max(1, min(dimension, MAX_ROWS // volumes))
 
 
-def _codes(
+def _slopes(
     model: torch.nn.Module, image: Float[torch.Tensor, "c x y z"], codec: PcaCodec, *, size: int, temperature: float
-) -> Float[torch.Tensor, "m"]:
-    """The ``size`` leading coordinates of ``codec.encode`` of the sharpened prediction, up to a constant,
-    differentiable."""
+) -> Float[torch.Tensor, "m k x y z"]:
+    """What the ``size`` leading coordinates of ``codec.encode`` of the sharpened prediction, up to a constant, change
+    with the network's logits."""
     scale = np.sqrt(codec.powers / codec.variances)[:size]
     rows = codec.basis[:size].astype(np.float64) * codec.metric * scale.reshape(-1, 1, 1, 1, 1)
     factor = codec.grid[0] // codec.metric.shape[0]
-    logits = model(image[None])
+    with torch.no_grad():
+        logits = model(image[None])
+    logits.requires_grad_()
     pooled = torch.nn.functional.avg_pool3d(torch.softmax(logits / temperature, dim=1), factor)[0]
     logs = torch.log(pooled + shapes.PROBABILITY_FLOOR)
     basis = torch.tensor(rows.reshape(size, -1), dtype=torch.float32, device=image.device)
-    result: torch.Tensor = basis @ (logs[1:] - logs[:1]).flatten()
-    return result
+    codes = basis @ (logs[1:] - logs[:1]).flatten()
+    return torch.cat([torch.autograd.grad(code, logits, retain_graph=True)[0] for code in codes])
+
+
+def weight_gradients(
+    model: torch.nn.Module, image: Float[torch.Tensor, "c x y z"], slopes: Float[torch.Tensor, "r k x y z"]
+) -> dict[torch.nn.Parameter, Float[torch.Tensor, "r w"]]:
+    """Of every weight, flattened, its gradient for each of r gradients of the logits, as r backward passes have it.
+
+    The image passes each convolution once, the r gradients pass it together, and a layer's weights take one product of
+    matrices: about two thirds of the time of a pass a row. TypeError for a network with other layers than
+    :func:`~common.models.unet.build_unet` makes.
+    """
+    found: dict[torch.nn.Parameter, torch.Tensor] = {}
+    whole: dict[torch.nn.Module, torch.Tensor] = {}
+
+    def single(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        whole[layer] = inputs[0]
+        return inputs[0][:1].detach()
+
+    def shared(layer: Convolution, _inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = _Shared.apply(whole.pop(layer), layer.weight, output.detach(), layer, found)
+        return result
+
+    def bent(layer: torch.nn.PReLU, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        below = inputs[0].detach().clamp(max=0)
+        output.register_hook(
+            lambda slope: found.update({layer.weight: (slope * below).flatten(1).sum(1, keepdim=True)})
+        )
+
+    hooks = []
+    for layer in model.modules():
+        match layer:
+            case torch.nn.Conv3d() | torch.nn.ConvTranspose3d():
+                hooks += [layer.register_forward_pre_hook(single), layer.register_forward_hook(shared)]
+            case torch.nn.PReLU(num_parameters=1):
+                hooks.append(layer.register_forward_hook(bent))
+            case _ if next(layer.parameters(recurse=False), None) is not None:
+                raise TypeError(f"no gradients for {type(layer).__name__}")
+    try:
+        logits = model(image.expand(len(slopes), *image.shape))
+        torch.autograd.grad(logits, list(model.parameters()), slopes, allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+class _Shared(torch.autograd.Function):  # type: ignore[misc]
+    """A convolution that all rows share, computed once; backward keeps each row's gradient of its weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: torch.Tensor,
+        _weight: torch.Tensor,
+        output: torch.Tensor,
+        layer: Convolution,
+        found: dict[torch.nn.Parameter, torch.Tensor],
+    ) -> torch.Tensor:
+        ctx.inputs, ctx.layer, ctx.found = inputs, layer, found
+        return output.expand(len(inputs), *output.shape[1:]).clone()
+
+    @staticmethod
+    def backward(ctx: Any, slopes: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None, None]:
+        layer, inputs = ctx.layer, ctx.inputs
+        weight, how = layer.weight.detach(), (layer.stride, layer.padding)
+        before = None
+        if isinstance(layer, torch.nn.ConvTranspose3d):
+            rows = _windows(slopes, layer) @ inputs[0].detach().flatten(1).T
+            rows = rows.transpose(1, 2)
+            before = torch.nn.functional.conv3d(slopes, weight, None, *how)
+        else:
+            rows = slopes.flatten(2) @ _windows(inputs[:1].detach(), layer)[0].T
+            if ctx.needs_input_grad[0]:
+                before = torch.nn.grad.conv3d_input(inputs.shape, weight, slopes, *how)
+        ctx.found[layer.weight] = rows.flatten(1)
+        if layer.bias is not None:
+            ctx.found[layer.bias] = slopes.flatten(2).sum(dim=2)
+        return before, None, None, None, None
+
+
+def _windows(volumes: Float[torch.Tensor, "n c x y z"], layer: Convolution) -> Float[torch.Tensor, "n w p"]:
+    """What a convolution's window sees of each volume at each of its places."""
+    padding = [n for side in reversed(layer.padding) for n in (side, side)]
+    seen = torch.nn.functional.pad(volumes, padding)
+    for axis, (size, step) in enumerate(zip(layer.kernel_size, layer.stride, strict=True), start=2):
+        seen = seen.unfold(axis, size, step)
+    return seen.permute(0, 1, 5, 6, 7, 2, 3, 4).flatten(5).flatten(1, 4)
 
 
 def drawn_weights(count: int) -> torch.Tensor:

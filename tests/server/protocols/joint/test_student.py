@@ -12,6 +12,7 @@ from scipy.special import softmax
 from common.codecs.pca import PcaCodec
 from common.config import TrainingConfig
 from common.errors import InvalidInput
+from common.models.unet import build_unet
 from common.protocols.joint.frame import Frame
 from server.protocols.controls import CONTROLS
 from server.protocols.joint import kernel as tangent
@@ -91,6 +92,24 @@ def test_the_kernel_is_how_the_codes_move_when_a_weight_does(codec: PcaCodec, im
     oracle = (jacobian[:, felt] / scale[felt]) @ jacobian[:, felt].T
     found = tangent.tangent_kernel(start.model, images, codec, temperature=TEMPERATURE)
     np.testing.assert_allclose(found, oracle, atol=1e-3 * np.trace(oracle) / len(oracle))
+
+
+@pytest.mark.parametrize(("channels", "grid"), [((4, 8), (6, 8, 10)), ((4, 6, 8), (8, 16, 12))])
+def test_gradients_of_many_rows_at_once_are_those_of_a_backward_pass_each(
+    channels: tuple[int, ...], grid: tuple[int, ...]
+) -> None:
+    network = build_unet(channels, in_channels=2, out_channels=3, seed=1)
+    generator = torch.Generator().manual_seed(0)
+    image, slopes = torch.randn(2, *grid, generator=generator), torch.randn(5, 3, *grid, generator=generator)
+    found = tangent.weight_gradients(network, image, slopes)
+    logits = network(image[None])
+    for row, slope in enumerate(slopes):
+        expected = torch.autograd.grad(logits, list(network.parameters()), slope[None], retain_graph=True)
+        for weight, gradient in zip(network.parameters(), expected, strict=True):
+            torch.testing.assert_close(found[weight][row], gradient.flatten(), rtol=1e-4, atol=1e-4)
+    assert all(weight.grad is None for weight in network.parameters())
+    with pytest.raises(TypeError, match="Linear"):
+        tangent.weight_gradients(torch.nn.Linear(2, 2), image, slopes)
 
 
 def test_a_kernel_leaves_the_start_as_it_was_and_refuses_grids_it_cannot_hold(
