@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
 
@@ -17,4 +17,4 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
     if len(values) < 2:
         return mean, None
     spread = statistics.stdev(values, mean) / math.sqrt(len(values))
-    return mean, float(student_t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread
+    return mean, float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * spread

@@ -6,8 +6,8 @@ rationals; every ε is rounded up and every limit on μ² down. Refuses NaN, inf
 anything reaches a library: dp-accounting answers ε = 0 to a NaN multiplier.
 
 ``exact``  the analytic Gaussian curve (Balle & Wang 2018, Theorem 8): no other accountant can be tighter.
-``rdp``    Rényi DP by dp-accounting, with the best order in closed form added to its own.
-``pld``    privacy loss distributions by dp-accounting: a second opinion on ``exact`` by another algorithm.
+``rdp``    Rényi DP at dp-accounting's orders and the best one in closed form, float by float as dp-accounting has it.
+``pld``    privacy loss distributions by dp-accounting, loaded when asked: a second opinion on ``exact``.
 ``paper``  eq (14) of Fay et al. 2021: the closed form the paper calibrates with.
 
 The neighbouring relation is inside Δ, hence inside μ, and no library is told about it: dp-accounting's RDP does not
@@ -21,15 +21,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import inf, isfinite, log, nextafter, sqrt
+from math import expm1, inf, isfinite, log, log1p, nextafter, sqrt
 from typing import Any
 
-import dp_accounting
 import mpmath
 import numpy as np
-from dp_accounting.pld import PLDAccountant
-from dp_accounting.rdp import RdpAccountant
-from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 
 from common.canonical import check_integer
 from common.errors import InvalidInput
@@ -46,6 +42,16 @@ MIN_MU, MAX_MU = 2.0**-40, 2.0**20
 """The μ the accountants answer for; outside, either nothing or everything is revealed."""
 
 ACCOUNTANTS = ("exact", "rdp", "pld", "paper")
+
+_LIBRARY_ORDERS = (
+    *(1 + tenth / 10 for tenth in range(1, 100)),
+    *map(float, range(11, 64)),
+    128.0,
+    256.0,
+    512.0,
+    1024.0,
+)
+"""dp-accounting's own."""
 
 _LIMIT_BITS = 56  # significant bits of a limit on μ²: loses at most 2^-55 of a budget, keeps stored rationals short
 _LIBRARY_ROUNDING = 1 + 2.0**-44  # outward rounding of a float64 library's ε, checked against mpmath in the tests
@@ -77,20 +83,19 @@ def epsilon_exact(mu_squared: Fraction | float, delta: float) -> float:
 
 
 def epsilon_rdp(mu_squared: Fraction | float, delta: float) -> float:
-    """ε by Rényi DP: RDP(α) = α·μ²/2, converted to (ε, δ) by dp-accounting, rounded up.
+    """ε by Rényi DP: RDP(α) = α·μ²/2, converted to (ε, δ) at the best of some orders, rounded up.
 
-    Its orders gain 1 + √(2·log(1/δ))/μ (eq (12) of Fay et al. 2021), the best order of the plain conversion, and the
-    minimiser of the improved one; so exact ≤ rdp ≤ paper for every μ. The gate ``rdp`` is sound whichever orders are
-    used: each gives a valid bound. Source: Mironov 2017; Canonne, Kamath & Steinke 2020, Proposition 12.
+    dp-accounting's orders gain 1 + √(2·log(1/δ))/μ (eq (12) of Fay et al. 2021), the best order of the plain
+    conversion, and the minimiser of the improved one; so exact ≤ rdp ≤ paper for every μ. The gate ``rdp`` is sound
+    whichever orders are used: each gives a valid bound. Source: Mironov 2017; Canonne, Kamath & Steinke 2020,
+    Proposition 12.
     """
     return _epsilon_rdp(_checked_mu_squared(mu_squared), _checked_delta(delta))
 
 
 def epsilon_rdp_library(mu_squared: Fraction | float, delta: float) -> float:
     """ε by Rényi DP on dp-accounting's default orders alone: what other tools print. Shown, never gated on."""
-    accountant = RdpAccountant()
-    accountant.compose(dp_accounting.GaussianDpEvent(1 / sqrt(_checked_mu_squared(mu_squared))))
-    return float(accountant.get_epsilon(_checked_delta(delta)))
+    return _best_order(_LIBRARY_ORDERS, sqrt(_checked_mu_squared(mu_squared)), _checked_delta(delta))
 
 
 def epsilon_pld(mu_squared: Fraction | float, delta: float) -> float:
@@ -318,12 +323,22 @@ def _orders(mu: float, delta: float) -> list[float]:
     return [closed, float(alpha[best])]
 
 
+def _best_order(orders: tuple[float, ...], mu: float, delta: float) -> float:
+    """The least ε of these orders, by the operations of dp-accounting's ``RdpAccountant`` in their order."""
+    values = []
+    for order in orders:
+        rdp = order / (2 * (1 / mu) ** 2)
+        if delta**2 + expm1(-rdp) > 0:  # δ ≤ √(1 − e^−KL)
+            values.append(0.0)
+        elif order > 1.01:
+            values.append(rdp + log1p(-1 / order) - log(delta * order) / (order - 1))
+    return max(0.0, min(values))
+
+
 @lru_cache(maxsize=4096)
 def _epsilon_rdp(mu_squared: Fraction, delta: float) -> float:
     mu = sqrt(mu_squared)
-    accountant = RdpAccountant(orders=[*DEFAULT_RDP_ORDERS, *_orders(mu, delta)])
-    accountant.compose(dp_accounting.GaussianDpEvent(1 / mu))
-    value = float(accountant.get_epsilon(delta))
+    value = _best_order((*_LIBRARY_ORDERS, *_orders(mu, delta)), mu, delta)
     if not value >= 0:  # also catches NaN
         raise InvalidInput("epsilon by rdp", value=value, limit="a number, 0 or above")
     # Proposition 5 at the closed-form order is RDP too, and covers μ where the library drops orders up to 1.01.
@@ -332,6 +347,9 @@ def _epsilon_rdp(mu_squared: Fraction, delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def _epsilon_pld(mu_squared: Fraction, delta: float) -> float:
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
     mu = sqrt(mu_squared)
     accountant = PLDAccountant(value_discretization_interval=2e-4 * mu)
     accountant.compose(dp_accounting.GaussianDpEvent(1 / mu))

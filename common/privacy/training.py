@@ -26,9 +26,6 @@ from functools import lru_cache
 from math import ceil, isfinite, log, log10
 from typing import ClassVar
 
-import dp_accounting
-from dp_accounting.pld import PLDAccountant
-
 from common.canonical import check_integer
 from common.document import Document
 from common.errors import InvalidInput
@@ -238,6 +235,9 @@ def _epsilon(events: tuple[TrainingEvent, ...], delta: float, neighbours: Neighb
     if not poisson:
         moved = 4 if neighbours is Neighbours.REPLACE_ONE else 1
         return 0.0 if mu_squared == 0 else epsilon_exact(moved * mu_squared, delta)
+    import dp_accounting  # a second, which only a training with privacy of its own needs
+    from dp_accounting.pld import PLDAccountant
+
     relation = {
         Neighbours.ADD_REMOVE: dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
         Neighbours.REPLACE_ONE: dp_accounting.NeighboringRelation.REPLACE_ONE,

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.stats import chi2
+from scipy.special import chdtr, chdtrc
 
 FALSE_ALARMS = 0.05
 """Of honest releases whose offsets are as large as their frames expect."""
@@ -38,7 +38,7 @@ class Plausible:
     @property
     def chance(self) -> float:
         """How likely so small or so large a value is where all is as expected; two-sided."""
-        tails = chi2.cdf(self.surprise, self.dimension), chi2.sf(self.surprise, self.dimension)
+        tails = chdtr(self.dimension, self.surprise), chdtrc(self.dimension, self.surprise)
         return min(1.0, 2 * float(min(tails)))
 
     @property
