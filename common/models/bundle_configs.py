@@ -18,6 +18,9 @@ METADATA_SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 )
 
+_WORKFLOW_PACKAGES = {"pytorch-ignite": "0.5.5", "fire": "0.7.1"}
+"""What MONAI's own tools need for a workflow beside MONAI, in the versions this was tried with."""
+
 VERSION = "0.1.0"
 """Of the layout, in every bundle's metadata."""
 
@@ -44,7 +47,7 @@ def metadata(
         "monai_version": libraries.monai,
         "pytorch_version": libraries.pytorch,
         "numpy_version": libraries.numpy,
-        "required_packages_version": {"nibabel": libraries.nibabel},
+        "required_packages_version": {"nibabel": libraries.nibabel, **_WORKFLOW_PACKAGES},
         "task": f"Segmentation of {structures} in MRI",
         "description": f"Student of the study {study.name}, trained on privately aggregated pseudo-labels: "
         f"{privacy.sentence()}",
@@ -85,8 +88,9 @@ def metadata(
 def inference(study: Study) -> dict[str, object]:
     """``configs/inference.json``: the workflow, in MONAI's configuration language.
 
-    ``preprocessing`` is what ``common.data.volume`` does; ``run`` needs nothing but MONAI and nibabel. ``evaluator`` is
-    there for tools that expect one and needs pytorch-ignite.
+    ``preprocessing`` is what ``common.data.volume`` does; ``run`` needs nothing but MONAI and nibabel. ``evaluator``,
+    which MONAI asks of an inference bundle and which reads the weights by its handler, needs pytorch-ignite, and
+    MONAI's command line fire: the metadata lists both.
     """
     return {
         "imports": ["$import glob", "$import torch"],
@@ -113,6 +117,14 @@ def inference(study: Study) -> dict[str, object]:
             "$@network.eval()",
             "$[@postprocessing({**case, 'pred': @predict(case['image'])})['pred'] for case in @dataset]",
         ],
+        "handlers": [
+            {
+                "_target_": "CheckpointLoader",
+                "load_path": "$@bundle_root + '/models/model.pt'",
+                "load_dict": {"model": "@network"},
+                "map_location": "@device",
+            }
+        ],
         "evaluator": {
             "_target_": "SupervisedEvaluator",
             "device": "@device",
@@ -120,6 +132,7 @@ def inference(study: Study) -> dict[str, object]:
             "network": "@network",
             "inferer": "@inferer",
             "postprocessing": "@postprocessing",
+            "val_handlers": "@handlers",
         },
     }
 
@@ -238,7 +251,7 @@ Spent of it when this was exported: {privacy.spent()}.
 signed head.
 
 ## Use
-Put volumes (`.nii`, `.nii.gz`) into `images/` and run, from this directory, with monai, nibabel and fire installed:
+Put volumes (`.nii`, `.nii.gz`) into `images/` and run, from this directory, with what `configs/metadata.json` lists:
 
     python -m monai.bundle run --config_file configs/inference.json --meta_file configs/metadata.json \\
         --workflow_type inference

@@ -262,6 +262,39 @@ def test_inference_writes_our_own_prediction_on_the_files_own_voxels(
     assert (labels == ours).mean() > 0.99  # they interpolate differently at the rim of the grid
 
 
+@pytest.mark.parametrize("way", ["run", "workflow", "evaluator", "command line"])
+def test_every_way_in_which_monai_runs_a_bundle_has_the_weights_and_gives_the_same(
+    way: str, bundle: Path, scan: Path, tmp_path: Path, model: torch.nn.Module, workflow: monai.bundle.ConfigWorkflow
+) -> None:
+    """The evaluator needs ignite, which makes every import of MONAI slower and is in no extra here."""
+    given = {"config_file": bundle / "configs" / "inference.json", "meta_file": bundle / "configs" / "metadata.json"}
+    given |= {"bundle_root": bundle, "dataset_dir": scan.parent, "output_dir": tmp_path / "predictions"}
+    words = {name: str(value) for name, value in given.items()} | {"workflow_type": "inference"}
+    if way == "run":
+        with pytest.warns(UserWarning, match="a source you trust"):  # MONAI says so of every bundle
+            monai.bundle.run(**words)
+    elif way == "workflow":
+        workflow.initialize()
+        workflow.run()
+    elif way == "evaluator":
+        pytest.importorskip("ignite", reason="the evaluator needs pytorch-ignite")
+        workflow.initialize()
+        assert workflow.check_properties() == []
+        workflow.evaluator.run()
+    else:
+        done = monai_command("run", *(f"--{name}={value}" for name, value in words.items()), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    volume = load_volume(scan, STUDY.data)
+    ours = to_native(predict(model, volume.image), volume).argmax(axis=0)
+    written = np.asarray(nib.load(tmp_path / "predictions" / "scan_seg.nii.gz").dataobj)
+    assert (written == ours).mean() > 0.99
+
+
+def test_the_metadata_lists_what_monais_own_tools_need(bundle: Path) -> None:
+    metadata = json.loads((bundle / "configs" / "metadata.json").read_text())
+    assert metadata["required_packages_version"].keys() == {"nibabel", "fire", "pytorch-ignite"}
+
+
 def test_monai_loads_the_students_weights_by_the_bundles_name(bundle: Path, model: torch.nn.Module) -> None:
     with pytest.warns(UserWarning, match="a source you trust"):  # MONAI says so of every bundle
         loaded = monai.bundle.load(
