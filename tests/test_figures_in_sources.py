@@ -25,7 +25,7 @@ ROUNDED = re.compile(r"[.\d,]*[eEfFgGn%]$|\.\d+$")
 """A format specification that rounds."""
 
 KEYS_OF_CELLS = {
-    "consilium/research/cells.py:id",
+    "consilium/research/recipes.py:id",
     "consilium/research/volumes.py:id",
 }
 """Functions that make a file's name out of a setting: names that must stay what they were."""

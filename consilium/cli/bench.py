@@ -80,19 +80,26 @@ def papers(
     out: Annotated[Path, typer.Option("--out", help="Results go here, and are taken from here again.")],
     seeds: Annotated[int, typer.Option(help="Seeds a cell.", min=1)] = 3,
     only: Annotated[str, typer.Option(help="Only cells whose name contains this, e.g. mnist/dp-mac/8.")] = "",
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A field of those cells' recipes, e.g. order=2; such a cell is one of its own."),
+    ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
     report_only: Annotated[bool, typer.Option("--report-only", help="Train nothing; tables of what is there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the tables as JSON.")] = False,
 ) -> None:
-    """Reproduce the DP-MAC paper's tables and figure with the product's private trainers, and compare them in 3D.
+    """Reproduce the DP-MAC paper's tables and figures with the product's private trainers, and compare them in 3D.
 
     Stop it and run it again at will: finished cells are kept, and the tables are of all that are there.
     Example: consilium bench papers --data data --out bench-out --seeds 3 --only mnist/dp-sgd
     Example: consilium bench papers --data data --out bench-out --only hippocampus
+    Example: consilium bench papers --data data --out bench-out --only mnist/dp-mac/8 --set order=2 --set output=bce
+    Example: consilium bench papers --data data --out bench-out --only hippocampus/dp-sgd/8 --set clip=0.05
     """
     from consilium.research.papers import papers as reproduce
 
-    made = reproduce(data, out, seeds=seeds, only=only, threads=threads, report_only=report_only)
+    fields = dict(pair.partition("=")[::2] for pair in changes or ())
+    made = reproduce(data, out, seeds=seeds, only=only, changes=fields, threads=threads, report_only=report_only)
     typer.echo(json.dumps(made.rows) if as_json else made.text, nl=as_json)
 
 

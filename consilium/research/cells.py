@@ -1,16 +1,16 @@
-"""The cells of the papers' tables: what is trained, at which ε, by which recipe; and one function that runs a cell.
+"""One cell of the papers' tables, trained and tested: its data, its event, its strategy, its scores.
 
-Everything is add-remove, δ = 1e-5, sampled by Poisson for real, accounted by privacy loss distributions, the private
-PCA charged to the same ε. Noise is planned for the cell's exact ε. The papers' numbers stand beside, as data.
+A cell that is stopped goes on at its last whole epoch.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,169 +20,19 @@ from jaxtyping import Float
 
 from client.training.private.bbb import Prior
 from client.training.private.clipped_sums import silent
-from client.training.private.descent import Rate, cosine, exponential_decay
 from client.training.private.engine import Strategy, run
 from client.training.private.journal import Journal, TrainingPlan
 from common.errors import InvalidInput
+from common.models.checkpoint import load_checkpoint, save_checkpoint
 from common.privacy.gaussian import Sampler, rounded_gaussian
-from common.privacy.training import MAX_MULTIPLIER, Neighbours, Sampling, TrainingEvent, epsilon_of, plan_noise
+from common.privacy.training import MAX_MULTIPLIER, Sampling, TrainingEvent, epsilon_of, plan_noise
 from consilium.research.mlp import Shape, forward, output_loss
-from consilium.research.mlp_strategies import MacTerms, MlpBbb, MlpMac, MlpSgd
+from consilium.research.mlp_strategies import MlpBbb, MlpMac, MlpSgd
 from consilium.research.private_pca import private_pca
+from consilium.research.recipes import DELTA, RELATION, Cell, Recipe
 
-DELTA = 1e-5
-RELATION = Neighbours.ADD_REMOVE
 SAMPLES = 20  # weight samples a DP-BBB prediction averages
 BINS = 15  # of the expected calibration error
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Everything that shapes a cell's result besides the seed; stored with it, so a changed recipe runs again.
-
-    ``offset`` is taken off every pixel: a constant of ours, where the authors take off the data's own mean.
-    """
-
-    method: str
-    batch: int
-    epochs: int
-    rate: float
-    clip: float
-    decay: float | None = None
-    z_rate: float = 0.003
-    z_steps: int = 30
-    pca_noise: int | None = None
-    whiten: bool = True
-    output: str = "softmax"
-    temperature: float = 0.03
-    prior_std: float = 0.2
-    initial_std: float = 0.02
-    noise_share: float = 1.0
-    offset: float = 0.0
-    initial: str = "he"
-
-    def schedule(self) -> Rate:
-        return cosine(self.rate) if self.decay is None else exponential_decay(self.rate, self.decay, passes=self.epochs)
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One number of a table: a data set, a recipe under a name, ε (None: no privacy) and a seed."""
-
-    data: str
-    name: str
-    epsilon: float | None
-    seed: int
-    recipe: Recipe
-
-    @property
-    def id(self) -> str:
-        epsilon = "inf" if self.epsilon is None else f"{self.epsilon:g}"
-        return f"{self.data}/{self.name}/{epsilon}/{self.seed}"
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-
-PUBLISHED: dict[tuple[str, str], dict[float | None, float]] = {
-    ("mnist", "dp-mac"): {0.5: 0.90, 2: 0.95, 8: 0.97},
-    ("mnist", "dp-sgd"): {0.5: 0.90, 2: 0.95, 8: 0.97},
-    ("mnist", "dp-cdbn"): {0.5: 0.92, 2: 0.95},
-    ("usps", "dp-mac"): {1: 12.7, 2: 10.9, 4: 9.6, 8: 8.4, None: 4.4},
-    ("usps", "dp-sgd-half-noise"): {1: 11.8, 2: 9.6, 4: 7.9, 8: 6.4, None: 3.6},
-}
-"""Printed results: test accuracy on MNIST, ½Σ(error²) on USPS. The published USPS DP-SGD added half the noise due.
-
-DP-CDBN (Phan et al. 2017) is a convolutional network of another kind and stands there as printed."""
-
-MNIST_PCA = {0.5: 16, 2.0: 8, 8.0: 4}
-USPS_GREY = 0.25
-
-
-def mnist_recipe(name: str, epsilon: float) -> Recipe:
-    pca = MNIST_PCA[epsilon]
-    late = epsilon < 1
-    if name == "dp-mac-paper":  # the published settings, sampled and charged honestly
-        return Recipe(
-            "dp-mac",
-            batch=1000,
-            epochs=10 if late else 30,
-            rate=0.03 if late else 0.01,
-            decay=0.7 if late else 0.95,
-            clip=0.3,
-            pca_noise=pca,
-            whiten=False,
-            output="bce",
-        )
-    if name == "dp-mac":
-        return Recipe(
-            "dp-mac",
-            batch=2000,
-            epochs=30,
-            rate=0.01,
-            decay=0.95,
-            clip=0.3,
-            pca_noise=pca,
-            output="bce",
-            z_steps=30,
-            z_rate=0.003,
-        )
-    if name == "dp-sgd":
-        return Recipe("dp-sgd", batch=2000, epochs=30, rate=1e-2, clip=1.0, pca_noise=pca)
-    if name == "dp-bbb":
-        return Recipe("dp-bbb", batch=1000, epochs=30, rate=1e-2, clip=1.0, pca_noise=pca)
-    raise InvalidInput("method of the MNIST table", value=name)
-
-
-def usps_recipe(name: str, epsilon: float | None) -> Recipe:
-    small = epsilon is not None and epsilon <= 2
-    if name == "dp-mac":
-        return Recipe(
-            "dp-mac",
-            batch=250 if small else 500,
-            epochs=50,
-            rate=0.003,
-            decay=0.97,
-            z_rate=0.001,
-            clip=0.001,
-            output="mse",
-            offset=USPS_GREY,
-            initial="glorot",
-        )
-    if name in ("dp-sgd", "dp-sgd-half-noise"):
-        return Recipe(
-            "dp-sgd",
-            batch=250 if small else 500,
-            epochs=50,
-            rate=0.003,
-            clip=0.1,
-            output="mse",
-            noise_share=0.5 if name.endswith("half-noise") else 1.0,
-            offset=USPS_GREY,
-            initial="glorot",
-        )
-    raise InvalidInput("method of the USPS table", value=name)
-
-
-def all_cells(seeds: int) -> list[Cell]:
-    """Every cell, the ones that tell most first, seed by seed."""
-    cells = []
-    for seed in range(seeds):
-        for name in ("dp-sgd", "dp-mac", "dp-bbb"):
-            for epsilon in (8.0, 2.0, 0.5):
-                if name == "dp-bbb" and epsilon < 1:
-                    continue
-                cells.append(Cell("mnist", name, epsilon, seed, mnist_recipe(name, epsilon)))
-        for name in ("dp-mac", "dp-sgd", "dp-sgd-half-noise"):
-            levels: tuple[float | None, ...] = (8.0, 4.0, 2.0, 1.0, None)
-            for level in levels if not name.endswith("half-noise") else levels[:-1]:
-                cells.append(Cell("usps", name, level, seed, usps_recipe(name, level)))
-        for epsilon in (8.0, 2.0, 0.5):
-            cells.append(Cell("mnist", "dp-mac-paper", epsilon, seed, mnist_recipe("dp-mac-paper", epsilon)))
-    return cells
-
-
-# ---- running ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,17 +70,21 @@ def _load_digits(directory: str, data: str) -> Digits:
 
 
 def event_of(cell: Cell, *, examples: int) -> TrainingEvent:
-    """The planned event: least noise for the cell's ε at its batch and epochs, the PCA's release paid from it."""
+    """The cell's event: the printed noise, or the least for its ε at its batch and epochs with the PCA's release."""
     recipe = cell.recipe
     rate, steps = Fraction(recipe.batch, examples), round(examples / recipe.batch * recipe.epochs)
     releases = () if recipe.pca_noise is None else (Fraction(recipe.pca_noise),)
-    if cell.epsilon is None:
-        return TrainingEvent(Sampling.POISSON, rate, MAX_MULTIPLIER, steps, releases)
+    if cell.epsilon is None or recipe.noise is not None:
+        noise = MAX_MULTIPLIER if recipe.noise is None else Fraction(recipe.noise)
+        return TrainingEvent(Sampling.POISSON, rate, noise, steps, releases)
     return plan_noise(epsilon=cell.epsilon, delta=DELTA, rate=rate, steps=steps, neighbours=RELATION, releases=releases)
 
 
-def run_cell(cell: Cell, directory: Path) -> dict[str, Any]:
-    """Train and test one cell; plain JSON. Curves are over epochs, on public data, and choose nothing."""
+def run_cell(cell: Cell, directory: Path, checkpoint: Path | None = None) -> dict[str, Any]:
+    """Train and test one cell; plain JSON. Curves are over epochs, on public data, and choose nothing.
+
+    With ``checkpoint``, state is kept there once an epoch and an interrupted cell goes on from it.
+    """
     started, digits, recipe = time.monotonic(), load_digits(directory, cell.data), cell.recipe
     event = event_of(cell, examples=len(digits.x))
     noise = _noise(cell)
@@ -244,7 +98,10 @@ def run_cell(cell: Cell, directory: Path) -> dict[str, Any]:
         x, x_test = projection.apply(x) * scale, projection.apply(x_test) * scale
     tensors = [torch.tensor(array, dtype=torch.float32) for array in (x, y, x_test, y_test)]
     strategy = build(cell, tensors[0], tensors[1])
-    plan = TrainingPlan(event, cell.epsilon or 8.0, DELTA, RELATION, len(digits.x))
+    budget = cell.epsilon or 8.0
+    if recipe.noise is not None:  # claims what it costs, not what was printed
+        budget = epsilon_of(event, delta=DELTA, neighbours=RELATION)
+    plan = TrainingPlan(event, budget, DELTA, RELATION, len(digits.x))
     curve: list[dict[str, float]] = []
     per_epoch = max(1, round(event.steps / recipe.epochs))
 
@@ -259,12 +116,22 @@ def run_cell(cell: Cell, directory: Path) -> dict[str, Any]:
                 }
             )
 
-    run(strategy, Journal(plan), on_step=watch, noise=noise)
+    journal, held = Journal(plan), None if checkpoint is None else _Held(checkpoint, cell, event, curve)
+    if held is not None:
+        journal = held.begin(strategy, plan)
+
+    def after(spent: int) -> None:
+        watch(spent)
+        if held is not None and spent % per_epoch == 0:
+            held.keep(strategy, spent)
+
+    run(strategy, journal, on_step=after, noise=noise)
     result: dict[str, Any] = {
         "cell": cell.to_json(),
         "id": cell.id,
         "noise_multiplier": float(event.noise_multiplier),
         "epsilon": None if cell.epsilon is None else _true_epsilon(event, recipe),
+        "epsilon_fixed_batches": None if recipe.noise is None else _in_fixed_batches(event),
         "delta": DELTA,
         "relation": str(RELATION),
         "score": _score(strategy, tensors[2], tensors[3]),
@@ -282,11 +149,10 @@ def run_cell(cell: Cell, directory: Path) -> dict[str, Any]:
 def build(cell: Cell, x: torch.Tensor, y: torch.Tensor) -> MlpSgd | MlpMac | MlpBbb:
     """The strategy of a cell on its data."""
     recipe, seed, rate = cell.recipe, cell.seed, cell.recipe.schedule()
-    hidden = (300,) if cell.data == "mnist" else (300, 100, 20, 100, 300)
-    shape = Shape((x.shape[1], *hidden, y.shape[1]), "relu", recipe.output, recipe.initial)
+    hidden = (recipe.hidden,) if cell.data == "mnist" else (300, 100, 20, 100, 300)
+    shape = Shape((x.shape[1], *hidden, y.shape[1]), recipe.activation, recipe.output, recipe.initial)
     if recipe.method == "dp-mac":
-        terms = MacTerms(recipe.clip, z_rate=recipe.z_rate, z_steps=recipe.z_steps)
-        return MlpMac(shape, x, y, terms, rate=rate, seed=seed)
+        return MlpMac(shape, x, y, recipe.terms(), rate=rate, seed=seed)
     if recipe.method == "dp-bbb":
         return MlpBbb(
             shape,
@@ -298,15 +164,18 @@ def build(cell: Cell, x: torch.Tensor, y: torch.Tensor) -> MlpSgd | MlpMac | Mlp
             prior=Prior(recipe.temperature, recipe.prior_std, len(x)),
             initial_std=recipe.initial_std,
         )
-    return MlpSgd(shape, x, y, clip=recipe.clip, rate=rate, seed=seed)
+    sgd = partial(MlpSgd, per_layer=recipe.per_layer, optimizer=recipe.optimizer)
+    return sgd(shape, x, y, clip=recipe.clip, rate=rate, seed=seed)
 
 
 def calibration(strategy: MlpBbb, x: torch.Tensor, y: torch.Tensor, *, seed: int) -> dict[str, float]:
     """Accuracy, expected calibration error and NLL of sampled predictions beside the posterior's mean network's."""
     names = strategy.shape.names
     draws = strategy.posterior.samples(SAMPLES, seed=seed)
-    sampled = torch.stack([_probabilities([draw[n].float() for n in names], x) for draw in draws]).mean(dim=0)
-    mean = _probabilities([strategy.posterior.mean[n].detach().float() for n in names], x)
+    activation = strategy.shape.activation
+    each = [_probabilities([draw[n].float() for n in names], x, activation) for draw in draws]
+    sampled = torch.stack(each).mean(dim=0)
+    mean = _probabilities([strategy.posterior.mean[n].detach().float() for n in names], x, activation)
     labels = y.argmax(dim=1)
     result = {}
     for name, probabilities in (("sampled", sampled), ("mean", mean)):
@@ -328,6 +197,35 @@ def expected_calibration_error(confidence: Float[np.ndarray, "n"], right: Float[
         if (bins == b).any()
     ]
     return float(np.sum(gaps))
+
+
+class _Held:
+    """A cell's state on disk, so that a cell that was stopped goes on at its last whole epoch.
+
+    The data are public: what a stopped epoch drew protects nobody and is drawn anew.
+    """
+
+    def __init__(self, path: Path, cell: Cell, event: TrainingEvent, curve: list[dict[str, float]]) -> None:
+        self.path, self.curve = path, curve
+        self.run: dict[str, object] = {"cell": json.dumps(cell.to_json()), "event": json.dumps(event.to_json())}
+
+    def begin(self, strategy: Strategy, plan: TrainingPlan) -> Journal:
+        saved = load_checkpoint(self.path, run=self.run)
+        if saved is None:
+            return Journal(plan)
+        strategy.restore(saved["state"])
+        self.curve += saved["curve"]
+        return Journal(plan, spent=int(saved["spent"]))
+
+    def keep(self, strategy: Strategy, spent: int) -> None:
+        state = {"state": strategy.state(), "curve": list(self.curve), "spent": spent}
+        save_checkpoint(self.path, state, run=self.run)
+
+
+def _in_fixed_batches(event: TrainingEvent) -> float:
+    """ε had the batches been fixed, as in the authors' program: every pass over the data is one release."""
+    fixed = dataclasses.replace(event, sampling=Sampling.FIXED_PARTITION)
+    return epsilon_of(fixed, delta=DELTA, neighbours=RELATION)
 
 
 def _noise(cell: Cell) -> Sampler:
@@ -361,6 +259,6 @@ def _score(strategy: MlpSgd | MlpMac | MlpBbb, x: torch.Tensor, y: torch.Tensor)
     return float((preacts[-1].argmax(dim=1) == y.argmax(dim=1)).double().mean())
 
 
-def _probabilities(weights: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    _, preacts = forward(weights, x, "relu")
+def _probabilities(weights: list[torch.Tensor], x: torch.Tensor, activation: str) -> torch.Tensor:
+    _, preacts = forward(weights, x, activation)
     return torch.softmax(preacts[-1], dim=1)

@@ -130,7 +130,7 @@ def output_factor(u: torch.Tensor, y: torch.Tensor, output: str) -> torch.Tensor
 def output_bend(u: torch.Tensor, output: str) -> torch.Tensor:
     """∂²loss / ∂u_h², per unit: 2, or s(1 − s). The softmax's units are coupled: refused."""
     if output == "softmax":
-        raise InvalidInput("second order of a softmax output", limit="bce or mse", remedy="choose --order 1")
+        raise InvalidInput("second order of a softmax output", limit="bce or mse", remedy="--set order=1")
     return torch.full_like(u, 2.0) if output == "mse" else bend(u, "softplus")
 
 
@@ -149,16 +149,22 @@ def rank_one_norms(inputs: torch.Tensor, factors: torch.Tensor) -> Float[torch.T
 
 
 def clipped_layer_sum(
-    inputs: Sequence[torch.Tensor], factors: Sequence[torch.Tensor], parts: Parts, names: Sequence[str]
+    inputs: Sequence[torch.Tensor],
+    factors: Sequence[torch.Tensor],
+    parts: Parts,
+    names: Sequence[str],
+    *,
+    beside: int = 0,
 ) -> dict[str, torch.Tensor]:
     """The integer sum of clipped rank-one contributions, layer ``names[k]`` from factors k, parts as ``parts`` says.
 
-    Same guarantee as :func:`client.training.private.clipped_sums.integer_sum`, by :func:`~.sums.grid_sum`.
+    Same guarantee as :func:`client.training.private.clipped_sums.integer_sum`, by :func:`~.sums.grid_sum`. ``beside``:
+    coordinates that are released with these.
     """
     layer = {name: (i.double(), v.double()) for name, i, v in zip(names, inputs, factors, strict=True)}
     norms = {name: rank_one_norms(*pair) for name, pair in layer.items()}
     finite = torch.stack([torch.isfinite(norm) for norm in norms.values()]).all(dim=0)
-    coordinates = sum(i.shape[1] * v.shape[1] for i, v in layer.values())
+    coordinates = beside + sum(i.shape[1] * v.shape[1] for i, v in layer.values())
     result = {}
     for index, members in enumerate(parts.names):
         norm = torch.stack([norms[name].square() for name in members]).sum(dim=0).sqrt()

@@ -35,16 +35,29 @@ from consilium.research.mlp import (
 )
 from consilium.research.sensitivity import hidden_bounds, output_bounds
 
+OPTIMIZERS = ("adam", "sgd")
 
-class _WithAdam:
-    """A network's weights from their seed, moved by Adam, with the examples they learn from."""
+
+class _Descending:
+    """A network's weights from their seed, moved by Adam (or plain SGD), with the examples they learn from."""
 
     def __init__(
-        self, shape: Shape, x: Float[torch.Tensor, "n d"], y: Float[torch.Tensor, "n k"], *, rate: Rate, seed: int
+        self,
+        shape: Shape,
+        x: Float[torch.Tensor, "n d"],
+        y: Float[torch.Tensor, "n k"],
+        *,
+        rate: Rate,
+        seed: int,
+        optimizer: str = "adam",
     ) -> None:
+        if optimizer not in OPTIMIZERS:
+            raise InvalidInput("optimizer", value=optimizer, limit=", ".join(OPTIMIZERS))
         self.shape, self.x, self.y, self.rate = shape, x, y, rate
         self.weights = [w.requires_grad_() for w in initial_weights(shape, seed=seed, dtype=x.dtype)]
-        self.optimizer = torch.optim.Adam(self.weights)
+        self.optimizer: torch.optim.Optimizer = (
+            torch.optim.Adam(self.weights) if optimizer == "adam" else torch.optim.SGD(self.weights)
+        )
 
     def state(self) -> dict[str, Any]:
         return {"weights": [w.detach().clone() for w in self.weights], "optimizer": self.optimizer.state_dict()}
@@ -56,8 +69,8 @@ class _WithAdam:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-class MlpSgd(_WithAdam):
-    """DP-SGD: one clip for the whole network, Adam on the private mean."""
+class MlpSgd(_Descending):
+    """DP-SGD: one clip for the whole network, or ``per_layer`` one a layer; Adam or SGD on the private mean."""
 
     def __init__(
         self,
@@ -68,9 +81,12 @@ class MlpSgd(_WithAdam):
         clip: float,
         rate: Rate,
         seed: int,
+        per_layer: bool = False,
+        optimizer: str = "adam",
     ) -> None:
-        super().__init__(shape, x, y, rate=rate, seed=seed)
-        self.parts = one_part(shape.names, clip)
+        super().__init__(shape, x, y, rate=rate, seed=seed, optimizer=optimizer)
+        layers = tuple((name,) for name in shape.names)
+        self.parts = Parts(layers, (clip,) * len(layers)) if per_layer else one_part(shape.names, clip)
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
         rows = torch.from_numpy(batch)
@@ -115,7 +131,7 @@ class MacTerms:
             raise InvalidInput("partitions of DP-MAC", limit="1 (g), 2 (g, C) or 3 (a, g, C)")
 
 
-class MlpMac(_WithAdam):
+class MlpMac(_Descending):
     """DP-MAC with the partitions of ``terms``."""
 
     def __init__(
@@ -129,7 +145,12 @@ class MlpMac(_WithAdam):
         seed: int,
     ) -> None:
         if terms.t is not None and shape.activation != "softplus":
-            raise InvalidInput("analytic sensitivities", value=shape.activation, limit="softplus layers")
+            raise InvalidInput(
+                "analytic sensitivities",
+                value=shape.activation,
+                limit="softplus layers",
+                remedy="--set activation=softplus",
+            )
         super().__init__(shape, x, y, rate=rate, seed=seed)
         self.terms = terms
 
@@ -221,10 +242,17 @@ class MlpMac(_WithAdam):
                 tuple(bound[name][0] for name in names),
                 tuple(bound[name][1] for name in names),
             )
-            result = clipped_layer_sum([t.inputs for t in terms], [t.factors for t in terms], first, names)
+            inputs, factors = [t.inputs for t in terms], [t.factors for t in terms]
+            whole = sum(w.numel() for w in self.weights)
+            curvatures = sum(w.shape[0] ** 2 * w.shape[1] for w in self.weights)
+            beside = curvatures * (self.terms.curvature_clip is not None)
+            beside += len(names) * (self.terms.value_bound is not None)
+            result = clipped_layer_sum(inputs, factors, first, names, beside=beside)
             for name, term in zip(names, terms, strict=True):
                 if self.terms.curvature_clip is not None:
-                    result[f"{name}.c"] = _curvature_sum(term.inputs, term.bends, *bound[f"{name}.c"])
+                    result[f"{name}.c"] = _curvature_sum(
+                        term.inputs, term.bends, *bound[f"{name}.c"], coordinates=whole + beside
+                    )
                 if self.terms.value_bound is not None:
                     result[f"{name}.a"] = _value_sum(term.constants, *bound[f"{name}.a"])
         return {name: result[name] for name in parts.order}
@@ -319,7 +347,7 @@ def onto_ball(rows: torch.Tensor, radius: float) -> torch.Tensor:
     return rows * torch.clamp(radius / norms.clamp_min(1e-30), max=1.0)
 
 
-def _curvature_sum(i: torch.Tensor, s: torch.Tensor, clip: float, share: float) -> torch.Tensor:
+def _curvature_sum(i: torch.Tensor, s: torch.Tensor, clip: float, share: float, *, coordinates: int) -> torch.Tensor:
     """Σ_n c_n·½ s_nh·iiᵀ as integers [h, D, D]; ‖½∂²T_n‖_F = ½‖i‖²‖s‖ clipped to Θ."""
     i, s = i.double(), s.double()
     norm = i.square().sum(dim=1) * s.norm(dim=1) / 2
@@ -328,7 +356,7 @@ def _curvature_sum(i: torch.Tensor, s: torch.Tensor, clip: float, share: float) 
     factor = torch.where(good, factor, torch.zeros_like(factor))
     i, s = (torch.where(good[:, None], entry, torch.zeros_like(entry)) for entry in (i, s))
     total = torch.einsum("nh,nd,ne->hde", s * (factor / 2)[:, None], i, i)
-    return torch.from_numpy(grid_sum(total.numpy().ravel(), coordinates=total.numel())).reshape(total.shape)
+    return torch.from_numpy(grid_sum(total.numpy().ravel(), coordinates=coordinates)).reshape(total.shape)
 
 
 def _value_sum(values: torch.Tensor, clip: float, share: float) -> torch.Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,13 +26,16 @@ from client.training.private.journal import Journal
 from client.training.private.settings import PrivateSettings, defaults
 from client.training.private.teachers import train_privately
 from client.training.standard import StandardTrainer
+from common.canonical import digest
 from common.config import STUDENT_RECIPE, DataConfig, TrainingConfig
+from common.errors import InvalidInput
 from common.metrics import dice_per_class, mean_present
 from common.models.fit import predict
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import Unit
 from common.privacy.training import Neighbours, epsilon_of
 from consilium.research.bench import Bench
+from consilium.research.recipes import changes_text, with_fields
 from consilium.research.roles import Cases, Roles, load_cases
 from consilium.research.setting import Setting
 
@@ -63,10 +66,11 @@ class VolumeCell:
     epsilon: float | None
     delta: float | None
     seed: int
+    changes: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
-        return self.method if self.begun else f"{self.method}-random"
+        return f"{self.method}{'' if self.begun else '-random'}{changes_text(dict(self.changes))}"
 
     @property
     def id(self) -> str:
@@ -79,7 +83,8 @@ class VolumeCell:
             return None
         layers = self.method.endswith("-layers")
         own = defaults(self.method.removesuffix("-layers"), epsilon=self.epsilon, delta=self.delta, begun=self.begun)
-        return dataclasses.replace(own, clip=LAYER_CLIP, per_layer=True) if layers else own
+        own = dataclasses.replace(own, clip=LAYER_CLIP, per_layer=True) if layers else own
+        return with_fields(own, dict(self.changes))
 
     def to_json(self) -> dict[str, Any]:
         """All that shapes the result: a cell whose recipe changed is run again."""
@@ -89,6 +94,15 @@ class VolumeCell:
             recipe |= {name: str(value) for name, value in dataclasses.asdict(private).items()}
         facts = {"data": "hippocampus", "name": self.name, "epsilon": self.epsilon, "delta": self.delta}
         return {**facts, "seed": self.seed, "recipe": recipe}
+
+
+def changed_volume(cell: VolumeCell, changes: Mapping[str, str]) -> VolumeCell:
+    """The private cell at a recipe with these fields of :class:`PrivateSettings` set, under a name that says so."""
+    result = dataclasses.replace(cell, changes=tuple(sorted(changes.items())))
+    if cell.epsilon is None:
+        raise InvalidInput("--set", value=cell.id, limit="private cells", remedy="--only hippocampus/dp-sgd")
+    result.settings()
+    return result
 
 
 def volume_cells(seeds: int) -> list[VolumeCell]:
@@ -117,11 +131,11 @@ def _roles(directory: str) -> Roles:
     return split(load_cases(Path(directory) / "Task04_Hippocampus", DATA))
 
 
-def run_volume_cell(cell: VolumeCell, directory: Path, cache: Path) -> dict[str, Any]:
+def run_volume_cell(cell: VolumeCell, directory: Path, cache: Path, checkpoint: Path | None = None) -> dict[str, Any]:
     """Train and test one cell; plain JSON. Public starts are kept in ``cache``. Nothing is chosen on test cases."""
     started, roles = time.monotonic(), _roles(str(directory))
     cache.mkdir(parents=True, exist_ok=True)
-    answer, facts = _trained(cell, roles, cache)
+    answer, facts = _trained(cell, roles, cache, checkpoint)
     result: dict[str, Any] = {"cell": cell.to_json(), "id": cell.id, "epsilon": cell.epsilon, "delta": cell.delta}
     result |= facts | scores(answer, roles.held_out)
     return result | {"seconds": round(time.monotonic() - started, 1)}
@@ -130,7 +144,7 @@ def run_volume_cell(cell: VolumeCell, directory: Path, cache: Path) -> dict[str,
 Answer = Callable[[Float[np.ndarray, "c x y z"]], Float[np.ndarray, "k x y z"]]
 
 
-def _trained(cell: VolumeCell, roles: Roles, cache: Path) -> tuple[Answer, dict[str, Any]]:
+def _trained(cell: VolumeCell, roles: Roles, cache: Path, checkpoint: Path | None) -> tuple[Answer, dict[str, Any]]:
     """What the cell's method answers for an image, and what its training is known by."""
     site, classes = roles.private[0], len(DATA.labels)
     if cell.method == "mean-shape":
@@ -150,7 +164,11 @@ def _trained(cell: VolumeCell, roles: Roles, cache: Path) -> tuple[Answer, dict[
         trained = StandardTrainer(start=start).train(part, NETWORK, seed=cell.seed)
         return lambda image: predict(trained.model, image), {}
     plan = settings.plan(patients=len(site))
-    done = train_privately(part, NETWORK, settings, Journal(plan), seed=cell.seed, start=start)
+    journal = Journal(plan)
+    if checkpoint is not None:  # an interrupted cell goes on; what a step that was cut off drew stays spent
+        name = digest("volume-cell", cell.to_json())
+        journal = Journal.open(checkpoint.with_suffix(f".{name[:16]}.journal"), plan, identity=name)
+    done = train_privately(part, NETWORK, settings, journal, seed=cell.seed, start=start, checkpoint=checkpoint)
     facts: dict[str, Any] = {
         "noise_multiplier": float(plan.event.noise_multiplier),
         "relation": str(settings.neighbours),

@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from common.errors import InvalidInput
+from common.privacy.training import epsilon_of
 from consilium.cli.bench import app
-from consilium.research.cells import PUBLISHED, all_cells, event_of, expected_calibration_error
-from consilium.research.papers import _stored, figure, markdown, table
+from consilium.research import cells
+from consilium.research.cells import (
+    _in_fixed_batches,
+    event_of,
+    expected_calibration_error,
+)
+from consilium.research.papers import _stored, figure1, figure3, markdown, papers, table
+from consilium.research.recipes import DELTA, PUBLISHED, RELATION, all_cells
 
 
 def result(data: str, name: str, epsilon: float | None, seed: int, score: float, **more: object) -> dict[str, object]:
@@ -34,9 +42,7 @@ def test_every_cell_has_a_name_of_its_own_and_the_papers_columns_are_covered() -
     covered = {(cell.data, cell.name, cell.epsilon) for cell in cells}
     for (data, name), printed in PUBLISHED.items():
         if name != "dp-cdbn":
-            assert {
-                (data, name, epsilon) for epsilon in printed if not (name.endswith("noise") and epsilon is None)
-            } <= covered
+            assert {(data, name, epsilon) for epsilon in printed} <= covered
 
 
 def test_a_finished_cell_is_used_again_only_while_its_recipe_stays_the_same(tmp_path: Path) -> None:
@@ -67,11 +73,105 @@ def test_the_table_has_mean_deviation_seeds_the_papers_number_and_a_true_epsilon
     assert "| dp-mac | 8 | 0.9700 ± 0.0141 | 2 | 0.97 |" in text
     assert "| dp-sgd-half-noise | 8 claimed, 21.3 true | 6.50 | 1 | 6.4 |" in text
     assert "| dp-cdbn | 2 | – | 0 | 0.95 |" in text
+    assert "| dp-sgd | ∞ | – | 0 | 3.6 |" in text  # a published number stands there before ours does
 
 
 def test_the_figure_is_drawn_from_what_is_there(tmp_path: Path) -> None:
-    figure([result("mnist", "dp-sgd", 2.0, seed, 0.95) for seed in (0, 1)], tmp_path / "f.png")
-    assert (tmp_path / "f.png").read_bytes()[:4] == b"\x89PNG"
+    figure3([result("mnist", "dp-sgd", 2.0, seed, 0.95) for seed in (0, 1)], tmp_path / "3.png")
+    figure1([result("usps", "dp-mac", None, seed, 4.4) for seed in (0, 1)], tmp_path / "1.png")
+    assert all((tmp_path / f"{number}.png").read_bytes()[:4] == b"\x89PNG" for number in (1, 3))
+
+
+@pytest.mark.parametrize(("epsilon", "poisson", "fixed"), [(8.0, 4.47, 37.68), (2.0, 1.10, 9.75), (0.5, 0.27, 1.56)])
+def test_the_printed_noise_costs_what_the_accountant_says(epsilon: float, poisson: float, fixed: float) -> None:
+    cell = next(c for c in all_cells(1) if (c.name, c.epsilon) == ("dp-mac-paper", epsilon))
+    event = event_of(cell, examples=60_000)
+    assert epsilon_of(event, delta=DELTA, neighbours=RELATION) == pytest.approx(poisson, abs=0.01)
+    assert _in_fixed_batches(event) == pytest.approx(fixed, abs=0.01)
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    """A stand-in for MNIST: 2,000 blurred blocks, a corner a digit's half."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 2400)
+    images = rng.integers(0, 60, (2400, 28, 28)).astype(np.uint8)
+    for image, label in zip(images, labels, strict=True):
+        image[2 * label : 2 * label + 6, label : label + 9] += 180
+    (tmp_path / "mnist").mkdir()
+    parts = {"x_train": images[:2000], "y_train": labels[:2000], "x_test": images[2000:], "y_test": labels[2000:]}
+    np.savez(tmp_path / "mnist" / "mnist.npz", **parts)
+    return tmp_path
+
+
+SHORT = {"batch": "500", "epochs": "2", "hidden": "8", "noise": "2"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"order": "2", "w_steps": "3"},
+        {"order": "2", "value_bound": "4"},
+        {"order": "2", "activation": "softplus", "norm_bound": "3", "clip": "1e9", "curvature_clip": "1e9"},
+    ],
+)
+def test_second_order_three_partitions_and_analytic_bounds_are_reached_by_the_command(
+    digits: Path, tmp_path: Path, changes: dict[str, str]
+) -> None:
+    made = papers(digits, tmp_path / "out", seeds=1, only="mnist/dp-mac/8", changes=SHORT | changes)
+    (row,) = [row for row in made.rows if row["mean"] is not None]
+    assert row["recipe"]["order"] == 2
+    assert row["method"].startswith("dp-mac[")
+    assert 0 < row["mean"] <= 1
+    assert row["true_epsilon"] <= 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"order": "2", "output": "softmax"}, "--set order=1"),
+        ({"norm_bound": "3"}, "--set activation=softplus"),
+        ({"value_bound": "3"}, "--set order=2"),
+        ({"colour": "3"}, "--set"),
+        ({"clip": "wide"}, "--set clip"),
+    ],
+)
+def test_what_a_recipe_cannot_do_is_refused_with_an_option_that_exists(
+    digits: Path, tmp_path: Path, changes: dict[str, str], said: str
+) -> None:
+    words = [word for name, value in (SHORT | changes).items() for word in ("--set", f"{name}={value}")]
+    done = CliRunner().invoke(
+        app, ["papers", "--data", str(digits), "--out", str(tmp_path / "o"), "--only", "mnist/dp-mac/8", *words]
+    )
+    assert isinstance(done.exception, InvalidInput)
+    assert said in str(done.exception)
+    assert "--set" in CliRunner().invoke(app, ["papers", "--help"], env={"COLUMNS": "200"}).output
+
+
+def test_a_cell_that_is_stopped_goes_on_at_its_last_epoch(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"seeds": 1, "only": "mnist/dp-sgd/8", "changes": SHORT | {"epochs": "3"}}
+    scores = []
+
+    class Pulled(Exception):
+        pass
+
+    def pulled(*arguments: object) -> float:
+        scores.append(0)
+        if len(scores) == 4:  # in the second epoch's figures
+            raise Pulled
+        return 0.5
+
+    monkeypatch.setattr(cells, "_score", pulled)
+    with pytest.raises(Pulled):
+        papers(digits, tmp_path / "out", **given)  # type: ignore[arg-type]
+    assert [path.suffix for path in (tmp_path / "out" / "cells").iterdir()] == [".checkpoint"]
+    papers(digits, tmp_path / "out", **given)  # type: ignore[arg-type]
+    kept = json.loads(next((tmp_path / "out" / "cells").iterdir()).read_text())
+    assert [point["epoch"] for point in kept["curve"]] == [1, 2, 3]
+    assert len(scores) == 4 + 2 * 2 + 1  # two epochs more and the end, not three
+    assert [path.suffix for path in (tmp_path / "out" / "cells").iterdir()] == [".json"]
 
 
 def test_a_confident_guesser_who_is_right_half_the_time_is_half_off() -> None:

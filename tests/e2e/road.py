@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -30,6 +30,8 @@ SITES, QUERIES, PATIENTS = 3, 6, 2
 RECIPE = TrainingConfig(channels=(4, 8), steps=4)
 PRIVACY = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=QUERIES, quorum=2)
 TRAINING = PrivateSettings("dp-sgd", 4.0, 1e-3, neighbours=Neighbours.REPLACE_ONE, rate=Fraction(1, 2), steps=3)
+EACH_ITS_OWN = (TRAINING, replace(TRAINING, strategy="dp-bbb"), replace(TRAINING, per_layer=True))
+"""A private training for each of three sites."""
 
 
 @dataclass
@@ -84,7 +86,7 @@ def build(
     *,
     collection: CollectionConfig,
     privacy: PrivacyConfig = PRIVACY,
-    private: PrivateSettings | None = None,
+    private: Sequence[PrivateSettings | None] = (),
 ) -> tuple[Workspace, dict[str, Path]]:
     """A study with its codec and volumes, and sites with trained teachers; nothing runs yet."""
     phantoms = write_phantoms(root / "all", cases=len(names) * PATIENTS + QUERIES + 8, seed=1)
@@ -115,5 +117,7 @@ def build(
     setup.fit_study_codec(workspace, [case.label for case in rest[QUERIES:]], sites=len(names))
     write_server(workspace)
     sites = write_sites(workspace, root / "sites", names=names, data=root / "data")
-    train_all(sites, seed=0, processes=1, private=private, on_steps=lambda done, total: None)
+    for number, (name, directory) in enumerate(sites.items()):
+        own = private[number] if private else None
+        train_all({name: directory}, seed=number, processes=1, private=own, on_steps=lambda done, total: None)
     return workspace, sites

@@ -19,7 +19,7 @@ from common.privacy.mechanism import AccountantName
 from consilium.demo.federation import running
 from consilium.reports.patient_report import patient_lines
 from server.operations.supervisor import start_run
-from tests.e2e.road import QUERIES, SITES, TRAINING, Road, build, known_codes, spellings
+from tests.e2e.road import EACH_ITS_OWN, QUERIES, SITES, Road, build, known_codes, spellings
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 def road(tmp_path_factory):
     root = tmp_path_factory.mktemp("road")
     names = [f"site-{k}" for k in range(SITES)]
-    workspace, sites = build(root, names, collection=CollectionConfig(), private=TRAINING)
+    workspace, sites = build(root, names, collection=CollectionConfig(), private=EACH_ITS_OWN)
     with running(workspace, sites) as federation:
         yield Road(root=root, workspace=workspace, sites=sites, federation=federation)
 
@@ -86,14 +86,17 @@ def test_a_run_whose_operator_s_terminal_was_closed_is_attached_to_from_another_
 
 
 def test_teachers_with_a_guarantee_give_each_patient_the_smaller_of_training_and_releases(road):
+    trained = set()
     for name, directory in road.sites.items():
         status = site_status(directory)
+        trained.update(status["trainings"]["strategies"])
         with road.ledger() as ledger:
             released = ledger.pool_guarantees(f"{name}/patients")[AccountantName.EXACT]
         *_, both = patient_lines(status["trainings"], released)
         assert both.endswith("unit patient, relation replace-one (the smaller of training and releases)")
         epsilon = float(both.split("ε = ")[1].split(" ")[0])
         assert 3.9 < epsilon <= 4.0 < released.epsilon
+    assert trained == {"dp-sgd", "dp-bbb"}
 
 
 def test_a_stranger_with_an_unregistered_key_was_turned_away(road):

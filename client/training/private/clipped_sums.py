@@ -30,7 +30,7 @@ _SHRINK = 1 - 2.0**-17  # more than float32's rounding of a norm over a million 
 _RETRY = 1 - 2.0**-10
 
 SUMMED_NORM = 1 - 2.0**-13
-MAX_SUMMED_COORDINATES = 1 << 20
+MAX_SUMMED_COORDINATES = 1 << 21
 
 Vectors = Mapping[str, torch.Tensor]
 """A patient's gradients by parameter name, [b, *shape] for b patients. Sensitive until noised."""
@@ -106,7 +106,8 @@ def grid_sum(total: Float[np.ndarray, "d"], *, coordinates: int) -> Int64[np.nda
 
     For sums that are cheaper as matrix products than vector by vector (:mod:`consilium.research.mlp`). Rounding
     two neighbouring sums adds at most 1 a coordinate to their distance, so √d + R·SUMMED_NORM ≤ R for all the
-    ``coordinates`` d of a release up to 2²⁰, with room for float64's error on a sum of fewer than 2²⁰ vectors.
+    ``coordinates`` d of a release up to 2²²; up to 2²¹ there is room for 600 steps of float64's error, which on a sum
+    of n < 2¹⁸ vectors is at most n²·2⁻⁵³·R = 128.
     """
     if not 1 <= coordinates <= MAX_SUMMED_COORDINATES:
         raise InvalidInput("coordinates of a summed release", value=coordinates, limit=f"1 to {MAX_SUMMED_COORDINATES}")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from client.training.private.clipped_sums import (
+    MAX_SUMMED_COORDINATES,
     RADIUS_INT,
     SUMMED_NORM,
     Parts,
@@ -108,12 +109,13 @@ def test_the_sum_over_nobody_is_zero_and_is_noised_like_any_other() -> None:
 
 def test_rounding_a_summed_release_keeps_a_neighbour_within_r() -> None:
     """The worst case: every coordinate of both sums rounds outward."""
-    d = 1 << 20
+    d = MAX_SUMMED_COORDINATES
     assert sqrt(d) + RADIUS_INT * SUMMED_NORM <= RADIUS_INT
     before = np.full(d, 0.5 / RADIUS_INT) + 2.0**-30
     step = SUMMED_NORM / sqrt(d)
     moved = grid_sum(before, coordinates=d) - grid_sum(before - step, coordinates=d)
-    assert sum(int(q) ** 2 for q in moved) <= RADIUS_INT**2
+    assert np.abs(moved).max() < 2**20  # so that the squares' sum is exact
+    assert int(np.square(moved).sum()) <= RADIUS_INT**2
     with pytest.raises(InvalidInput):
         grid_sum(before, coordinates=d + 1)
 
