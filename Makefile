@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 
-# How many tests run at once, where they share nothing; those in DAEMONS start processes of their own and time them.
+# How many tests run at once. Those in DAEMONS share a federation a file: a file stays with one process.
 JOBS ?= 2
 SIDE_BY_SIDE := -n $(JOBS) --dist worksteal
+FILE_BY_FILE := -n $(JOBS) --dist loadfile
 DAEMONS := tests/attacks tests/browser tests/e2e tests/faults
 
 # Stamps live inside the environment, so deleting it deletes them. The dev stamp implies the other.
@@ -37,9 +38,9 @@ demo: $(RUNTIME)  ## hospitals, real daemons, a student and demo-out/report.html
 test: $(DEV)  ## the fast tests
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not docker and not faults and not gpu"
 
-test-slow: $(DEV)  ## the slow ones: long statistics, then federations of real daemons one at a time
+test-slow: $(DEV)  ## the slow ones: long statistics, then federations of real daemons
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "slow and not docker and not faults and not gpu" $(DAEMONS:%=--ignore=%)
-	$(BIN)/python -m pytest -m "slow and not docker and not faults and not gpu" $(DAEMONS)
+	$(BIN)/python -m pytest $(FILE_BY_FILE) -m "slow and not docker and not faults and not gpu" $(DAEMONS)
 
 test-large: $(DEV)  ## BraTS-sized volumes from teacher to student: peak memory of each process, in minutes
 	$(BIN)/python benchmarks/large_volumes.py --out large-out

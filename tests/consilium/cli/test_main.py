@@ -1,23 +1,36 @@
-"""The command line as people meet it, in processes of its own."""
+"""The command line as people meet it: `main` with its arguments, what it prints and how it ends."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import json
 import os
 import subprocess
 import sys
+import traceback
 
 import pytest
 from typer.testing import CliRunner
 
-from common.errors import InvalidInput
-from consilium.cli.main import _GROUPS, app
+from common.errors import ConsiliumError, InvalidInput
+from consilium.cli.main import _GROUPS, app, main
 
 
-def consilium(*arguments, **options):
-    command = [sys.executable, "-c", "from consilium.cli.main import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+def consilium(*arguments):
+    """`consilium ARGUMENTS` in this process, ended as the interpreter would end it."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(sys, "argv", ["consilium", *arguments])
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        except (ConsiliumError, OSError):
+            code = 1
+            traceback.print_exc()
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -138,25 +151,20 @@ def test_verbose_shows_the_traceback(tmp_path):
     ("number", "remedy"),
     [(errno.EACCES, f"user {os.getuid()} runs this"), (errno.ENOSPC, "make room"), (errno.EIO, "--verbose")],
 )
-def test_what_the_system_refuses_is_one_line_with_a_remedy(number, remedy):
+def test_what_the_system_refuses_is_one_line_with_a_remedy(number, remedy, monkeypatch):
     """Without it an administrator whose folder belongs to somebody else met a traceback."""
-    patch = f"""
-import os
-from consilium.cli.main import main
-def refuse(*_, **__):
-    raise OSError({number}, os.strerror({number}), "/srv/x")
-os.mkdir = refuse
-main()
-"""
+
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number), "/srv/x")
+
+    monkeypatch.setattr(os, "mkdir", refuse)
     words = ("study", "init", "/srv/x/y", "--name", "n", "--labels", "a,b", "--grid", "16,16,16", "--queries", "4")
-    command = [sys.executable, "-c", patch, *words, "--quorum", "2"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = consilium(*words, "--quorum", "2")
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1, result.stderr
     assert f"/srv/x: {os.strerror(number)}; to fix: " in result.stderr
     assert remedy in result.stderr
-    shown = subprocess.run([*command, "--verbose"], capture_output=True, text=True, timeout=120, check=False)
-    assert "Traceback" in shown.stderr
+    assert "Traceback" in consilium(*words, "--quorum", "2", "--verbose").stderr
 
 
 def test_the_new_ledger_verifies(study):
@@ -166,6 +174,13 @@ def test_the_new_ledger_verifies(study):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_shell_completion_is_there():
-    result = consilium(env={"_CONSILIUM_COMPLETE": "complete_bash", "COMP_WORDS": "consilium st", "COMP_CWORD": "1"})
+def test_the_installed_command_is_main_and_completes_in_a_shell():
+    program = [sys.executable, "-c", "from consilium.cli.main import main; main()"]
+    asked = {"_CONSILIUM_COMPLETE": "complete_bash", "COMP_WORDS": "consilium st", "COMP_CWORD": "1"}
+    result = subprocess.run(program, env=asked, capture_output=True, text=True, timeout=120, check=False)
     assert "study" in result.stdout
+    refused = subprocess.run(
+        [*program, "study", "show", "/none"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert refused.returncode == 2, refused.stderr
+    assert "Traceback" not in refused.stderr
