@@ -15,7 +15,7 @@ RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo bench test test-slow test-gpu test-large test-sensitivity test-fuzz test-faults test-docker test-parties check docker-image docker-demo docker-down bundle clean
+.PHONY: help venv demo bench test test-slow test-gpu test-large test-sensitivity test-fuzz test-faults test-docker test-parties check docs docker-image docker-demo docker-down bundle clean
 
 help:  ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
@@ -71,6 +71,9 @@ test-docker: $(DEV)  ## the federation in containers, from nothing to a student;
 
 test-parties: $(DEV)  ## what each party runs alone: the offline bundle on two machines, the systemd units; needs root
 	docker/engine.sh run $(BIN)/python -m pytest -m docker tests/parties
+
+docs: $(DEV)  ## the documents as a site in build/docs, readable without a network; a link that leads nowhere fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 docker-image:  ## build the container images
 	docker/image.sh

@@ -1,9 +1,13 @@
-"""The documents say what the code does: every command in the README exists with the options it is given."""
+"""The documents say what the code does: every command in them exists with the options it is given."""
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -11,28 +15,104 @@ import click
 import pytest
 import typer
 
+from common import errors
 from consilium.cli.main import app
-from tests import command_reference, module_table
+from server.dashboard.views import alarms
+from server.dashboard.wording import DECLINED, MISSED
+from tests import command_reference, configuration_reference, module_table
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
+COMMAND = typer.main.get_command(app)
 COMMANDS = re.findall(r"^\$ (consilium .*)$", README, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("line", COMMANDS)
-def test_every_command_in_the_readme_parses(line):
-    command: click.Command = typer.main.get_command(app)
-    words = shlex.split(line)[1:]
+def typed() -> list[str]:
+    """Every command line in a code block of any document, without remarks, redirections and alternatives."""
+    found = set()
+    for path in DOCUMENTS:
+        if path.name != "CHANGELOG.md":
+            text = re.sub(r"\\\n\s*", " ", path.read_text(encoding="utf-8"))
+            for block in re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
+                for line in re.findall(r"^ *(?:\$ )?(consilium [a-z].*)$", block, re.MULTILINE):
+                    found.add(re.sub(r" \| \S+|[\[\]…]", "", re.split(r" {2}| > ", line)[0]).strip())
+    return sorted(found)
+
+
+def named() -> list[str]:
+    """Every command that a document or a message of the program names in running text: `consilium study run`."""
+    sources = (path for top in ("client", "common", "consilium", "server") for path in (ROOT / top).rglob("*.py"))
+    found = set()
+    for path in (*(each for each in DOCUMENTS if each.name != "CHANGELOG.md"), *sources):
+        spans = re.findall(r"`consilium ([a-z][^`\n]*)`", path.read_text(encoding="utf-8"))
+        found |= {" ".join(re.match(r"(?:[a-z-]+ ?){0,3}", span)[0].split()) for span in spans}
+    return sorted(found - {""})
+
+
+def command_of(words: list[str]) -> tuple[click.Command, list[str], click.Context]:
+    """The command that words lead to, and the words that are left; AssertionError where they lead nowhere."""
+    command: click.Command = COMMAND
     context = click.Context(command, info_name="consilium")
-    while isinstance(command, click.Group) and not words[0].startswith("-"):
-        command = command.get_command(context, words.pop(0))
-        assert command is not None, line
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        below = command.get_command(context, words[0])
+        if below is None and command.invoke_without_command:
+            break
+        assert below is not None, f"{command.name} has no {words[0]}"
+        command, words = below, words[1:]
         context = click.Context(command, parent=context)
-    parser = command.make_context(command.name, words, resilient_parsing=True)
-    given = {word for word in words if word.startswith("--")}
-    known = {option for parameter in command.params for option in parameter.opts}
+    return command, words, context
+
+
+@pytest.mark.parametrize("line", typed())
+def test_every_command_line_in_a_document_parses(line):
+    command, words, context = command_of(shlex.split(line)[1:])
+    given = {word.partition("=")[0] for word in words if word.startswith("--")}
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert given <= known, line
-    assert parser is not None
+    assert command.make_context(command.name, words, parent=context.parent, resilient_parsing=True) is not None
+
+
+@pytest.mark.parametrize("words", named())
+def test_every_command_that_a_text_or_a_message_names_exists(words):
+    command_of(words.split())
+
+
+def test_the_runbook_has_every_alarm_every_word_of_refusal_and_every_exit_code_and_no_other():
+    text = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+    tables = [set(re.findall(r"^\| `?([\w-]+)`? \|", part, re.MULTILINE)) for part in text.split("\n## ")[1:]]
+    tree = ast.parse(Path(alarms.__file__).read_text(encoding="utf-8"))
+    raised = set()
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if isinstance(call.func, ast.Name) and call.func.id == "Alarm":
+            raised |= {each.value for each in ast.walk(call.args[0]) if isinstance(each, ast.Constant)} - {True, False}
+    assert tables[0] - {"alarm"} == raised
+    assert tables[1] - {"word"} == set(DECLINED)
+    assert all(f"`{word}`" in text for word in MISSED)
+    codes = {str(kind.exit_code) for kind in vars(errors).values() if hasattr(kind, "exit_code")}
+    assert tables[2] - {"code"} == codes | {"0", "8", "10", "130"}
+
+
+def test_the_configuration_reference_names_every_key_as_it_is_now():
+    assert configuration_reference.DOCUMENT.read_text(encoding="utf-8") == configuration_reference.reference(), (
+        "docs/configuration.md is old: python -m tests.configuration_reference writes it anew"
+    )
+
+
+def test_the_documents_make_a_site_in_which_every_page_has_its_place_and_no_link_leads_nowhere(tmp_path):
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert "http" not in "".join(
+        re.findall(r'<(?:script|link)[^>]*(?:src|href)="(http[^"]*)', (tmp_path / "index.html").read_text())
+    )
 
 
 def test_the_readme_has_its_two_commands_and_says_whom_it_trusts():
