@@ -33,6 +33,7 @@ PACKAGES = ("numpy", "scipy", "torch", "monai", "flwr", "cryptography", "fastapi
 
 PARTS = {
     "core": "benchmarks.core",
+    "ledger": "benchmarks.ledger_scale",
     "sampler": "benchmarks.sampler",
     "sealed": "benchmarks.sealed_sum",
 }

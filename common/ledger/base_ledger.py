@@ -42,14 +42,15 @@ class OpenLedger(ABC, Generic[B]):
         self._chain, self._books = chain, books
         try:
             with chain.snapshot():
+                self._continue()
                 self._catch_up()
-                chain.ledger_id = books.key.ledger_id
+                chain.ledger_id = self._books.key.ledger_id
                 self._check_head()
-            if chain.public_key not in (None, books.key.public_key):
+            if chain.public_key not in (None, self._books.key.public_key):
                 raise InvalidInput(
                     "signing key",
                     value=chain.public_key,
-                    limit=f"the ledger's key, {books.key.public_key}",
+                    limit=f"the ledger's key, {self._books.key.public_key}",
                     remedy="use the key file that belongs to this ledger, or the one it was rotated to",
                 )
         except sqlite3.Error as error:
@@ -120,6 +121,9 @@ class OpenLedger(ABC, Generic[B]):
             f"{this} ends at row {self._books.row_count} and had charged in row {head.seq} before: an older copy was "
             "put in its place"
         )
+
+    def _continue(self) -> None:
+        """Called before the first row is read: where the rows before some row need no replaying."""
 
     @abstractmethod
     def _standing(self) -> KeptStanding:

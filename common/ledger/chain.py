@@ -32,6 +32,7 @@ from common.ledger.rows import (
     SignedHead,
     body_digest,
     check_link,
+    check_own_hash,
     format_time,
     head_message,
     possession_message,
@@ -167,13 +168,15 @@ class Chain:
         except (sqlite3.DatabaseError, UnicodeError) as error:
             raise ledger_error(error, "the ledger file cannot be read") from error
 
-    def forget(self) -> None:
-        """Start reading from the first row again."""
-        self._last = None
+    def forget(self, *, after: Row | None = None) -> None:
+        """Start reading from the first row again, or after this one."""
+        self._last = after
 
-    def all_rows(self) -> Iterator[Row]:
-        """Every row from the first, as stored (not checked)."""
-        for values in self._db.execute("SELECT seq, time_utc, kind, body, prev_hash, hash FROM rows ORDER BY seq"):
+    def all_rows(self, *, but_for: tuple[str, ...] = ()) -> Iterator[Row]:
+        """Every row from the first, as stored (not checked), but for rows of these kinds."""
+        kinds = ", ".join("?" * len(but_for))
+        sql = "SELECT seq, time_utc, kind, body, prev_hash, hash FROM rows"
+        for values in self._db.execute(f"{sql} WHERE kind NOT IN ({kinds}) ORDER BY seq", but_for):
             yield Row(*values)
 
     def rows_between(self, after: int, until: int) -> list[Row]:
@@ -185,9 +188,11 @@ class Chain:
         return [Row(*values) for values in cursor]
 
     def row(self, seq: int) -> Row:
+        """One row; LedgerCorrupt where it is missing, or its hash is not that of its fields."""
         found = self.rows_between(seq - 1, seq)
         if not found:
             raise LedgerCorrupt("row is missing", row=seq)
+        check_own_hash(self.role, found[0])
         return found[0]
 
     def payload(self, query_id: str) -> tuple[int, bytes] | None:

@@ -145,6 +145,12 @@ def check_link(role: str, row: Row, previous: Row | None) -> None:
             raise LedgerCorrupt(f"{name} is not text", row=seq)
     if row.prev_hash != prev:
         raise LedgerCorrupt("the previous hash is not that of the row before", row=seq)
+    check_own_hash(role, row)
+
+
+def check_own_hash(role: str, row: Row) -> None:
+    """LedgerCorrupt unless the hash of ``row`` is that of its own fields."""
+    seq = row.seq
     try:
         check_time(row.time_utc)
         expected = row_hash(

@@ -110,6 +110,21 @@ class Books(RowState):
         self._study_limits: dict[str, Fraction] = {}
         self._undo: list[tuple[dict[Any, Any], Any, Any]] | None = None
         self._before = (0, self.key)
+        self._roster: Roster = ()
+
+    def continue_from(self, seq: int, pools: dict[str, Spend], studies: dict[tuple[str, str], Spend]) -> None:
+        """The totals by row ``seq``, of rows that are not entered one by one: of a checkpoint."""
+        self.row_count, self._spent, self._study_spent = seq, pools, studies
+
+    def take_release(self, release: Release, *, charged: Release) -> None:
+        """A release, and as what it was charged: before its answer, if that has a row of its own."""
+        self._set(self.charges, release.seq, charged)
+        self._set(self.releases, release.query_id, release)
+        self._set(self.draw_rows, (release.query_id, release.draw), release.seq)
+        if release.draw is not None and release.masks is not None:
+            self._set(self.last_draws, release.query_id, release.draw)
+            if release.masks not in self.rosters:
+                self._set(self.rosters, release.masks, release.seq)
 
     # --- totals
 
@@ -329,25 +344,21 @@ class Books(RowState):
                 raise InvalidInput(f"the release passes a limit ({planned.reason}) of pool {planned.pool!r}")
             charge = planned
         self._apply(charge)
+        if record.roster != self._roster:  # mostly the one before: kept once
+            self._roster = record.roster
         release = Release(
             seq=row.seq,
             study_id=record.study_id,
             batch_id=record.batch_id,
             query_id=record.query_id,
             mechanism=mechanism,
-            roster=record.roster,
+            roster=self._roster,
             voters=record.voters,
             draw=record.draw,
             masks=record.masks,
             answer=Answer(row.seq, row.hash, record.answer_sha256) if record.answer_sha256 else None,
         )
-        self._set(self.charges, row.seq, release)
-        self._set(self.releases, record.query_id, release)
-        self._set(self.draw_rows, (record.query_id, record.draw), row.seq)
-        if record.draw is not None and record.masks is not None:
-            self._set(self.last_draws, record.query_id, record.draw)
-            if record.masks not in self.rosters:
-                self._set(self.rosters, record.masks, row.seq)
+        self.take_release(release, charged=release)
 
     def check_release(self, roster: Roster, mechanism: Mechanism, study: StudyTerms) -> None:
         """InvalidInput unless roster, pools and mechanism are what the study and the declarations allow."""

@@ -168,8 +168,14 @@ class AnswersQueries(IssuesReceipts):
         if stored is None or sha256_bytes(stored[1]) != masks:
             raise LedgerCorrupt("the roster of a draw is not the one that was charged", row=releases[0].seq)
         roster = MaskedRoster.from_json(parse_canonical(stored[1]))
-        bodies = (parse_body(self._chain.row(release.seq).body) for release in releases)
-        return Draw(tuple(ReleaseRecord.from_json(body).query for body in bodies), roster)
+        return Draw(tuple(map(self._query, releases)), roster)
+
+    def _query(self, release: Release) -> QuerySpec:
+        """What was asked, as the release's row says."""
+        query = ReleaseRecord.from_json(parse_body(self._chain.row(release.seq).body)).query
+        if query.id != release.query_id:
+            raise LedgerCorrupt("the row is not the one that was charged", row=release.seq)
+        return query
 
     def last_draw(self, query_id: str) -> int:
         """The number of the newest draw of a query, by rows and receipts; 0 for none."""
@@ -210,7 +216,7 @@ class AnswersQueries(IssuesReceipts):
         found, answer = self._chain.payload(query_id), release.answer
         if answer is None or found is None or found[0] != answer.seq or sha256_bytes(found[1]) != answer.sha256:
             raise LedgerCorrupt("the stored answer is not the one that was charged", row=release.seq)
-        query = ReleaseRecord.from_json(parse_body(self._chain.row(release.seq).body)).query
+        query = self._query(release)
         noisy = np.frombuffer(found[1], dtype="<i8").astype(np.int64)
         noisy.flags.writeable = False
         return stored_answer(query, noisy, release)

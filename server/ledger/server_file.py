@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import sqlite3
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from common.canonical import canonical_text
-from common.errors import InvalidInput
+from common.errors import ConsiliumError, InvalidInput
 from common.ledger.base_ledger import OpenLedger
 from common.ledger.chain import Chain
 from common.ledger.charges import NOTHING, ReleaseRecord, Spend
+from common.ledger.checkpoint import CHARGING, CHECKPOINT_ROWS, Checkpoint, checkpoint_path
 from common.ledger.keys import signing_public_key
 from common.ledger.receipts import Receipt, check_arithmetic
 from common.ledger.records import LostRecord, PoolRecord, RecoveredRecord, release_digest
 from common.ledger.rollback_guard import ServerStanding, kept_standing, standing_path
 from common.ledger.server_state import Books
+
+log = logging.getLogger(__name__)
 
 
 class ServerFile(OpenLedger[Books]):
@@ -23,8 +29,46 @@ class ServerFile(OpenLedger[Books]):
     STANDING = ServerStanding
 
     def __init__(self, chain: Chain) -> None:
+        self._standing_due, self._checkpointed = False, 0
         super().__init__(chain, Books())
-        self._standing_due = False
+
+    def close(self) -> None:
+        try:
+            if not self._chain.read_only and sys.exception() is None:
+                self._keep_checkpoint()
+        except (ConsiliumError, OSError, sqlite3.Error) as error:  # the next opening replays more rows, that is all
+            log.warning("event=checkpoint-not-written cause=%s", type(error).__name__)
+        finally:
+            super().close()
+
+    def _continue(self) -> None:
+        """Go on from the checkpoint beside the file; one that does not hold is ignored, and removed by a writer."""
+        path = checkpoint_path(self._chain.path)
+        if not path.exists():
+            return
+        try:
+            found = Checkpoint.load(path)
+            last = self._chain.row(found.head.seq)
+            self._books = found.books(self._chain.row)
+        except (ConsiliumError, OSError, ArithmeticError, LookupError, sqlite3.Error, RecursionError) as error:
+            log.warning("event=checkpoint-ignored cause=%s", type(error).__name__)
+            if not self._chain.read_only:
+                path.unlink(missing_ok=True)
+            return
+        self._checkpointed = last.seq
+        self._chain.forget(after=last)
+
+    def _keep_checkpoint(self) -> None:
+        """Write a checkpoint, if the next opening would have to replay many rows without."""
+        if self._books.row_count - self._checkpointed < CHECKPOINT_ROWS:
+            return
+        with self._chain.snapshot():
+            self._catch_up()
+            head, declared = self._chain.head(), tuple(self._chain.all_rows(but_for=CHARGING))
+        found = Checkpoint.of(self._books, head, declared)
+        if found is not None:
+            found.signed(self._chain.signing_key).save(checkpoint_path(self._chain.path))
+            self._checkpointed = head.seq
 
     def recover(self, receipts: Iterable[Receipt], *, standing: ServerStanding | None = None) -> int:
         """After an old copy was restored: enter as spent every receipted charge this ledger lost; how many there were.

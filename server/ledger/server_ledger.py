@@ -100,8 +100,9 @@ class Ledger(AnswersQueries):
     ) -> Ledger:
         """Open a ledger; without ``signing_key`` it can only be read.
 
-        Replays every row: LedgerCorrupt names the first that breaks the chain or a rule. InvalidInput if the key is not
-        the one that signs this ledger now. Signatures other than the newest, and payloads, are ``verify``'s to check.
+        Replays every row since the checkpoint beside the file, or all: LedgerCorrupt names the first that breaks the
+        chain or a rule. InvalidInput if the key is not the one that signs this ledger now. Rows before a checkpoint,
+        signatures other than the newest, and payloads, are ``verify``'s to check.
         For writing, LedgerCorrupt if the file is older than its standing, unless ``restored`` says that
         :meth:`recover` comes next.
         """
@@ -111,6 +112,7 @@ class Ledger(AnswersQueries):
                 if (problem := ledger.forgotten()) is not None:
                     raise LedgerCorrupt(f"{problem}; to fix: `consilium ledger recover`")
                 ledger._make_good_standing()
+                ledger._keep_checkpoint()
         except BaseException:
             ledger.close()
             raise

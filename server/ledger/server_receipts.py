@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, partial
 from heapq import merge
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 
 from common.canonical import canonical_members, canonical_text
+from common.errors import LedgerCorrupt
 from common.ledger.chain import Chain
 from common.ledger.charges import NOTHING, ReleaseRecord, RosterEntry, Spend, charge_of
 from common.ledger.receipts import Receipt
 from common.ledger.records import LostRecord
-from common.ledger.rows import Link, Position, Row, body_digest
+from common.ledger.rows import Link, Position, Row, body_digest, check_link, check_own_hash
 from common.ledger.server_state import Release
 from common.privacy.mechanism import Mechanism, Protection
 from server.ledger.server_file import ServerFile
@@ -186,6 +187,12 @@ class IssuesReceipts(ServerFile):
         return self._shared[key]
 
     def _written(self, transaction: _Transaction, rows: Sequence[Row]) -> dict[str, str]:
+        head = self._chain.head(transaction.end)
+        check_own_hash("server", rows[0])
+        for before, row in pairwise(rows):
+            check_link("server", row, before)
+        if rows[-1].hash != head.hash:
+            raise LedgerCorrupt("a signed head is not of this row", row=head.seq)
         bodies = {row.seq: row.body for row in rows}
         roster = canonical_text([entry.to_json() for entry in transaction.released[0].roster])
         schema = Receipt.schema_for(transaction.released[0].roster)
@@ -197,7 +204,7 @@ class IssuesReceipts(ServerFile):
         links = [Link(row.time_utc, row.kind, body_digest(row.body)).to_json() for row in rows]
         return {
             "batch": canonical_text(transaction.released[0].batch_id),
-            "head": canonical_text(self._chain.head(transaction.end).to_json()),
+            "head": canonical_text(head.to_json()),
             "links": canonical_text(links),
             "previous": canonical_text(Position(rows[0].seq - 1, rows[0].prev_hash).to_json()),
             "releases": f"[{','.join(releases)}]",

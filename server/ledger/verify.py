@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from common.canonical import sha256_bytes
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
-from common.ledger.keys import public_hex
+from common.ledger.checkpoint import CHARGING, Checkpoint, checkpoint_path
+from common.ledger.keys import public_hex, signing_public_key
 from common.ledger.records import ReceiptRecord
 from common.ledger.rows import ROLES, Row, SignedHead, check_link
 from common.ledger.server_state import Books
@@ -133,7 +134,7 @@ def verify(
         check = _Check(connection, public_key=public_key, server_keys=keys)
         try:
             connection.execute("BEGIN")
-            check.run(witnesses)
+            check.run(witnesses, checkpoint_path(path))
         except LedgerCorrupt as error:
             check.problem(error.row, _without_row(error))
         except (sqlite3.Error, UnicodeError, OverflowError) as error:  # SQLite's own messages may quote damaged bytes
@@ -163,15 +164,19 @@ class _Check:
         self.payloads = self.signatures = self.witnesses = 0
         self.head: SignedHead | None = None
         self._hashes: dict[int, str] = {}
+        self._checkpoint: Checkpoint | None = None
+        self._declared: list[Row] = []
 
     def problem(self, row: int | None, what: str) -> None:
         self.problems.append(Problem(row, what))
 
-    def run(self, witnesses: Sequence[SignedHead]) -> None:
+    def run(self, witnesses: Sequence[SignedHead], checkpoint: Path) -> None:
         self._structure()
         if not self.role:
             return
         self._schema()
+        if self.role == "server" and checkpoint.exists():
+            self._load_checkpoint(checkpoint)
         self._rows()
         self._shares()
         self._payloads()
@@ -242,16 +247,37 @@ class _Check:
             except LedgerCorrupt as error:
                 self.problem(error.row or row.seq, _without_row(error))
                 return
+            if row.kind not in CHARGING:
+                self._declared.append(row)
             self.kinds[row.kind] = self.kinds.get(row.kind, 0) + 1
             self._hashes[row.seq] = row.hash
+            if self._checkpoint is not None and row.seq == self._checkpoint.head.seq:
+                self._check_checkpoint(self._checkpoint)
             previous = row
         if previous is None:
             self.problem(1, "the ledger is empty")
         elif head is not None:
             self.problem(previous.seq + 1, f"rows up to {head[0]} were signed and are missing")
+        elif self._checkpoint is not None and self._checkpoint.head.seq > previous.seq:
+            self.problem(previous.seq + 1, "the checkpoint beside it is of a later row: the ledger's tail was cut off")
         elif self.head is None or self.head.seq != previous.seq:
             since = 1 if self.head is None else self.head.seq + 1
             self.problem(since, "rows after the last signed head: they were not written by the ledger")
+
+    def _load_checkpoint(self, path: Path) -> None:
+        try:
+            self._checkpoint = Checkpoint.load(path)
+        except (InvalidInput, OSError):
+            self.problem(None, "the checkpoint beside the ledger cannot be read")
+
+    def _check_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """That it says what every row before it, replayed, comes to, and that the ledger's key signed it."""
+        seq, key = checkpoint.head.seq, signing_public_key(self.books.key.public_key)
+        assert isinstance(self.books, Books)
+        made = Checkpoint.of(self.books, checkpoint.head, self._declared)
+        found = replace(checkpoint, signature="")
+        if made != found or checkpoint.head.hash != self._hashes[seq] or not checkpoint.is_genuine(key):
+            self.problem(seq, "the checkpoint beside the ledger says something else than its rows")
 
     def _shares(self) -> None:
         """Every draw of a sealed sum: its roster's shares, as the sites draw them, carry what its charge claims."""

@@ -1,0 +1,114 @@
+"""A server's ledger over releases R and sites K: opening by checkpoint and by replay, verifying, a site's receipt.
+
+``python -m benchmarks.ledger_scale R K`` fills a ledger in batches of a thousand and prints one line of JSON. Answers
+have eight coordinates; flushing to disk is switched off while it is filled, which is not measured.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from benchmarks.run import RATIO, Figure, figure, measured_alone
+from common.canonical import sha256_bytes
+from common.config import DataConfig, PrivacyConfig, Study
+from common.ledger.charges import PoolDeclaration, RosterEntry
+from common.ledger.checkpoint import checkpoint_path
+from common.privacy.mechanism import MAX_NOISE_STD, Mechanism, QuerySpec
+from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.verify import verify
+
+BATCH, DIMENSION = 1_000, 8
+
+
+def filled(path: Path, *, releases: int, sites: int) -> Ed25519PrivateKey:
+    """A ledger of so many releases, each with all sites on its roster."""
+    key = Ed25519PrivateKey.generate()
+    study = Study(
+        name="scale",
+        data=DataConfig(labels=("background", "lesion"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
+        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=10, quorum=2),
+    )
+    mechanism = Mechanism(DIMENSION, 1 << 16, 1, Fraction(MAX_NOISE_STD >> 10))
+    roster = tuple(RosterEntry(f"site-{number:04}", f"pool-{number:04}") for number in range(sites))
+    codec, zero, terms = sha256_bytes(b"codec"), np.zeros(DIMENSION, dtype=np.int64), study.privacy
+    with Ledger.create(path, signing_key=key) as ledger:
+        ledger._chain._db.execute("PRAGMA synchronous = OFF")
+        ledger.register_study(study)
+        for entry in roster:
+            ledger.declare_pool(
+                PoolDeclaration(entry.pool, entry.site, terms.budget, terms.accountant, terms.protection)
+            )
+        for first in range(0, releases, BATCH):
+            asked = [
+                Candidate(
+                    QuerySpec(1, codec, (sha256_bytes(b"%d" % number),), 1, "zero", "codec", mechanism), lambda: zero
+                )
+                for number in range(first, min(releases, first + BATCH))
+            ]
+            done = ledger.release_batch(study_id=study.id, batch_id=f"b{first}", roster=roster, candidates=asked)
+            assert not done.refused
+    return key
+
+
+def measured(path: Path, *, releases: int, sites: int) -> dict[str, Any]:
+    key = filled(path, releases=releases, sites=sites)
+
+    def receipt() -> None:
+        with Ledger.open(path, signing_key=key) as ledger:
+            ledger.receipts_due("site-0000", after=ledger.row_count - BATCH)[-1]()
+
+    found: dict[str, Any] = {"ledger_bytes": path.stat().st_size, "file_bytes": checkpoint_path(path).stat().st_size}
+    found["open"] = min(_cpu(lambda: Ledger.open(path).close()) for _ in range(3))
+    found["receipt"] = _cpu(receipt) - found["open"]
+    found["scan"] = min(_cpu(lambda: _scan(path)) for _ in range(3))
+    aside = checkpoint_path(path).rename(path.with_suffix(".aside"))
+    found["replay"] = _cpu(lambda: Ledger.open(path).close())
+    aside.rename(checkpoint_path(path))
+    found["verify"] = _cpu(lambda: verify(path).raise_for_problems())
+    return found
+
+
+def _scan(path: Path) -> None:
+    """What reading the rows costs anyone."""
+    with sqlite3.connect(path) as connection:
+        for _ in connection.execute("SELECT seq, time_utc, kind, body, prev_hash, hash FROM rows"):
+            pass
+
+
+def _cpu(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def figures() -> Iterator[Figure]:
+    """Ten thousand releases at 8 and 64 sites, and a hundred thousand at 64."""
+    for releases, sites in ((10_000, 8), (10_000, 64), (100_000, 64)):
+        found, name = measured_alone("benchmarks.ledger_scale", releases, sites), f"R = {releases:,}, K = {sites}"
+        for what in ("open", "replay", "verify", "receipt"):
+            aim = "at most 2" if what == "open" and releases == 100_000 else ""
+            yield figure(f"{what}, {name}", [found[what]], "s", aim=aim)
+        yield figure(f"bytes a release, {name}", [found["ledger_bytes"] / releases], "B")
+        yield figure(f"bytes of the checkpoint a release, {name}", [found["file_bytes"] / releases], "B")
+        yield Figure(f"open over replay, {name}", round(found["open"] / found["replay"], 4), RATIO, 0.02)
+
+
+def main() -> None:
+    releases, sites = map(int, sys.argv[1:3])
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(measured(Path(folder) / "ledger.sqlite", releases=releases, sites=sites)))
+
+
+if __name__ == "__main__":
+    main()
