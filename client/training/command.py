@@ -186,6 +186,7 @@ def site_tasks(
         trainer=trainer,
         private=private,
         start=start_file(directory),
+        paired=study.codec.paired > 0,
         seed=seed,
         slots_file=None if config is None else slots_file(config),
         withdrawn=() if config is None else withdrawn(config.books_dir, scans_by_patient(dataset)),

@@ -33,6 +33,7 @@ def train_site(
     trainer: str = "standard",
     private: PrivateSettings | None = None,
     start: Path | None = None,
+    paired: bool = False,
     seed: int | None = None,
     run: RunVoters = one_after_another,
     on_progress: OnProgress = lambda voter, step, loss: None,
@@ -53,6 +54,7 @@ def train_site(
             trainer=trainer,
             private=private,
             start=start,
+            paired=paired,
             seed=seed,
         )
         return site_report(run(tasks, on_progress))
@@ -68,16 +70,17 @@ def plan_site(
     trainer: str = "standard",
     private: PrivateSettings | None = None,
     start: Path | None = None,
+    paired: bool = False,
     seed: int | None = None,
     slots_file: Path | None = None,
     withdrawn: Collection[str] = (),
 ) -> tuple[VoterTask, ...]:
     """Deal the patients (or read how they were dealt) and say what each voter is trained on; opens no scan.
 
-    ``start``: public weights to begin from, for every trainer. ``seed`` decides the deal and the trainings, of
-    synthetic data alone. ``slots_file``: where the pool keeps how its patients are dealt to this many voters,
-    ``slots.json`` beside the teachers unless given; ``withdrawn``: patients who left the pool, whom no deal takes in
-    any more. The caller holds the locks (:func:`client.training.lock.writing`) of both places.
+    ``start``: public weights to begin from, for every trainer, of ``paired`` public cases or not. ``seed`` decides the
+    deal and the trainings, of synthetic data alone. ``slots_file``: where the pool keeps how its patients are dealt to
+    this many voters, ``slots.json`` beside the teachers unless given; ``withdrawn``: patients who left the pool, whom
+    no deal takes in any more. The caller holds the locks (:func:`client.training.lock.writing`) of both places.
     Raises InvalidInput for a dataset of other labels or channels, an unknown trainer, a start that is not this
     network's weights, a seed for patients, fewer patients than voters, and a scan that its table gives to another
     patient than before: all of it is decided by what a person wrote, none of it by what a scan holds.
@@ -103,6 +106,7 @@ def plan_site(
             deal=digest("deal", {"key": slots.key}),
             private=private,
             start=start,
+            paired=paired,
         )
         tasks.append(task)
     return tuple(tasks)

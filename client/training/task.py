@@ -35,6 +35,8 @@ class VoterTask:
     ``patients`` are (name, ids of the scans) in slot order; ``cases`` and ``known`` (what the index says is wrong with
     a scan) are of these scans alone. ``deal`` names the dealing of patients to voters; ``private`` is what a private
     trainer may spend; ``start`` is a file of public weights that training begins from, None for random ones.
+    ``paired``: the start learnt from public cases with their labels, so it knows more than few patients can teach, and
+    the teacher stays near it (:func:`~client.training.standard.near`).
     """
 
     voter: int
@@ -49,6 +51,7 @@ class VoterTask:
     deal: str
     private: PrivateSettings | None = None
     start: Path | None = None
+    paired: bool = False
 
     @property
     def steps(self) -> int:

@@ -24,7 +24,7 @@ import torch
 from client.training.base import Part, Trained, Trainer
 from client.training.private.settings import STRATEGIES
 from client.training.private.trainer import private_trainer
-from client.training.standard import StandardTrainer
+from client.training.standard import NEAR, StandardTrainer, near
 from client.training.task import TRAIN_SCHEMA, VoterOutcome, VoterReport, VoterTask
 from common.canonical import digest, sha256_file
 from common.config import TrainingConfig
@@ -35,7 +35,7 @@ from common.data.volume_cache import DEFAULT_BUDGET_BYTES, VolumeCache, read, to
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, mean_present
 from common.models.fit import OnStep, predict
-from common.models.unet import save_weights, tensors_to_bytes
+from common.models.unet import build_unet, load_weights, save_weights, tensors_to_bytes
 from common.objects import write_atomically
 from common.privacy.training import Neighbours, TrainingEvent, guarantee_of
 
@@ -90,6 +90,8 @@ def _train_voter(task: VoterTask, cache: VolumeCache, *, on_step: OnStep) -> Vot
             if task.private is not None:
                 raise
             report = dataclasses.replace(report, problem=str(error))
+    if result is not None and task.paired and task.start is not None and task.private is None:
+        _keep_near(task.start, result.model, task, list(chain(*held_out)))
     if result is None:
         (task.directory / "weights.pt").unlink(missing_ok=True)
     else:
@@ -112,6 +114,22 @@ def _saved(report: VoterReport, result: Trained, task: VoterTask, held_out: list
         seconds=round(result.seconds, 3),
         guarantees=_guarantees(task, result.event),
     )
+
+
+def _keep_near(start: Path, model: torch.nn.Module, task: VoterTask, held_out: list[_Example]) -> None:
+    """Keep a teacher near its paired start, and at it where the voter's own held-out patients say it knew more.
+
+    The choice is the voter's, of its own patients: what it then sends is clipped like any code, so one patient still
+    changes one voter's vector by 2C at most.
+    """
+    begun = build_unet(task.recipe.channels, in_channels=len(task.data.channels), out_channels=len(task.data.labels))
+    load_weights(start, begun)
+    begun.to(next(model.parameters()).device)
+    near(begun.state_dict(), model)
+    known = [_dice(each, held_out, recipe=task.recipe, classes=len(task.data.labels)) for each in (begun, model)]
+    old, new = (mean_present(math.nan if dice is None else dice for dice in each) for each in known)
+    if old > new:  # never where nothing was held out: nan is not above nan
+        model.load_state_dict(begun.state_dict())
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +200,8 @@ def _identity(task: VoterTask, training: list[_Example], held_out: list[_Example
     if task.private is not None:
         return digest("voter-training", {"data": repr(task.data), "private": private_trainer(task).identity})
     begun = {} if task.start is None else {"start": sha256_file(task.start)}
+    if task.paired:
+        begun["near"] = str(NEAR)
     return digest(
         "voter-training",
         {

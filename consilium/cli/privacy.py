@@ -73,6 +73,7 @@ def plan_command(
     label_maps: Annotated[
         Path | None, typer.Option(help="Folder of public label maps: what they let a joint query gain on this task.")
     ] = None,
+    paired: Annotated[int, typer.Option(help="Public cases with their labels; of a study file its own.", min=0)] = 0,
     chart: Annotated[Path | None, typer.Option(help="Write a chart to this PNG, SVG or PDF file.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -113,10 +114,11 @@ def plan_command(
     shapes = None if label_maps is None else read_shapes(label_maps)
     if chart is not None:
         write_chart(result, chart)
-    _print(result, patients=patients, shapes=shapes, as_json=as_json)
+    pairs = paired if study is None else load_study(study).codec.paired
+    _print(result, patients=patients, shapes=shapes, paired=pairs, as_json=as_json)
 
 
-def _print(result: Plan, *, patients: int | None, shapes: PublicShapes | None, as_json: bool) -> None:
+def _print(result: Plan, *, patients: int | None, shapes: PublicShapes | None, paired: int, as_json: bool) -> None:
     from rich.console import Console
 
     from consilium.reports.plan_report import delta_warning, plan_table
@@ -130,6 +132,7 @@ def _print(result: Plan, *, patients: int | None, shapes: PublicShapes | None, a
         patients=patients,
         colluders=result.mechanism.colluders,
         shapes=shapes,
+        paired=paired,
     )
     if as_json:
         recommended = {

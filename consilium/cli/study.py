@@ -386,7 +386,7 @@ def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -
         "colluders": privacy.colluders if privacy.sealed else None,
     }
     try:
-        advised = recommend(**terms)
+        advised = recommend(**terms, paired=study.codec.paired)
         if study.codec.joint:
             typer.echo(f"plan: {advised.summary}")
             return

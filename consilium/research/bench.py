@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 
+from client.training.standard import NEAR, near
 from common.canonical import digest
 from common.codecs import fit_codec
 from common.codecs.pca import PcaCodec
@@ -166,6 +167,7 @@ class Bench:
                 part = site[np.arange(voter, len(site), self.setting.voters)]
                 seed = 1000 * hospital + voter
                 parts = [repr(self.setting.teacher), array_hash(part.images, part.labels), seed, weights or "random"]
+                parts += [NEAR] if self.paired is not None and start is not None else []
                 path = self.kept.file("teacher", parts, ".pt")
                 make = partial(self._teacher, part, start, seed=seed)
                 models.append(self.kept.network(path, self.empty(self.setting.teacher), make))
@@ -177,6 +179,8 @@ class Bench:
             model.load_state_dict(start.model.state_dict())
         targets = np.stack([one_hot(label, self.classes) for label in part.labels])
         fit(model, part.images, targets, self.setting.teacher, seed=seed)
+        if start is not None and self.paired is not None:
+            near(start.model.state_dict(), model)
         return model
 
     def codes(self, teachers: list[torch.nn.Module], *, temperature: float | None = None) -> Float[np.ndarray, "k n l"]:

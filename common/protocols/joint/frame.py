@@ -135,6 +135,10 @@ class Frame:
         where offsets are the Gaussians that the frame expects."""
         return float((seen.value**2 / (self.variances[self._asked] + seen.variance)).sum())
 
+    def silence(self, seen: Observation) -> float:
+        """:meth:`surprise` in the mean where there are no offsets at all: what the noise alone makes."""
+        return float((seen.variance / (self.variances[self._asked] + seen.variance)).sum())
+
     def after(self, seen: Observation, *, noise_std: float, radius: float) -> Frame:
         """The frame of the next round: centred on what is believed now, the radius spread over what is still open.
 

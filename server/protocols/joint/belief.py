@@ -21,9 +21,28 @@ from server.study.workspace import Public
 
 
 def believed(public: Public, answers: Sequence[Answer]) -> tuple[Float[np.ndarray, "n l"], Float[np.ndarray, "n l"]]:
-    """The volumes' codes by the public start, and after these answers. Every later frame holds the answers before."""
+    """The volumes' codes by the public start, and after these answers. Every later frame holds the answers before.
+
+    Beside paired cases voters stay near what the start knows, and there may be nothing to hear: then what was heard is
+    scaled by :func:`heard`, so that silence moves no label.
+    """
     first, last = (frame_of(public, answer) for answer in (answers[0], answers[-1]))
-    return np.array(first.centre), last.estimate(observation(answers[-1], last))
+    begun, codes = np.array(first.centre), last.estimate(observation(answers[-1], last))
+    return begun, begun + heard(public, answers) * (codes - begun) if public.study.codec.paired else codes
+
+
+def heard(public: Public, answers: Sequence[Answer]) -> float:
+    """How large the offsets are beside what frames expect, 0 to 1: from how far the answers go beyond their noise.
+
+    Unbiased before it is cut to 0 and 1: an answer's squares are in the mean those of the noise and of the offsets.
+    """
+    loud = quiet = dimension = 0.0
+    for answer in answers:
+        frame = frame_of(public, answer)
+        seen = observation(answer, frame)
+        loud, quiet = loud + frame.surprise(seen), quiet + frame.silence(seen)
+        dimension += frame.dimension
+    return min(1.0, max(0.0, (loud - quiet) / (dimension - quiet)))
 
 
 def drawn_codes(public: Public, answers: Sequence[Answer], *, count: int) -> Iterator[Float[np.ndarray, "n l"]]:

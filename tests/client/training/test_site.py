@@ -20,7 +20,7 @@ from client.training import voter as voter_training
 from client.training.base import Trained
 from client.training.private.settings import STRATEGIES
 from client.training.site import plan_site, train_site
-from client.training.standard import StandardTrainer
+from client.training.standard import NEAR, StandardTrainer
 from client.training.task import SiteReport, held_out_count, voter_directory
 from client.training.voter import TRAINERS
 from common.canonical import sha256_file
@@ -75,6 +75,24 @@ def test_teachers_begin_from_the_public_start_they_are_given(dataset: Dataset, t
             assert np.allclose(seen, predict(start, image), atol=1e-3) == same
     again = train_site(dataset, teachers=tmp_path / "random", start=tmp_path / "start.pt", **given)
     assert not any(voter.reused for voter in again.voters)  # another start is another training
+
+
+def test_a_teacher_of_a_paired_start_goes_a_part_of_the_way_and_stays_where_held_out_patients_say_so(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = build_unet(RECIPE.channels, in_channels=1, out_channels=3, seed=77)
+    save_weights(tmp_path / "start.pt", start)
+    given = {"data": DATA, "recipe": RECIPE, "voters": 1, "seed": 3, "start": tmp_path / "start.pt"}
+    train_site(dataset, teachers=tmp_path / "free", **given)
+    scores = iter([(0.4, 0.4), (0.5, 0.5), (0.5, 0.5), (0.6, 0.6), (0.5, 0.5), (0.5, 0.5)])
+    monkeypatch.setattr(voter_training, "_dice", lambda *_args, **_given: next(scores))
+    train_site(dataset, teachers=tmp_path / "near", paired=True, **given)
+    train_site(dataset, teachers=tmp_path / "kept", paired=True, **given)
+    begun = start.state_dict()
+    free, close, kept = (torch.load(tmp_path / name / "voter-000" / "weights.pt") for name in ("free", "near", "kept"))
+    for name, weights in begun.items():
+        torch.testing.assert_close(close[name], weights + NEAR * (free[name] - weights))
+        torch.testing.assert_close(kept[name], weights)
 
 
 def test_what_training_leaves_is_for_the_site_s_user_alone(dataset: Dataset, tmp_path: Path) -> None:

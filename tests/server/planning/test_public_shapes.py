@@ -82,6 +82,14 @@ def test_nothing_is_advised_where_tumours_got_worse() -> None:
     assert "no fixed place" in advised(PublicShapes(0.8, 0.04), 4, 12, Unit.PATIENT, 8.0, 1e-5).summary
 
 
+def test_beside_public_pairs_it_is_said_beforehand_that_there_is_nothing_to_gain() -> None:
+    terms = {"accountant": AccountantName.EXACT, "protection": Protection(Unit.PATIENT, Relation.REPLACE_ONE)}
+    found = recommend(budget=Budget(8.0, 1e-5), hospitals=4, patients=9, paired=8, **terms)
+    assert not found.worth_asking
+    assert "8 public pairs" in found.summary
+    assert "do not spend" in found.summary
+
+
 def test_without_label_maps_the_advice_names_the_task_it_stands_on() -> None:
     summary = advised(None, 8, 15, Unit.PATIENT, 8.0, 1e-5).summary
     assert "hippocampus" in summary

@@ -19,10 +19,11 @@ from common.errors import InvalidInput
 from common.models.fit import predict
 from common.models.unet import build_unet, save_weights
 from common.objects import ObjectStore
+from common.protocols.joint.frame import plan_frame
 from consilium.cli.study import study_app
 from server.protocols.base import FitFiles, Lesson
 from server.protocols.controls import CONTROLS
-from server.protocols.joint import prepare, protocol
+from server.protocols.joint import belief, prepare, protocol
 from server.protocols.joint import student as joint
 from server.protocols.joint.student import TEMPERATURE, Start, moved, public_start, refine, refine_paired
 from server.protocols.paired import Paired, read_paired
@@ -169,7 +170,7 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
     public = Public(study, CodecRecord("a" * 64, 4), ("v1", "v2"), ObjectStore(tmp_path), tmp_path)
     save_weights(tmp_path / START_FILE, build_unet(study.student.channels, in_channels=1, out_channels=2))
     round_ = SimpleNamespace(query=SimpleNamespace(id="q", volumes=("v1", "v2")), noisy_sum=np.zeros(4, dtype=np.int64))
-    monkeypatch.setattr(protocol, "_rounds", lambda *_: (round_,))
+    monkeypatch.setattr(protocol, "rounds_of", lambda *_: (round_,))
     monkeypatch.setattr(protocol, "believed", lambda *_: (np.zeros((2, 4)), np.ones((2, 4))))
     monkeypatch.setattr(protocol, "codec_of", lambda _public: None)
     trained: list[tuple[str, object]] = []
@@ -199,3 +200,26 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
     with pytest.raises(InterruptedError):
         prepare.prepare(replace(public, volumes=(volume,)), codec, sites=2)
     assert told == [paired]
+
+
+@pytest.mark.parametrize(("size", "least", "most"), [(0.0, 0.0, 0.15), (1.0, 0.8, 1.0)])
+def test_beside_pairs_silence_moves_no_label(monkeypatch: pytest.MonkeyPatch, size: float, least: float, most: float):
+    frame = plan_frame(
+        kernel=np.diag(1.0 / np.arange(1, 61)),
+        centre=np.zeros((3, 20)),
+        variances=np.ones(20),
+        residual=0.5,
+        temperature=1.0,
+        noise_std=0.1,
+        radius=1.0,
+        codec="a" * 64,
+    )
+    rng, asked = np.random.default_rng(0), np.count_nonzero(frame.weights)
+    shares = []
+    for _ in range(40):
+        truth = size * np.sqrt(frame.variances[:asked]) * rng.normal(size=asked) * frame.weights[:asked]
+        seen = frame.read(truth + rng.normal(0, 0.1, asked), noise_std=0.1)
+        monkeypatch.setattr(belief, "frame_of", lambda *_: frame)
+        monkeypatch.setattr(belief, "observation", lambda *_, seen=seen: seen)
+        shares.append(belief.heard(SimpleNamespace(), [SimpleNamespace()]))
+    assert least <= np.mean(shares) <= most
