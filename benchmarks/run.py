@@ -36,6 +36,10 @@ PARTS = {
     "ledger": "benchmarks.ledger_scale",
     "sampler": "benchmarks.sampler",
     "sealed": "benchmarks.sealed_sum",
+    "training": "benchmarks.training",
+    "kernel": "benchmarks.kernel",
+    "demo": "benchmarks.demo",
+    "cli": "benchmarks.cli",
 }
 """Name → the module that measures it. Each is imported alone, so that none pays for another's imports."""
 

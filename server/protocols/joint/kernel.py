@@ -31,7 +31,8 @@ MAX_WEIGHTS = 1 << 15
 
 _DRAW = 0
 
-_ROWS_AT_ONCE = 16
+ROWS_AT_ONCE = 16
+"""More of them need more memory and are no faster."""
 
 Convolution: TypeAlias = torch.nn.Conv3d | torch.nn.ConvTranspose3d
 
@@ -65,7 +66,7 @@ def tangent_kernel(
     for done, image in enumerate(images, start=1):
         volume = torch.tensor(image, dtype=torch.float32, device=device)
         slopes = _slopes(model, volume, codec, size=size, temperature=temperature)
-        for part in slopes.split(_ROWS_AT_ONCE):
+        for part in slopes.split(ROWS_AT_ONCE):
             rows = weight_gradients(model, volume, part)
             jacobian[row : row + len(part)] = torch.cat([rows[weight] for weight in weights], dim=1)[:, picks].cpu()
             row += len(part)

@@ -5,16 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from monai.transforms import (
-    Compose,
-    RandAdjustContrastd,
-    RandAffined,
-    RandGaussianNoised,
-    RandScaleIntensityd,
-    RandShiftIntensityd,
-)
 
 from common.models.augmentation import augmentation
+from tests.common.models.monai_augmentation import monais
 
 
 def balls() -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,28 +17,6 @@ def balls() -> tuple[torch.Tensor, torch.Tensor]:
     noise = np.random.default_rng(0).normal(0, 0.5, labels.shape)
     image = torch.tensor(np.choose(labels, [0, 3, -3]) + noise, dtype=torch.float32)[None]
     return image, torch.nn.functional.one_hot(torch.tensor(labels), 3).movedim(-1, 0).float()
-
-
-def monais(grid: tuple[int, ...]) -> Compose:
-    """The transforms that ``smooth`` stands for."""
-    return Compose(
-        [
-            RandAffined(
-                keys=["image", "target"],
-                prob=0.9,
-                rotate_range=(0.25,) * 3,
-                shear_range=(0.08,) * 6,
-                translate_range=[n / 12 for n in grid],
-                scale_range=(0.15,) * 3,
-                mode="bilinear",
-                padding_mode="border",
-            ),
-            RandAdjustContrastd(keys=["image"], prob=0.5, gamma=(0.7, 1.5)),
-            RandScaleIntensityd(keys=["image"], prob=1.0, factors=0.2),
-            RandShiftIntensityd(keys=["image"], prob=1.0, offsets=0.2),
-            RandGaussianNoised(keys=["image"], prob=0.5, std=0.15),
-        ]
-    )
 
 
 @pytest.mark.parametrize("grid", [(16, 16, 16), (12, 20, 10)])

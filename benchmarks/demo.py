@@ -1,0 +1,78 @@
+"""`consilium demo` from nothing to its report: wall by stage, processor seconds by kind of process. Linux."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.run import Figure
+
+LOOK_S = 0.2
+KINDS = {
+    "spawn_main": "training",
+    "client.operations.serve": "workers",
+    "client.app": "launchers",
+    "flower-supernode": "SuperNodes",
+    "operations.superlink": "SuperLink",
+    "superexec": "SuperExec",
+    "flwr": "Flower's commands",
+    "aggregation.core": "core",
+    "gateway": "gateway",
+    "fleet": "fleet routes",
+    "dashboard": "dashboard",
+    "demo": "the demo itself",
+}
+"""A word of the command line → what the process is; the first that fits."""
+
+
+def figures() -> Iterator[Figure]:
+    with tempfile.TemporaryDirectory(prefix="demo-") as folder:
+        program = "from consilium.cli.main import main; main()"
+        started = time.monotonic()
+        command = [sys.executable, "-P", "-c", program, "demo", "--out", f"{folder}/out"]
+        demo = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        seconds: dict[int, tuple[str, float]] = {}
+        while demo.poll() is None:
+            seconds |= _family(demo.pid)
+            time.sleep(LOOK_S)
+        if demo.returncode:
+            raise SystemExit(f"the demo ended with status {demo.returncode}")
+        yield Figure("wall", round(time.monotonic() - started, 1), "s", aim="≤ 75 s on two quiet cores")
+        for stage, took in json.loads(Path(folder, "out", "seconds.json").read_text()).items():
+            yield Figure(f"wall of {stage}", round(took, 1), "s")
+    total: Counter[str] = Counter()
+    for words, took in seconds.values():
+        total[next((kind for word, kind in KINDS.items() if word in words), "others")] += took
+    yield Figure("processor", round(total.total(), 1), "s")
+    for kind, took in total.most_common():
+        yield Figure(f"processor of {kind}", round(took, 1), "s")
+
+
+def _family(root: int) -> dict[int, tuple[str, float]]:
+    """Command line and processor seconds so far of a process and all below it."""
+    parents: dict[int, int] = {}
+    seen: dict[int, tuple[str, float]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            words = (entry / "cmdline").read_text().replace("\0", " ")
+        except OSError:  # it has just ended
+            continue
+        parents[int(entry.name)] = int(fields[1])
+        seen[int(entry.name)] = words, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    found, wanted = {}, [root]
+    while wanted:
+        pid = wanted.pop()
+        if pid in seen:
+            found[pid] = seen[pid]
+        wanted += [child for child, parent in parents.items() if parent == pid]
+    return found

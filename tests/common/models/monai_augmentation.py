@@ -1,0 +1,34 @@
+"""MONAI's transforms that the augmentation ``smooth`` stands for."""
+
+from __future__ import annotations
+
+from monai.transforms import (
+    Compose,
+    RandAdjustContrastd,
+    RandAffined,
+    RandGaussianNoised,
+    RandScaleIntensityd,
+    RandShiftIntensityd,
+)
+
+
+def monais(grid: tuple[int, ...]) -> Compose:
+    """The transforms that ``smooth`` stands for."""
+    return Compose(
+        [
+            RandAffined(
+                keys=["image", "target"],
+                prob=0.9,
+                rotate_range=(0.25,) * 3,
+                shear_range=(0.08,) * 6,
+                translate_range=[n / 12 for n in grid],
+                scale_range=(0.15,) * 3,
+                mode="bilinear",
+                padding_mode="border",
+            ),
+            RandAdjustContrastd(keys=["image"], prob=0.5, gamma=(0.7, 1.5)),
+            RandScaleIntensityd(keys=["image"], prob=1.0, factors=0.2),
+            RandShiftIntensityd(keys=["image"], prob=1.0, offsets=0.2),
+            RandGaussianNoised(keys=["image"], prob=0.5, std=0.15),
+        ]
+    )
