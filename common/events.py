@@ -94,13 +94,36 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     with path.open("rb") as stream:
-        for line in stream:
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict) and record.get("schema") == EVENT_SCHEMA:
-                yield record
+        yield from (record for line in stream if (record := _event(line)) is not None)
+
+
+class EventTail:
+    """The events appended to a file, each read once: from its beginning, or from where it ends now."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Whole events since the last call; a line without its end is left for the next."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as stream:
+            stream.seek(self._offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                if (record := _event(line)) is not None:
+                    yield record
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and record.get("schema") == EVENT_SCHEMA else None
 
 
 def _end_torn_line(path: Path) -> None:

@@ -5,12 +5,16 @@ An :class:`Offer` names the queries of a batch in full, so that a site decides f
 queries' codes; a :class:`CodesReply` carries sealed codes; :class:`Receipts` bring a site its signed receipts.
 :class:`Several` carries some of these, or the replies to them, in one message, because each takes a way through queues
 that are polled. Refuses anything that is not canonical, misses a field, has an unknown one or one out of bounds.
+
+A message is one line of canonical JSON. Sealed codes and receipts that are long follow it as raw bytes, of which the
+line says the lengths: schema 4. All other messages are of schema 3, where everything is in the line, and long ones of
+schema 3 are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from common.canonical import canonical_bytes, check_schema, parse_canonical
@@ -22,6 +26,10 @@ from common.peers import Peer
 from common.privacy.mechanism import QuerySpec
 
 MESSAGE_SCHEMA = 3
+FRAMED_SCHEMA = 4
+"""Of a message that is followed by bytes."""
+LONG = 64 << 10
+"""Bytes of codes or receipts from which on they follow the line."""
 
 MAX_ATTEMPT = 1_000_000
 MAX_DEADLINE_S = 604_800
@@ -241,42 +249,104 @@ AnyMessage = Part | Several
 
 def encode(message: AnyMessage) -> bytes:
     """The canonical bytes of a message."""
+    follows: list[bytes] = []
     if isinstance(message, Several):
-        body: dict[str, object] = {"kind": "several", "parts": [_written(part) for part in message.parts]}
+        body: dict[str, object] = {"kind": "several", "parts": [_written(part, follows) for part in message.parts]}
     else:
-        body = _written(message)
-    return canonical_bytes({**body, "schema": MESSAGE_SCHEMA})
+        body = _written(message, follows)
+    if not follows:
+        return canonical_bytes({**body, "schema": MESSAGE_SCHEMA})
+    return b"".join((canonical_bytes({**body, "schema": FRAMED_SCHEMA}), b"\n", *follows))
 
 
 def decode(data: bytes) -> AnyMessage:
-    """Read a message; :class:`InvalidInput` for anything that :func:`encode` would not have written."""
-    if len(data) > MAX_MESSAGE_BYTES or not data.isascii():
-        raise InvalidInput("message", value=f"{len(data)} bytes", limit=f"ASCII, at most {MAX_MESSAGE_BYTES} bytes")
-    if data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_MESSAGE_VALUES:
+    """Read a message; :class:`InvalidInput` for anything that :func:`encode`, or an earlier one, would not have
+    written."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise InvalidInput("message", value=f"{len(data)} bytes", limit=f"at most {MAX_MESSAGE_BYTES} bytes")
+    end = data.find(b"\n")
+    line = data if end < 0 else data[:end]
+    if not line.isascii():
+        raise InvalidInput("message", limit="a line of ASCII")
+    if line.count(b",") + line.count(b"[") + line.count(b"{") > MAX_MESSAGE_VALUES:
         raise InvalidInput("values in a message", limit=f"at most {MAX_MESSAGE_VALUES}")
-    document = parse_canonical(data)
+    document = parse_canonical(line)
     if not isinstance(document, dict):
         raise InvalidInput("message", value=type(document).__name__, limit="a mapping")
-    check_schema("message", document.pop("schema", None), known=MESSAGE_SCHEMA)
-    return _several(document) if document.get("kind") == "several" else _part(document)
+    check_schema("message", document.pop("schema", None), known=MESSAGE_SCHEMA if end < 0 else FRAMED_SCHEMA)
+    follows = None if end < 0 else _Following(data, end + 1)
+    read = _several(document, follows) if document.get("kind") == "several" else _part(document, follows)
+    if follows is not None and (follows.at != len(data) or not follows.taken):
+        raise InvalidInput("bytes of a message", limit="as many as its line says")
+    return read
 
 
-def _written(part: Part) -> dict[str, object]:
-    return {"kind": _NAMES[type(part)], **part.to_json()}
+def _written(part: Part, follows: list[bytes]) -> dict[str, object]:
+    """A part as it stands in the line; what goes after it is added to ``follows``."""
+    kind = _NAMES[type(part)]
+    if isinstance(part, CodesReply) and sum(len(sealed) for _, sealed in part.codes) >= LONG:
+        follows += [sealed for _, sealed in part.codes]
+        codes = [[query, len(sealed)] for query, sealed in part.codes]
+        return {"kind": kind, **replace(part, codes=()).to_json(), "codes": codes}
+    if isinstance(part, Receipts) and sum(map(len, part.receipts)) >= LONG:
+        texts = [text.encode() for text in part.receipts]
+        follows += texts
+        return {"kind": kind, **replace(part, receipts=()).to_json(), "receipts": [len(text) for text in texts]}
+    return {"kind": kind, **part.to_json()}
 
 
-def _several(document: dict[str, Any]) -> Several:
+@dataclass(slots=True)
+class _Following:
+    """The bytes after a message's line, taken one after another."""
+
+    data: bytes
+    at: int
+    taken: bool = False
+
+    def take(self, length: object) -> bytes:
+        if type(length) is not int or not 0 <= length <= len(self.data) - self.at:
+            raise InvalidInput("bytes of a message", limit="as many as its line says")
+        self.at, self.taken = self.at + length, True
+        return self.data[self.at - length : self.at]
+
+
+def _codes_reply(document: dict[str, Any], follows: _Following) -> CodesReply:
+    """A reply whose line has the lengths of its codes; all else is checked as ever."""
+    codes = document.get("codes")
+    if not isinstance(codes, list) or not all(isinstance(one, list) and len(one) == 2 for one in codes):
+        raise InvalidInput("codes of a reply", limit="queries with the lengths of their codes")
+    reply = CodesReply.from_json({**document, "codes": [[query, ""] for query, _ in codes]})
+    return replace(reply, codes=tuple((query, follows.take(length)) for query, length in codes))
+
+
+def _receipts(document: dict[str, Any], follows: _Following) -> Receipts:
+    """Receipts whose line has their lengths."""
+    lengths = document.get("receipts")
+    if not isinstance(lengths, list) or len(lengths) > MAX_RECEIPTS:
+        raise InvalidInput("receipts of a message", limit=f"the lengths of at most {MAX_RECEIPTS}")
+    taken = [follows.take(length) for length in lengths]
+    if not all(one.isascii() for one in taken):
+        raise InvalidInput("receipts of a message", limit="ASCII")
+    return Receipts.from_json({**document, "receipts": [one.decode() for one in taken]})
+
+
+def _several(document: dict[str, Any], follows: _Following | None) -> Several:
     parts = document.get("parts")
     if document.keys() != {"kind", "parts"} or not isinstance(parts, list) or len(parts) > len(_KINDS):
         raise InvalidInput("parts of a message", limit="a list of messages, one of each kind at most")
     kinds = [part.get("kind") if isinstance(part, dict) else None for part in parts]
     if not all(isinstance(kind, str) for kind in kinds) or len(set(kinds)) != len(kinds):
         raise InvalidInput("parts of a message", value=kinds, limit="one of each kind at most")
-    return Several(tuple(map(_part, parts)))
+    return Several(tuple(_part(part, follows) for part in parts))
 
 
-def _part(document: dict[str, Any]) -> Part:
+def _part(document: dict[str, Any], follows: _Following | None) -> Part:
     kind = document.pop("kind", None)
     if not isinstance(kind, str) or kind not in _KINDS:
         raise InvalidInput("message kind", limit=", ".join(sorted(_KINDS)))
+    if follows is not None and kind in _FRAMED:
+        return _FRAMED[kind](document, follows)
     return _KINDS[kind].from_json(document)
+
+
+_FRAMED: dict[str, Callable[[dict[str, Any], _Following], Part]] = {"codes-reply": _codes_reply, "receipts": _receipts}

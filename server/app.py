@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -20,6 +21,9 @@ from server.aggregation.relay import FOLDER, Frame, Kind, connect, lifeline, pac
 
 CORE_PATIENCE_S = 60.0
 """How long the core is waited for: its supervisor may be starting it again."""
+
+PULLED_AT_ONCE = 64
+"""Sites whose replies are in this process's memory at one time."""
 
 app = ServerApp()
 
@@ -50,15 +54,20 @@ def relay(core: socket.socket, grid: Grid) -> int:
                 bodies = {}
                 send(core, Frame(Kind.DONE))
             case Kind.PULL:
-                for message in grid.pull_messages(list(nodes)):
-                    node_id = nodes.pop(message.metadata.reply_to_message_id, None)
-                    if node_id is not None:
-                        send(core, _reply(node_id, message))
+                for some in _by(PULLED_AT_ONCE, list(nodes)):
+                    for message in grid.pull_messages(some):
+                        node_id = nodes.pop(message.metadata.reply_to_message_id, None)
+                        if node_id is not None:
+                            send(core, _reply(node_id, message))
                 send(core, Frame(Kind.DONE))
             case Kind.END:
                 return asked.number
             case _:
                 raise InvalidInput("question of the core", value=asked.kind)
+
+
+def _by(size: int, items: list[str]) -> Iterator[list[str]]:
+    return (items[at : at + size] for at in range(0, len(items), size))
 
 
 def _push(grid: Grid, bodies: dict[int, bytes], *, ttl_s: float) -> dict[str, int]:

@@ -19,7 +19,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 from common.errors import ConsiliumError, InvalidInput
@@ -63,27 +63,35 @@ class RelayTransport:
         with _relay_needed():
             for node_id, body in bodies.items():
                 send(self._connection, Frame(Kind.BODY, node_id, body))
-            self._ask(Frame(Kind.PUSH, round((timeout_s + TTL_MARGIN_S) * 1000)), nodes=frozenset())
+            send(self._connection, Frame(Kind.PUSH, round((timeout_s + TTL_MARGIN_S) * 1000)))
+            if (answer := receive(self._connection)).kind is not Kind.DONE:
+                raise InvalidInput("answer of the relay", value=answer.kind, limit="done")
         waiting = set(bodies)
         while waiting and time.monotonic() < until:
-            with _relay_needed():
-                replies = self._ask(Frame(Kind.PULL), nodes=frozenset(waiting))
-            waiting -= {reply.node_id for reply in replies}
-            yield from replies
+            with contextlib.closing(self._replies(frozenset(waiting))) as replies:
+                for reply in replies:
+                    waiting.discard(reply.node_id)
+                    yield reply
             if waiting:
                 time.sleep(POLL_S)
         for node_id in waiting:
             yield Reply(node_id=node_id, body=None, problem="deadline")
 
-    def _ask(self, question: Frame, *, nodes: frozenset[int]) -> list[Reply]:
-        """The replies that come before DONE, at most one of each of ``nodes``."""
-        send(self._connection, question)
-        replies: dict[int, Reply] = {}
-        while (frame := receive(self._connection)).kind is not Kind.DONE:
-            if frame.kind not in (Kind.REPLY, Kind.PROBLEM) or frame.number not in nodes - replies.keys():
-                raise InvalidInput("answer of the relay", value=frame.kind, limit="one reply a node, then done")
-            replies[frame.number] = _reply(frame)
-        return list(replies.values())
+    def _replies(self, nodes: frozenset[int]) -> Generator[Reply, None, None]:
+        """The replies that are there, at most one of each of ``nodes``, each as it comes."""
+        left = set(nodes)
+        with _relay_needed():
+            send(self._connection, Frame(Kind.PULL))
+            while (frame := receive(self._connection)).kind is not Kind.DONE:
+                if frame.kind not in (Kind.REPLY, Kind.PROBLEM) or frame.number not in left:
+                    raise InvalidInput("answer of the relay", value=frame.kind, limit="one reply a node, then done")
+                left.discard(frame.number)
+                try:
+                    yield _reply(frame)
+                except GeneratorExit:  # nobody listens any more: what was asked for is read to its end
+                    while receive(self._connection).kind is not Kind.DONE:
+                        pass
+                    raise
 
 
 def _reply(frame: Frame) -> Reply:

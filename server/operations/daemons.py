@@ -134,7 +134,7 @@ def flower_env(home: Path, **extra: str) -> dict[str, str]:
         FLWR_TELEMETRY_ENABLED="0",
         FLWR_DISABLE_UPDATE_CHECK="1",
         FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
-        FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.05",
+        FLWR_SUPEREXEC_TASK_POLL_INTERVAL="1.0",  # what it polls for is a run, which begins once
         **extra,
     )
 

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import http.client
+import itertools
 import ssl
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConsiliumError, DaemonFailed, InvalidInput
-from common.events import read_events
+from common.events import EventTail, read_events
 from common.objects import write_atomically
 from common.pki import ServerIdentity
 from common.process import DaemonSpec, base_env, plain_text
@@ -233,12 +234,13 @@ def watch(workspace: Workspace, *, on_event: OnEvent) -> None:
     Looks, and changes nothing. RunFailed as :func:`supervise` raises it, or for a run that died while nobody is there
     to submit it again.
     """
-    events = list(read_events(workspace.events_file))
+    tail = EventTail(workspace.events_file)
+    events = list(tail.new())
     starts = [number for number, event in enumerate(events) if event["event"] == "run-started"]
     if not starts and not workspace.busy():
         raise InvalidInput("no run to watch", value=str(workspace.root), remedy="`consilium study run`")
     alone = begun = False
-    for event in _tail(workspace, seen=starts[-1] if starts else 0):
+    for event in itertools.chain(events[starts[-1] :] if starts else events, _tail(tail)):
         if event is not None:
             if event["event"] == "run-started":
                 if begun:
@@ -312,9 +314,9 @@ def supervise(
         with workspace.locked():
             pass  # refuses while another run goes on, before anything is submitted
         for remaining in reversed(range(RESTARTS + 1)):
-            seen = sum(1 for _ in read_events(workspace.events_file))
+            tail = EventTail(workspace.events_file, from_end=True)
             run_id = start_run(workspace)
-            ending = _follow(workspace, run_id, seen=seen, on_event=on_event, check=check)
+            ending = _follow(workspace, run_id, tail, on_event=on_event, check=check)
             if ending == "run-finished" or workspace.stop_file.exists():  # it is there still where it died of a stop
                 return
             if remaining:
@@ -337,11 +339,11 @@ def _supervising(workspace: Workspace) -> Iterator[None]:
         yield
 
 
-def _follow(workspace: Workspace, run_id: int, *, seen: int, on_event: OnEvent, check: Callable[[], None]) -> str:
+def _follow(workspace: Workspace, run_id: int, tail: EventTail, *, on_event: OnEvent, check: Callable[[], None]) -> str:
     """Pass on events of this run until it ends; ``"died"`` when it holds no lock and told no ending."""
     started = False
     until = time.monotonic() + START_TIMEOUT_S
-    for event in _tail(workspace, seen=seen):
+    for event in _tail(tail):
         check()
         if event is None:
             if not started and time.monotonic() > until:
@@ -368,12 +370,10 @@ def _follow(workspace: Workspace, run_id: int, *, seen: int, on_event: OnEvent, 
     return "died"
 
 
-def _tail(workspace: Workspace, *, seen: int) -> Iterator[dict[str, Any] | None]:
-    """Events after the first ``seen``, and None whenever there is nothing new."""
+def _tail(tail: EventTail) -> Iterator[dict[str, Any] | None]:
+    """Events as they come, and None whenever there is nothing new."""
     while True:
-        events = list(read_events(workspace.events_file))
-        yield from events[seen:]
-        seen = len(events)
+        yield from tail.new()
         yield None
         time.sleep(POLL_S)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InvalidInput
-from common.events import EVENT_SCHEMA, EVENTS, EventLog, read_events
+from common.events import EVENT_SCHEMA, EVENTS, EventLog, EventTail, read_events
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "events.md"
 STUDY = "ab" * 32
@@ -161,3 +161,34 @@ def test_events_are_appended_and_never_rewritten(tmp_path: Path) -> None:
     before = path.read_bytes()
     log.emit("stop-requested", run="2")
     assert path.read_bytes().startswith(before)
+
+
+def test_a_tail_reads_each_event_once_and_a_torn_line_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    tail = EventTail(path)
+    assert list(tail.new()) == []
+    log = EventLog(path, study=STUDY)
+    for step in range(3):
+        log.emit("student-step", step=step, total=3, loss=1.0)
+    ended = EventTail(path, from_end=True)
+    assert [event["step"] for event in tail.new()] == [0, 1, 2]
+    with path.open("ab") as stream:
+        stream.write(b'{"schema":1,"event":"torn')
+    assert [*tail.new(), *ended.new()] == []
+    with path.open("ab") as stream:
+        stream.write(b'"}\n')
+    assert [event["event"] for event in tail.new()] == ["torn"]
+    EventLog(path, study=STUDY).emit("student-step", step=3, total=3, loss=1.0)
+    assert [event["event"] for event in ended.new()] == ["torn", "student-step"]
+    assert [event["step"] for event in tail.new()] == [3]
+
+
+def test_a_tail_reads_only_what_was_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read = tmp_path / "events.jsonl", []
+    log, tail = EventLog(path, study=STUDY), EventTail(path)
+    loads = json.loads
+    monkeypatch.setattr("common.events.json.loads", lambda line: read.append(line) or loads(line))
+    for step in range(50):
+        log.emit("student-step", step=step, total=50, loss=1.0)
+        assert [event["step"] for event in tail.new()] == [step]
+    assert len(read) == 50

@@ -59,6 +59,47 @@ def test_a_message_is_read_back_as_it_was_written(message):
     assert decode(encode(message)) == message
 
 
+LONG_CODES = CodesReply(batch=B, attempt=2, codes=((A, bytes(range(256)) * 300), (B, b"\n" * 9), ("c" * 64, b"")))
+LONG_RECEIPTS = Receipts(ledger="ledger", receipts=("{}" * 40_000, "[]"))
+FRAMED = (LONG_CODES, LONG_RECEIPTS, Several((PARTS[5], LONG_CODES)), Several((LONG_RECEIPTS, ASKED)))
+
+
+@pytest.mark.parametrize("message", FRAMED, ids=["codes", "receipts", "with codes", "with receipts"])
+def test_long_codes_and_receipts_follow_the_line_as_they_are(message):
+    data = encode(message)
+    line, _, rest = data.partition(b"\n")
+    assert json.loads(line)["schema"] == 4
+    assert len(line) < 2_000
+    assert decode(data) == message
+    for wrong in (
+        data[:-1],
+        data + b"x",
+        line,
+        line + b"\n",
+        data.replace(b'"schema":4', b'"schema":3', 1),
+        line + line,
+    ):
+        with pytest.raises(InvalidInput):
+            decode(wrong)
+    for length in (b"-1", b"true", b'"76800"', b"76801", b"99999999999", b"1.0", b"[]"):
+        for known in (b"76800", b"80000"):
+            if known in line:
+                with pytest.raises(InvalidInput):
+                    decode(line.replace(known, length, 1) + b"\n" + rest)
+
+
+def test_long_codes_of_an_earlier_version_which_stand_in_the_line_are_read():
+    for part, kind in ((LONG_CODES, "codes-reply"), (LONG_RECEIPTS, "receipts")):
+        assert decode(canonical_bytes({**part.to_json(), "kind": kind, "schema": 3})) == part
+
+
+def test_a_message_without_anything_long_cannot_be_followed_by_bytes():
+    document = json.loads(encode(PARTS[5]))
+    for more in (b"", b"bytes"):
+        with pytest.raises(InvalidInput):
+            decode(canonical_bytes({**document, "schema": 4}) + b"\n" + more)
+
+
 def test_a_message_has_the_bytes_it_always_had():
     golden = json.loads(Path(__file__).with_name("golden_messages.json").read_text())
     messages = (*PARTS, Several(PARTS))
