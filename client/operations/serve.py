@@ -35,6 +35,7 @@ from common.config import DataConfig, Study, load_study
 from common.data.volume import volume_from_bytes
 from common.errors import ConsiliumError, InvalidInput
 from common.pki import shared
+from common.protocols.base import Fetch
 from common.worker_api import HEALTH, SERVICE, channel_options
 
 log = logging.getLogger(__name__)
@@ -95,9 +96,12 @@ def serve(worker: Worker, *, socket: Path) -> grpc.Server:
     return server
 
 
-def open_worker(directory: Path, *, sleep: Callable[[float], object] = time.sleep) -> Worker:
+def open_worker(
+    directory: Path, *, sleep: Callable[[float], object] = time.sleep, fetch: Fetch | None = None
+) -> Worker:
     """The worker of a site's directory, with its models loaded and what they are on the site's record.
 
+    ``fetch`` gets public objects, from the server unless given.
     A voter whose teacher cannot be loaded, or that lost a patient since it was trained, is an empty slot. InvalidInput
     for a teacher the hospital brought that is not the one on record, or that has no place in the study.
     """
@@ -116,13 +120,12 @@ def open_worker(directory: Path, *, sleep: Callable[[float], object] = time.slee
     )
     foreign = _foreign(ledger, study, directory / "teachers")
     served = [foreign[slot].declared.served if slot in foreign else own for slot, own in enumerate(teachers.served)]
-    objects = PublicObjects(config)
     return Worker(
         config=config,
         consent=Consent.of(study),
         ledger=ledger,
         voters=TeacherVoters(teachers, study.data, foreign),
-        fetch=objects.get,
+        fetch=fetch or PublicObjects(config).get,
         teachers=ledger.state_teachers(served),
         loaded_at=loaded_at,
         tick_s=REPLY_TICK_S,

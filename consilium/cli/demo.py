@@ -101,7 +101,7 @@ def demo(
         seed=seed,
         data=None if data is None else str(data.absolute()),
     )
-    with _watching(Console(stderr=True)) as watch:
+    with watching(Console(stderr=True)) as watch:
         report = run_demo(out, asked, watch=watch, show_dashboard=dashboard)
     _say(out, report, dashboard=dashboard)
 
@@ -109,7 +109,7 @@ def demo(
 def _say(out: Path, report: Path, *, dashboard: bool) -> None:
     from consilium.demo.dashboard import reopen
 
-    typer.echo(_summary(out))
+    typer.echo(summary(out))
     typer.echo(f"report: {report}")
     if dashboard:
         typer.echo(f"dashboard: {reopen(out / 'server', out / 'dashboard')}")
@@ -117,7 +117,7 @@ def _say(out: Path, report: Path, *, dashboard: bool) -> None:
 
 
 @contextmanager
-def _watching(console: Console) -> Iterator[Watch]:
+def watching(console: Console) -> Iterator[Watch]:
     from rich.progress import TaskID
 
     from consilium.demo.run import Watch
@@ -146,7 +146,7 @@ def _watching(console: Console) -> Iterator[Watch]:
         )
 
 
-def _summary(out: Path) -> str:
+def summary(out: Path) -> str:
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     privacy = report["privacy"]
 

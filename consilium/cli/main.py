@@ -35,6 +35,7 @@ _GROUPS: dict[str, tuple[str, str, str]] = {
     "predict": ("consilium.cli.predict", "app", "Segment volumes with a student, on their own voxels."),
     "data": ("consilium.cli.data", "app", "Make synthetic data, split a dataset."),
     "demo": ("consilium.cli.demo", "app", "The whole road on this machine, with real daemons."),
+    "simulate": ("consilium.cli.simulate", "app", "What a study would be worth on your own data, without daemons."),
     "plan": ("consilium.cli.privacy", "plan_app", "What a privacy budget buys, before it is spent."),
     "audit": ("consilium.cli.audit", "audit_app", "Attack a study as it runs, and compare with its claim."),
     "ledger": ("consilium.cli.ledger", "app", "Read, back up and recover a privacy ledger."),
@@ -53,7 +54,7 @@ _ROLES = {
     "The consortium": ("study", "codec", "provision", "server", "student", "dashboard", "certificate"),
     "A hospital": ("site",),
     "Whoever checks": ("verify", "ledger", "plan", "audit"),
-    "Anybody": ("demo", "predict", "data", "bench"),
+    "Anybody": ("demo", "simulate", "predict", "data", "bench"),
 }
 """Who needs which command, in the order of the root's help."""
 

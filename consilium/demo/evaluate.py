@@ -17,6 +17,7 @@ from client.site.enrolment import site_status
 from client.teachers.teacher import Teachers
 from common.canonical import sha256_file
 from common.config import Study
+from common.data.dataset import Dataset
 from common.data.msd import Case, read_dataset
 from common.data.volume import load_label, load_volume
 from common.events import read_events
@@ -26,7 +27,7 @@ from common.privacy.calibration import noise_multiplier
 from common.privacy.mechanism import AccountantName
 from common.study_mechanism import study_mechanism
 from consilium.demo.federation import Federation
-from consilium.demo.options import DemoOptions, Places
+from consilium.demo.options import DemoOptions, Places, dataset_of
 from consilium.reports.patient_report import patient_lines
 from consilium.reports.report_facts import DaemonFact, DiceScore, NamedScore, PrivacyFacts, ReportFacts, SiteFact
 from consilium.reports.report_pictures import Picture
@@ -48,7 +49,7 @@ def report_facts(
     *,
     source: Path,
     options: DemoOptions,
-    federation: Federation,
+    federation: Federation | None,
     seconds: Mapping[str, float],
     known: str,
 ) -> ReportFacts:
@@ -65,7 +66,7 @@ def report_facts(
     scores = {name: _dice(one) for name, one in kept_scores(workspace).items()}
     student = load_student(study, workspace.student_dir)
     predictions = [_hard(predict(student, image)) for image in images[:PICTURES]]
-    public = _public_truths(places, study, source)
+    public = _public_truths(places, study, dataset_of(source, options))
     labels = read_released(workspace).labels()
     told = [volume for volume in labels if volume in public]
     decoded = _score([_hard(labels[v]) for v in told], [public[v] for v in told], classes) if told else None
@@ -83,8 +84,8 @@ def report_facts(
         student=scores[STUDENT],
         controls={name: scores.get(name) for name in CONTROLS},
         decoded_labels=decoded,
-        daemons=tuple(DaemonFact(role, pid) for role, pid in federation.daemons),
-        refused_node=federation.refusal.line,
+        daemons=() if federation is None else tuple(DaemonFact(role, pid) for role, pid in federation.daemons),
+        refused_node="" if federation is None else federation.refusal.line,
         sites=tuple(_site(places, name, released=spent[name]) for name in sorted(spent)),
         releases=rosters(answers),
         seconds={**seconds, **_stage_seconds(workspace)},
@@ -177,7 +178,7 @@ def _hard(probabilities: np.ndarray) -> np.ndarray:
 
 def _label(case: Case, study: Study) -> np.ndarray:
     assert case.label is not None
-    return load_label(case.label, study.data)
+    return load_label(case.label, study.data, mapping=dict(case.label_map))
 
 
 def _mean_shape(places: Places, study: Study) -> np.ndarray:
@@ -190,9 +191,9 @@ def _mean_shape(places: Places, study: Study) -> np.ndarray:
     return total
 
 
-def _public_truths(places: Places, study: Study, source: Path) -> dict[str, np.ndarray]:
+def _public_truths(places: Places, study: Study, dataset: Dataset) -> dict[str, np.ndarray]:
     """The demo's own truth for the public volumes, by content hash; the study never sees it."""
-    cases = {case.id: case for case in read_dataset(source).labelled}
+    cases = {case.id: case for case in dataset.labelled}
     truths = {}
     for path in sorted((places.split / "public" / "images").glob("*.nii.gz")):
         case = cases.get(path.name.removesuffix(".nii.gz").removesuffix("_0000"))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from client.data.layouts import named_dataset
 from client.training.private.settings import PrivateSettings, defaults
+from common.data.dataset import Dataset
 from common.errors import InvalidInput
 from common.privacy.training import Neighbours
 from server.study.workspace import Workspace
@@ -13,7 +15,8 @@ from server.study.workspace import Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What one demo is; a directory belongs to one set of options. ``data`` is an MSD dataset, None for phantoms.
+    """What one demo is; a directory belongs to one set of options. ``data`` is a dataset in ``layout``, None for
+    phantoms, ``labels`` and ``channels`` its names where it has none. ``simulated``: without daemons, and called so.
 
     None stands for what the data says (``hospitals``, ``queries``: public volumes) or the planner recommends
     (``voters`` a site, ``joint``). ``strategy`` trains the teachers; a private one may cost each patient
@@ -37,6 +40,13 @@ class DemoOptions:
     data: str | None = None
     strategy: str = "standard"
     training_epsilon: float = 8.0
+    simulated: bool = False
+    layout: str = "auto"
+    labels: str = ""
+    channels: str = ""
+    label_maps: int | None = None
+    teacher_steps: int | None = None
+    student_steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.hospitals is not None and not 1 <= self.hospitals <= 64:
@@ -55,6 +65,12 @@ class DemoOptions:
         same = Neighbours.REPLACE_ONE if self.relation == Neighbours.REPLACE_ONE else Neighbours.ADD_REMOVE
         recipe = defaults(self.strategy, epsilon=self.training_epsilon, delta=self.delta, begun=self.asks_jointly)
         return replace(recipe, neighbours=same)
+
+
+def dataset_of(source: Path, options: DemoOptions) -> Dataset:
+    """The index of the data that a demo is about, in terms of its own or those given."""
+    names = [tuple(text.split(",")) if text else () for text in (options.labels, options.channels)]
+    return named_dataset(source, layout=options.layout, labels=names[0], channels=names[1])
 
 
 @dataclass(frozen=True, slots=True)

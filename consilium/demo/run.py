@@ -40,8 +40,10 @@ from common.errors import InvalidInput
 from common.objects import write_atomically
 from consilium.demo.dashboard import dashboard
 from consilium.demo.federation import running, write_server, write_sites
-from consilium.demo.options import DemoOptions, Places
+from consilium.demo.options import DemoOptions, Places, dataset_of
+from consilium.demo.simulation import simulate
 from consilium.demo.training import train_all
+from consilium.reports.report_facts import SIMULATION
 from server.operations.supervisor import OnEvent, supervise
 from server.planning.recommend import recommend
 from server.study import create_study as setup
@@ -77,7 +79,10 @@ class Watch:
 
 
 def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: bool = True) -> Path:
-    """Run or resume the demo in ``out``, with a dashboard beside the federation; returns the report's path."""
+    """Run or resume the demo in ``out``, with a dashboard beside the federation; returns the report's path.
+
+    A simulation has neither daemons nor dashboard; everything else is the same.
+    """
     from consilium.demo.evaluate import report_facts  # torch and matplotlib once there is something to score
     from consilium.reports.study_report import write_report
 
@@ -87,7 +92,7 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
     with seconds.stage("data"):
         source = _data(places, options)
     with seconds.stage("study"):
-        study = _study(places, options, source, watch)
+        study = _study(places, options, watch)
     names = sorted(path.name for path in (places.split / "sites").iterdir() if path.is_dir())
     sites = write_sites(places.workspace, places.sites, names=names, data=places.split / "sites")
     private = options.private()
@@ -100,15 +105,20 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
             processes=default_jobs(study.privacy.voters_per_site * len(names)),
             on_steps=lambda done, total: watch.advance("teachers", done, total),
         )
-    with ExitStack() as stack:
-        if show_dashboard:
-            stack.enter_context(dashboard(places.workspace.root, places.dashboard, say=watch.say))
-        with seconds.stage("federation"):
-            federation = stack.enter_context(running(places.workspace, sites, on_step=watch.say))
+    federation = None
+    if options.simulated:
         with seconds.stage("study run"):
-            supervise(places.workspace, on_event=watch.event, check=federation.group.check)
-        with seconds.stage("student home"):
-            take_home(next(iter(sites.values())))
+            simulate(places.workspace, sites, on_event=watch.event)
+    else:
+        with ExitStack() as stack:
+            if show_dashboard:
+                stack.enter_context(dashboard(places.workspace.root, places.dashboard, say=watch.say))
+            with seconds.stage("federation"):
+                federation = stack.enter_context(running(places.workspace, sites, on_step=watch.say))
+            with seconds.stage("study run"):
+                supervise(places.workspace, on_event=watch.event, check=federation.group.check)
+            with seconds.stage("student home"):
+                take_home(next(iter(sites.values())))
     with seconds.stage("evaluation"):
         known = "" if options.data else KNOWN
         facts = report_facts(
@@ -146,7 +156,7 @@ def _data(places: Places, options: DemoOptions) -> Path:
     if (places.split / "split.json").exists():
         return source
     if options.data:
-        dataset, sites = read_dataset(source), source / SITES
+        dataset, sites = dataset_of(source, options), source / SITES
         if options.hospitals is None and sites.exists() and len({row["site"] for row in read_table(sites)}) > 1:
             dataset = with_sites(dataset, sites)
         split = plan_split(dataset, _counts(dataset, options), seed=options.seed)
@@ -163,7 +173,7 @@ def _counts(dataset: Dataset, options: DemoOptions) -> SplitCounts:
     return SplitCounts(
         hospitals=options.hospitals or (None if named else HOSPITALS),
         public_images=options.queries or min(30, max(8, cases // 5)),
-        label_maps=max(8, cases // 8),
+        label_maps=options.label_maps or max(8, cases // 8),
         validation=max(2, cases // 20),
         test=max(4, cases // 6),
     )
@@ -187,12 +197,12 @@ def _phantoms(places: Places, options: DemoOptions) -> tuple[Dataset, Split]:
     return dataset, replace(split, label_maps=read_dataset(places.atlas).labelled)
 
 
-def _study(places: Places, options: DemoOptions, source: Path, watch: Watch) -> Study:
+def _study(places: Places, options: DemoOptions, watch: Watch) -> Study:
     workspace = places.workspace
     maps = sorted((places.split / "public" / "label-maps").glob("*.nii.gz"))
     patients = [_patients(folder) for folder in sorted((places.split / "sites").iterdir())]
     if not workspace.study_file.exists():
-        setup.create_study(workspace, _terms(options, source, maps, patients))
+        setup.create_study(workspace, _terms(options, places, maps, patients))
     if not (workspace.root / "public.json").exists():
         setup.publish_volumes(workspace, sorted((places.split / "public" / "images").glob("*.nii.gz")))
     if not workspace.validation():
@@ -205,11 +215,11 @@ def _study(places: Places, options: DemoOptions, source: Path, watch: Watch) -> 
     return workspace.study()
 
 
-def _terms(options: DemoOptions, source: Path, maps: Sequence[Path], patients: Sequence[int]) -> Study:
+def _terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: Sequence[int]) -> Study:
     """The study for sites with so many patients: by its options, and where they say nothing as the planner says."""
     joint = options.asks_jointly
     if options.data:
-        dataset, (spacing, grid) = read_dataset(source), choose_both(maps)
+        dataset, (spacing, grid) = read_dataset(places.split / "test"), choose_both(maps)
         data = DataConfig(labels=dataset.labels, channels=dataset.channels, spacing_mm=spacing, grid=grid)
         teacher, student = JOINT_TEACHER if joint else TrainingConfig(), STUDENT_RECIPE
     else:
@@ -241,7 +251,12 @@ def _terms(options: DemoOptions, source: Path, maps: Sequence[Path], patients: S
             colluders=privacy.colluders if privacy.sealed else None,
         )
         privacy = replace(privacy, voters_per_site=advised.voters)
-    return Study(name="demo", data=data, privacy=privacy, codec=codec, teacher=teacher, student=student)
+    teacher, student = (
+        replace(teacher, steps=options.teacher_steps or teacher.steps),
+        replace(student, steps=options.student_steps or student.steps),
+    )
+    name = SIMULATION if options.simulated else "demo"
+    return Study(name=name, data=data, privacy=privacy, codec=codec, teacher=teacher, student=student)
 
 
 def _patients(folder: Path) -> int:

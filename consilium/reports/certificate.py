@@ -39,6 +39,7 @@ from common.privacy.mechanism import GRID_BITS, AccountantName, Mechanism, Relat
 from common.study_mechanism import sealed_sentences
 from consilium.reports.certificate_pdf import render
 from consilium.reports.patient_report import identity_lines, patient_lines, release_guarantee
+from consilium.reports.report_facts import SIMULATION
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import VerifyReport, verify
@@ -123,6 +124,12 @@ def certificate_facts(
     """
     sources = sources or Sources()
     study = workspace.study()
+    if study.name == SIMULATION:
+        raise InvalidInput(
+            "certificate of a simulation",
+            limit="a study between hospitals: here one person held every party's data and keys",
+            remedy="show the simulation's report.html",
+        )
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "ledger.sqlite"
         report = backup(workspace.ledger_file, copy)

@@ -19,6 +19,9 @@ from common.privacy.accounting import delta_exact
 from consilium.reports.report_pictures import Picture
 from server.study.consent_text import BatchRoster
 
+SIMULATION = "simulation"
+"""The name of every simulated study: it stands in the consent text, whose hash is the study's id."""
+
 FALSE_ALARMS = 0.05
 """The share of false accusations at which the page says how often a true one can succeed."""
 
@@ -180,6 +183,11 @@ class ReportFacts:
         for score in self._scores():
             if len(score.per_class) != len(self.labels):
                 raise InvalidInput("classes of a score", value=len(score.per_class), limit=", ".join(self.labels))
+
+    @property
+    def simulated(self) -> bool:
+        """Whether one person held every party's data and keys, and there was no federation."""
+        return self.study.name == SIMULATION
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -62,6 +62,7 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
             "voters_per_site": study.privacy.voters_per_site,
             **({"sealed_sum": sealed_facts(study)} if study.privacy.sealed else {}),
         },
+        **({"simulation": True} if facts.simulated else {}),
         "known": facts.known,
         "bought": facts.bought,
         "student": {"dice": dice(facts.student)},

@@ -1,0 +1,109 @@
+"""``consilium simulate``: what a study would be worth on a researcher's own data, before anybody installs anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common.errors import InvalidInput
+from common.privacy.mechanism import AccountantName, Relation, Unit
+from consilium.cli import options
+from consilium.cli.demo import summary, watching
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def simulate(
+    data: Annotated[
+        Path | None, typer.Option(help="A dataset with labels, in any layout that a site's may have.")
+    ] = None,
+    phantoms: Annotated[bool, typer.Option("--phantoms", help="Made-up data in place of --data.")] = False,
+    out: Annotated[Path, typer.Option(help="Directory for everything it makes; the same one resumes.")] = Path(
+        "simulate-out"
+    ),
+    layout: Annotated[str, typer.Option(help="msd, nnunet, bids or table; found by itself.")] = "auto",
+    labels: Annotated[str, typer.Option(help="Label names, background first; without it the data's.")] = "",
+    channels: Annotated[str, typer.Option(help="Channel names; without it the data's.")] = "",
+    hospitals: Annotated[
+        int | None, typer.Option(help="Hospitals K [as the data's sites.csv names, or 3].", **options.PLAIN)
+    ] = None,
+    epsilon: options.Epsilon = 8.0,
+    delta: options.Delta = 1e-5,
+    accountant: options.Accountant = AccountantName.EXACT,
+    unit: options.UnitOption = Unit.PATIENT,
+    relation: options.RelationOption = Relation.REPLACE_ONE,
+    voters: Annotated[
+        int | None,
+        typer.Option(help="Voters m a site, on disjoint patients [as `consilium plan` recommends].", **options.PLAIN),
+    ] = None,
+    public_images: Annotated[
+        int | None, typer.Option(help="Volumes set aside as public, without labels [a fifth].", **options.PLAIN)
+    ] = None,
+    label_maps: Annotated[
+        int | None, typer.Option(help="Public label maps, of other patients [an eighth].", **options.PLAIN)
+    ] = None,
+    aggregation: options.Aggregation = None,
+    colluders: options.Colluders = 1,
+    codec: options.Codec = "pca",
+    joint: Annotated[
+        bool | None,
+        typer.Option("--joint/--no-joint", help="Ask about all volumes together [joint, with pca].", **options.PLAIN),
+    ] = None,
+    teacher_steps: Annotated[
+        int | None, typer.Option(help="Training steps of a teacher [the recipe's].", min=1, **options.PLAIN)
+    ] = None,
+    student_steps: Annotated[
+        int | None, typer.Option(help="Training steps of the student [the recipe's].", min=8, **options.PLAIN)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of phantoms, split and training; noise has none.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """A whole study on your own data in this process: teachers, codes, noise, ledgers, student, controls, report.
+
+    The protocol, the noise and the books are those of a federation; one person plays every party, so what comes out is
+    a figure and no promise, and no certificate is made of it. `consilium demo` is the one with real daemons.
+    Stop it at any time; the same command goes on.
+    Example: consilium simulate --data Task04_Hippocampus --hospitals 8 --out sim
+    Example: consilium simulate --phantoms --out sim
+    """
+    from rich.console import Console
+
+    from consilium.demo.options import DemoOptions
+    from consilium.demo.run import run_demo
+
+    if (data is None) != phantoms:
+        raise InvalidInput("data to simulate on", limit="--data DIR, or --phantoms")
+    asked = DemoOptions(
+        hospitals=hospitals,
+        epsilon=epsilon,
+        delta=delta,
+        queries=public_images,
+        accountant=str(accountant),
+        unit=str(unit),
+        relation=str(relation),
+        voters=voters,
+        aggregation=aggregation,
+        colluders=colluders,
+        codec=codec,
+        joint=joint,
+        seed=seed,
+        data=None if data is None else str(data.absolute()),
+        simulated=True,
+        layout=layout,
+        labels=labels,
+        channels=channels,
+        label_maps=label_maps,
+        teacher_steps=teacher_steps,
+        student_steps=student_steps,
+    )
+    with watching(Console(stderr=True)) as watch:
+        report = run_demo(out, asked, watch=watch, show_dashboard=False)
+    if as_json:
+        typer.echo((out / "report.json").read_text(encoding="utf-8"), nl=False)
+        return
+    typer.echo("a simulation: one person held every party's data and keys; what follows is a figure and no promise")
+    typer.echo(summary(out))
+    typer.echo(f"report: {report}")

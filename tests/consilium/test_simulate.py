@@ -1,0 +1,155 @@
+"""`consilium simulate`: any data that a site could have, the demo's road without daemons, no certificate."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from common.config import load_study
+from common.data.msd import read_dataset
+from common.data.volume import load_label
+from common.errors import InvalidInput
+from common.events import read_events
+from common.ledger.keys import load_signing_key
+from consilium.cli.simulate import app
+from consilium.demo import run
+from consilium.demo.evaluate import _public_truths
+from consilium.demo.options import DemoOptions, Places, dataset_of
+from consilium.reports.certificate import certificate_facts
+from server.ledger.server_ledger import Ledger
+from server.ledger.verify import verify
+from server.study.create_study import create_study
+from server.study.workspace import Workspace
+from tests.consilium.balls import balls
+from tests.worlds import STUDY
+
+CASES = 24
+
+
+def lay(root: Path, layout: str) -> None:
+    """One dataset in a layout, its core called 1, or 3 where the layout can say so."""
+    found = balls(CASES)
+    number = 3 if layout in ("bids", "table") else 1
+    rows = []
+    for i in range(CASES):
+        name = f"case{i:02d}"
+        image = nib.Nifti1Image(found.images[i, 0], np.eye(4))
+        label = nib.Nifti1Image((found.labels[i] * number).astype(np.uint8), np.eye(4))
+        places = {
+            "msd": (f"imagesTr/{name}.nii.gz", f"labelsTr/{name}.nii.gz"),
+            "nnunet": (f"imagesTr/{name}_0000.nii.gz", f"labelsTr/{name}.nii.gz"),
+            "table": (f"{name}.nii.gz", f"l/{name}.nii.gz"),
+            "bids": (
+                f"sub-{name}/anat/sub-{name}_T1w.nii.gz",
+                f"derivatives/drawn/sub-{name}/anat/sub-{name}_dseg.nii.gz",
+            ),
+        }[layout]
+        for place, volume in zip(places, (image, label), strict=True):
+            (root / place).parent.mkdir(parents=True, exist_ok=True)
+            nib.save(volume, root / place)
+        rows.append((name, *places))
+    names = {"labels": {"background": 0, "core": 1}, "numTraining": CASES, "file_ending": ".nii.gz"}
+    if layout == "msd":
+        training = [{"image": image, "label": label} for _, image, label in rows]
+        document = {"name": "set", "modality": {"0": "T1"}, "labels": {"0": "background", "1": "core"}}
+        (root / "dataset.json").write_text(json.dumps({**document, "training": training, "test": []}))
+    elif layout == "nnunet":
+        (root / "dataset.json").write_text(json.dumps({"channel_names": {"0": "T1"}, **names}))
+    elif layout == "table":
+        with (root / "cases.csv").open("w") as file:
+            csv.writer(file).writerows([("image", "label", "patient_id"), *((i, m, n) for n, i, m in rows)])
+        (root / "labels.tsv").write_text("index\tname\n0\tbackground\n3\tcore\n")
+    else:
+        (root / "dataset_description.json").write_text(json.dumps({"Name": "set", "BIDSVersion": "1.9.0"}))
+        (root / "dseg.tsv").write_text("index\tname\n0\tbackground\n3\tcore\n")
+
+
+@pytest.mark.parametrize("layout", ["msd", "nnunet", "table", "bids"])
+def test_every_layout_that_a_site_may_have_is_dealt_with_its_truths(tmp_path: Path, layout: str) -> None:
+    lay(tmp_path / "set", layout)
+    options = DemoOptions(
+        data=str(tmp_path / "set"),
+        hospitals=3,
+        queries=4,
+        label_maps=4,
+        simulated=True,
+        channels="" if layout in ("msd", "nnunet") else "T1w" if layout == "bids" else "image",
+    )
+    places = Places(tmp_path / "out")
+    source = run._data(places, options)
+    sites = [read_dataset(folder) for folder in sorted((places.split / "sites").iterdir())]
+    assert len(sites) == 3
+    assert sum(len(site.labelled) for site in sites) == CASES - 4 - 4 - 4 - 2
+    maps = sorted((places.split / "public" / "label-maps").glob("*.nii.gz"))
+    study = run._terms(options, places, maps, [4, 4, 4])
+    assert study.data.labels == ("background", "core")
+    truths = _public_truths(places, study, dataset_of(source, options))
+    assert len(truths) == 4
+    assert all(0 < truth.mean() < 1 for truth in truths.values())
+    for site in sites:
+        assert all(load_label(case.label, study.data).max() == 1 for case in site.labelled if case.label)
+
+
+def test_no_certificate_is_made_of_a_simulation(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(STUDY.replace('"trial"', '"simulation"'))
+    workspace = Workspace(tmp_path / "server")
+    create_study(workspace, load_study(tmp_path / "study.toml"))
+    with pytest.raises(InvalidInput, match="certificate of a simulation"):
+        certificate_facts(workspace)
+
+
+def test_it_asks_for_data_or_for_phantoms(tmp_path: Path) -> None:
+    for words in ([], ["--data", str(tmp_path), "--phantoms"]):
+        result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
+        assert isinstance(result.exception, InvalidInput)
+    assert not (tmp_path / "out").exists()
+
+
+def start(out: Path, data: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from consilium.cli.main import main; main()", "simulate", "--data", str(data)]
+    command += ["--out", str(out), "--hospitals", "2", "--voters", "1", "--public-images", "4", "--label-maps", "6"]
+    command += ["--teacher-steps", "1", "--student-steps", "8", "--no-joint", "--json"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+
+
+@pytest.mark.slow
+def test_a_simulation_that_was_killed_goes_on_and_its_report_says_what_it_is(tmp_path: Path) -> None:
+    lay(tmp_path / "set", "nnunet")
+    out = tmp_path / "out"
+    first = start(out, tmp_path / "set")
+    until = time.monotonic() + 300
+    while time.monotonic() < until and first.poll() is None:
+        events = list(read_events(out / "server" / "events.jsonl"))
+        if any(event["event"] == "stage-finished" and event["stage"] == "collect" for event in events):
+            break
+        time.sleep(0.02)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    workspace = Workspace(out / "server")
+    with Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file)) as ledger:
+        before = {a.query.id: a.noisy_sum.tobytes() for a in ledger.answers(workspace.study().id)}
+    again = start(out, tmp_path / "set")
+    stdout, stderr = again.communicate(timeout=400)
+    assert again.returncode == 0, stderr[-2000:]
+    report = json.loads(stdout)
+    with Ledger.open(workspace.ledger_file) as ledger:
+        after = {a.query.id: a.noisy_sum.tobytes() for a in ledger.answers(workspace.study().id)}
+    assert len(before) == 4
+    assert before == after
+    verify(workspace.ledger_file).raise_for_problems()
+    assert report["simulation"] is True
+    assert report["privacy"]["queries"] == 4
+    assert report["daemons"] == []
+    page = (out / "report.html").read_text()
+    assert "This is a simulation, not a certificate." in page
