@@ -18,6 +18,9 @@ MOST_VOXELS = 1 << 17
 
 Triple = tuple[float, float, float]
 
+WHOLE_VOXELS = 1 << 21
+"""Volumes of more voxels are tiled when they are predicted: a U-Net's feature maps of one this size take about 1 GB."""
+
 
 def choose_spacing(label_maps: Sequence[Path]) -> Triple:
     """The maps' median voxel spacing in mm along the patient's axes, to a tenth of a millimetre from .1 to 20."""

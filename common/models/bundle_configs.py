@@ -232,10 +232,15 @@ def _rests_on(study: Study) -> str:
 
 
 def readme(study: Study, privacy: BundlePrivacy, dice: Mapping[str, float]) -> str:
-    measured = "".join(f"| {name} | {value:.3f} |\n" for name, value in dice.items())
+    measured = "".join(f"| {name} | {value:{'.0f' if name == 'cases' else '.3f'}} |\n" for name, value in dice.items())
     table = (
         f"\n| Dice on labelled public cases | |\n|---|---|\n{measured}" if measured else "\nNo figures were measured.\n"
     )
+    if "cases" in dice:
+        table += (
+            "\nControls are the same student without what the hospitals said. The gain is over the best of them on\n"
+            "these cases, its interval Student's t over the cases' paired differences.\n"
+        )
     spacing = " × ".join(f"{s:g}" for s in study.data.spacing_mm)
     grid = " × ".join(map(str, study.data.grid))
     return f"""# {study.name}

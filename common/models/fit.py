@@ -22,6 +22,7 @@ from jaxtyping import Float, UInt8
 from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
 
 from common.config import TrainingConfig
+from common.data.grid import WHOLE_VOXELS
 from common.data.volume_cache import StoredVolumes
 from common.errors import InvalidInput
 from common.models.augmentation import Augment, augmentation
@@ -35,8 +36,6 @@ WARM_UP = 0.1  # share of the steps
 WEIGHT_DECAY = 1e-4
 _SMOOTH = 1e-5  # of Dice where a structure is absent
 MAX_GRADIENT_NORM = 5.0
-WHOLE_VOXELS = 1 << 21
-"""Volumes of more voxels are tiled when they are predicted: a U-Net's feature maps of one this size take about 1 GB."""
 WINDOW = (128, 128, 128)
 WINDOW_OVERLAP = 0.25
 

@@ -41,7 +41,6 @@ def fit(
 
     files = nifti_files(label_maps, what="folder of public label maps")
     private = private_label_hashes(split) if split else frozenset()
-    typer.echo(f"fitting on {len(files)} label maps and their deformed copies; ball-ae takes a minute", err=True)
     with bar_a_stage(Console(stderr=True)) as on_stage:
         record = fit_study_codec(Workspace(directory), files, sites=sites, private_hashes=private, on_stage=on_stage)
     say_outlook(Workspace(directory).study(), hospitals=sites, dimension=record.dimension)

@@ -215,7 +215,7 @@ class ReportFacts:
         if best is None or not math.isfinite(student):
             return "What the budget bought could not be measured: no control was scored."
         name, control = best
-        over = f"the best that the same recipe makes without the hospitals' answers ({CONTROLS[name][0].lower()})"
+        over = f"the best that the same recipe makes without the hospitals' answers, {CONTROLS[name][0].lower()}"
         gain, within = student - control, self._within(name)
         if gain < NOTHING:
             return f"The budget bought nothing in this run: the student's Dice is {gain:+.3f} over {over}{within}."

@@ -124,6 +124,10 @@ class QueryProtocol(Protocol):
         """The plan in words."""
         ...
 
+    def check_study(self, study: Study) -> None:
+        """InvalidInput for terms that the protocol cannot run; asked before the study is made."""
+        ...
+
     def check_volumes(self, study: Study, count: int) -> None:
         """InvalidInput where so many public volumes are too few or too many for the plan."""
         ...

@@ -58,6 +58,7 @@ def create_study(
         raise InvalidInput("ledger to share", value=str(ledger), limit="a study's directory or its ledger.sqlite")
     if shared is not None and standing is not None:
         raise InvalidInput("standing of a shared ledger", value=str(standing), limit="where it has been kept so far")
+    protocol_of(study).check_study(study)
     workspace.root.mkdir(parents=True, exist_ok=True)
     workspace.sealing_key_file.parent.mkdir(mode=0o700, exist_ok=True)
     create_sealing_key(workspace.sealing_key_file)
@@ -174,8 +175,10 @@ def fit_study_codec(
         raise InvalidInput("public label maps", value=0, limit="at least 4")
     if study.codec.joint:
         workspace.volumes()  # what comes after the codec asks about them, and they may have been forgotten
+    told = on_stage or (lambda _name, _done, _total: None)
     maps, last = [], len(study.data.labels) - 1
-    for path in label_maps:
+    for number, path in enumerate(label_maps):
+        told("label maps", number, len(label_maps))
         try:
             maps.append(load_label(path, study.data))
         except InvalidInput as error:
@@ -185,6 +188,8 @@ def fit_study_codec(
                 limit=error.limit,
                 remedy=f"give --label-maps a folder of label maps, values 0 to {last}, not images",
             ) from error
+    told("label maps", len(label_maps), len(label_maps))
+    told("codec", 0, 1)
     voters = sites * study.privacy.voters_per_site
     noise_std = study_mechanism(study, dimension=1).mean_noise_std(voters=voters)
     codec = fit_codec(
@@ -196,6 +201,7 @@ def fit_study_codec(
     )
     record = CodecRecord(sha256=workspace.objects.put(codec.to_bytes()), dimension=codec.dimension)
     workspace.save_codec(record)
+    told("codec", 1, 1)
     protocol_of(study).prepare(workspace.public, sites=sites, on_stage=on_stage)
     return record
 

@@ -9,7 +9,6 @@ the whole network cannot be differentiated at once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -19,8 +18,6 @@ from jaxtyping import Float
 
 from common.codecs import shapes
 from common.codecs.pca import PcaCodec
-from common.errors import InvalidInput
-from common.models.fit import WHOLE_VOXELS
 
 MAX_ROWS = 4096
 """A kernel's rows at most: of so many volumes that their codes together are longer, the leading coordinates count. Each
@@ -50,13 +47,6 @@ def tangent_kernel(
     ``temperature`` sharpens the predictions as the teachers' are. ``on_volume`` is called with the number of volumes
     done. The model is not changed.
     """
-    if math.prod(images.shape[2:]) > WHOLE_VOXELS:
-        raise InvalidInput(
-            "voxels of a joint query's volumes",
-            value=math.prod(images.shape[2:]),
-            limit=f"at most {WHOLE_VOXELS}",
-            remedy="set codec.joint = false, or a coarser data.grid",
-        )
     device = next(model.parameters()).device
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     picks = drawn_weights(sum(weight.numel() for weight in weights))

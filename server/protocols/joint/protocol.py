@@ -6,6 +6,7 @@ without a public start.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
@@ -16,6 +17,7 @@ from common.canonical import digest, sha256_bytes
 from common.codecs import load_codec
 from common.codecs.pca import PcaCodec
 from common.config import Study
+from common.data.grid import WHOLE_VOXELS
 from common.errors import InvalidInput
 from common.messages import MAX_VOLUMES
 from common.privacy.mechanism import QuerySpec
@@ -43,6 +45,15 @@ class Joint(QueryProtocol):
         planned = study.privacy.planned_queries
         times = "" if planned == 1 else f", up to {planned} times"
         return Wording(plan=f"a joint query in {planned} round(s)", which="the", each=f"all of them together{times},")
+
+    def check_study(self, study: Study) -> None:
+        if math.prod(study.data.grid) > WHOLE_VOXELS:
+            raise InvalidInput(
+                "voxels of a joint query's volumes",
+                value=math.prod(study.data.grid),
+                limit=f"at most {WHOLE_VOXELS}",
+                remedy="set codec.joint = false, or a coarser data.grid",
+            )
 
     def check_volumes(self, study: Study, count: int) -> None:
         if count > MAX_VOLUMES:
