@@ -34,6 +34,7 @@ PACKAGES = ("numpy", "scipy", "torch", "monai", "flwr", "cryptography", "fastapi
 PARTS = {
     "core": "benchmarks.core",
     "ledger": "benchmarks.ledger_scale",
+    "hand": "benchmarks.hand",
     "sampler": "benchmarks.sampler",
     "sealed": "benchmarks.sealed_sum",
     "training": "benchmarks.training",
