@@ -51,6 +51,14 @@ def guess_sentence(protection: Protection, mu_squared: Fraction, *, yours: bool 
     )
 
 
+def spent_sentence(mu_squared: Fraction) -> str:
+    """How often the guess of :func:`guess_sentence` is right after what was released so far, of that Σμ²."""
+    return (
+        f"By what was released so far it is right at most {percent_text(guess_right_at_most(mu_squared))} of the time. "
+        "Both bound the worst case over all data, computing power without limit; neither is a measurement."
+    )
+
+
 def group_guarantees(
     mu_squared: Fraction, budget: Budget, protection: Protection, accountant: AccountantName | str
 ) -> tuple[Guarantee, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -72,12 +73,13 @@ def report_facts(
     decoded = _score([_hard(labels[v]) for v in told], [public[v] for v in told], classes) if told else None
     with Ledger.open(workspace.ledger_file) as ledger:
         guarantees = ledger.study_guarantees(study.id)
+        worst = max(ledger.spent(site.pool, study.id).mu_squared for site in workspace.sites())
         answers = ledger.answers(study.id)
         head, rows = ledger.head(), ledger.row_count
         spent = {site.name: ledger.pool_guarantees(site.pool)[study.privacy.accountant] for site in workspace.sites()}
     return ReportFacts(
         study=study,
-        privacy=_privacy(study, guarantees, answers),
+        privacy=_privacy(study, guarantees, worst, answers),
         teachers=tuple(teachers),
         ensemble=_score([_hard(total) for total in sums], truths, classes),
         mean_shape=_score([mean_shape] * len(truths), truths, classes),
@@ -88,7 +90,8 @@ def report_facts(
         refused_node="" if federation is None else federation.refusal.line,
         sites=tuple(_site(places, name, released=spent[name]) for name in sorted(spent)),
         releases=rosters(answers),
-        seconds={**seconds, **_stage_seconds(workspace)},
+        seconds=seconds,
+        run_seconds=_stage_seconds(workspace),
         pictures=tuple(_pictures(study, places, images, truths, predictions, public, labels)),
         ledger_head=head.hash,
         ledger_rows=rows,
@@ -122,12 +125,13 @@ def _teachers(
 
 
 def _privacy(
-    study: Study, guarantees: Mapping[AccountantName, Guarantee], answers: Sequence[StoredAnswer]
+    study: Study, guarantees: Mapping[AccountantName, Guarantee], spent: Fraction, answers: Sequence[StoredAnswer]
 ) -> PrivacyFacts:
     privacy = study.privacy
     return PrivacyFacts(
         epsilon_exact=guarantees[AccountantName.EXACT].epsilon,
         epsilon_rdp=guarantees[AccountantName.RDP].epsilon,
+        mu_squared=spent,
         epsilon_paper=guarantees[AccountantName.PAPER].epsilon if privacy.accountant is AccountantName.PAPER else None,
         delta=privacy.delta,
         unit=str(privacy.unit),

@@ -33,8 +33,14 @@ from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
 from common.objects import write_atomically
 from common.privacy.accounting import ACCOUNTANTS, Guarantee, guarantee, max_mu_squared
 from common.privacy.calibration import noise_multiplier
-from common.privacy.consent import group_guarantees, group_sentence, guess_right_at_most, guess_sentence
-from common.privacy.figures import delta_text, epsilon_text, percent_text
+from common.privacy.consent import (
+    group_guarantees,
+    group_sentence,
+    guess_right_at_most,
+    guess_sentence,
+    spent_sentence,
+)
+from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import GRID_BITS, AccountantName, Mechanism, Relation, Unit
 from common.study_mechanism import sealed_sentences
 from consilium.reports.certificate_pdf import render
@@ -242,9 +248,7 @@ def in_words(promised: Guarantee, groups: tuple[Guarantee, ...], *, limit: Fract
         f"ε = {epsilon_text(promised.epsilon)} and δ = {delta_text(promised.delta)} say ({promised.accountant} "
         f"accountant, {protection}). That is the study's budget: it holds for all that was released and for all that "
         "can still be.",
-        f"{guess_sentence(protection, limit)} By what was released so far it is right at most "
-        f"{percent_text(guess_right_at_most(spent))} of the time. Both bound the worst case over all data, computing "
-        "power without limit; neither is a measurement.",
+        f"{guess_sentence(protection, limit)} {spent_sentence(spent)}",
         group_sentence(groups),
         "Whatever is computed from the releases, the student model and its predictions included, is covered and costs "
         "nothing more. A person known at several hospitals is protected once for each and adds up.",

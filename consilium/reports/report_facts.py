@@ -9,21 +9,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from statistics import NormalDist
+from fractions import Fraction
 from types import MappingProxyType
 
 from common.config import Study
 from common.errors import InvalidInput
 from common.intervals import mean_interval
-from common.privacy.accounting import delta_exact
 from consilium.reports.report_pictures import Picture
 from server.study.consent_text import BatchRoster
 
 SIMULATION = "simulation"
 """The name of every simulated study: it stands in the consent text, whose hash is the study's id."""
-
-FALSE_ALARMS = 0.05
-"""The share of false accusations at which the page says how often a true one can succeed."""
 
 NOTHING = 0.005
 """A gain in Dice below this is called none."""
@@ -69,14 +65,15 @@ class NamedScore:
 class PrivacyFacts:
     """What the study guarantees and what the run spent of it, read from the ledger.
 
-    ``planned_epsilon`` is the budget, hence the guarantee; ``epsilon_exact`` and ``epsilon_rdp`` were spent at
-    ``delta`` for ``unit`` under ``relation``; ``accountant`` is the one that gates; where that is the paper's,
-    ``epsilon_paper`` is given. ``noise_multiplier`` is z = σ/Δ of one release, ``voters`` the teachers summed in a
-    release over all sites, ``clipping_norm`` is C.
+    ``planned_epsilon`` is the budget, hence the guarantee; ``mu_squared`` is the Σμ² of the pool it cost most, whose
+    ``epsilon_exact`` and ``epsilon_rdp`` were spent at ``delta`` for ``unit`` under ``relation``; ``accountant`` is
+    the one that gates; where that is the paper's, ``epsilon_paper`` is given. ``noise_multiplier`` is z = σ/Δ of one
+    release, ``voters`` the teachers summed in a release over all sites, ``clipping_norm`` is C.
     """
 
     epsilon_exact: float
     epsilon_rdp: float
+    mu_squared: Fraction
     delta: float
     unit: str
     relation: str
@@ -99,24 +96,6 @@ class PrivacyFacts:
     def epsilon_guaranteed(self) -> float:
         """What no unit loses more than: the budget, or what was spent, should that ever be more."""
         return max(self.planned_epsilon, self.epsilon_gate)
-
-    @property
-    def detection_power(self) -> float | None:
-        """How often, at most, an attacker with :data:`FALSE_ALARMS` false accusations is right about one unit.
-
-        Φ(Φ⁻¹(α) + μ) with μ² = queries/z², the trade-off curve of a Gaussian mechanism (Dong, Roth & Su 2022, eq 6).
-        None when nothing was released, or when μ and (ε, δ) do not tell the same story within 1 % of δ.
-        """
-        if self.queries < 1 or not self.noise_multiplier > 0 or not math.isfinite(self.epsilon_exact):
-            return None
-        mu = math.sqrt(self.queries) / self.noise_multiplier
-        try:
-            if abs(delta_exact(mu, self.epsilon_exact) - self.delta) > 0.01 * self.delta:
-                return None
-        except InvalidInput:
-            return None
-        normal = NormalDist()
-        return normal.cdf(normal.inv_cdf(FALSE_ALARMS) + mu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +126,8 @@ class ReportFacts:
     """Everything a report says. ``refused_node`` is the evidence that an unregistered node was turned away;
     ``decoded_labels`` scores the pseudo-labels against the demo's truth; ``controls`` has a score for every name in
     :data:`CONTROLS`, None for one that could not be trained; ``finished`` dates the page; ``known`` says what the
-    hospitals know and public data does not, where the data were made so."""
+    hospitals know and public data does not, where the data were made so; ``run_seconds`` are the stages within what
+    ``seconds`` calls the study's run."""
 
     study: Study
     privacy: PrivacyFacts
@@ -162,6 +142,7 @@ class ReportFacts:
     sites: tuple[SiteFact, ...]
     releases: tuple[BatchRoster, ...]
     seconds: Mapping[str, float]
+    run_seconds: Mapping[str, float]
     pictures: tuple[Picture, ...]
     ledger_head: str
     ledger_rows: int
@@ -176,7 +157,7 @@ class ReportFacts:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.controls.keys() != CONTROLS.keys():
             raise InvalidInput("controls", value=sorted(self.controls), limit=", ".join(CONTROLS))
-        for name in ("seconds", "seeds", "controls"):
+        for name in ("seconds", "run_seconds", "seeds", "controls"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         if len(self.spacing_mm) != 3 or not all(s > 0 for s in self.spacing_mm):
             raise InvalidInput("spacing_mm", value=self.spacing_mm, limit="three numbers above 0")

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from common.privacy.consent import guess_sentence
+from common.privacy.consent import guess_sentence, spent_sentence
 from common.privacy.figures import delta_text, epsilon_text
 from common.study_mechanism import sealed_sentences
-from consilium.reports.report_facts import CONTROLS, FALSE_ALARMS, NOTHING, DiceScore, PrivacyFacts, ReportFacts
+from consilium.reports.report_facts import CONTROLS, NOTHING, DiceScore, PrivacyFacts, ReportFacts
 from consilium.reports.report_pictures import OUTLINES, draw_pictures
 from server.study.consent_text import BatchRoster, sealed_facts, study_limit
 
@@ -77,6 +77,7 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
         "privacy": _privacy_json(facts.privacy),
         **_parties_json(facts),
         "seconds": dict(facts.seconds),
+        "run_seconds": dict(facts.run_seconds),
         "ledger": {"head": facts.ledger_head, "rows": facts.ledger_rows},
         "seeds": dict(facts.seeds),
         "spacing_mm": list(facts.spacing_mm),
@@ -149,7 +150,6 @@ def render_html(facts: ReportFacts) -> str:
         "data:image/png;base64," + base64.b64encode(image).decode("ascii")
         for image in draw_pictures(facts.pictures, facts.spacing_mm)
     ]
-    power = facts.privacy.detection_power
     return environment.get_template("report.html").render(
         facts=facts,
         privacy=facts.privacy,
@@ -160,8 +160,7 @@ def render_html(facts: ReportFacts) -> str:
         attendance=_attendance(facts.releases),
         sealed=sealed_sentences(facts.study),
         in_words=guess_sentence(facts.study.privacy.protection, study_limit(facts.study)),
-        power=None if power is None else max(1, math.ceil(100 * power)),
-        false_alarms=round(100 * FALSE_ALARMS),
+        so_far=spent_sentence(facts.privacy.mu_squared),
         pictures=list(zip(facts.pictures, images, strict=True)),
         outlines=OUTLINES,
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import math
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
+from fractions import Fraction
 from html.parser import HTMLParser
 from pathlib import Path
-from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -18,10 +19,14 @@ from PIL import Image
 
 from common.config import DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
+from common.privacy.accounting import Guarantee
+from common.privacy.consent import guess_right_at_most
+from common.privacy.figures import percent_text
+from consilium.reports.certificate import in_words
 from consilium.reports.report_facts import DaemonFact, DiceScore, NamedScore, PrivacyFacts, ReportFacts, SiteFact
 from consilium.reports.report_pictures import OUTLINES, VIEWS, Picture, centre_of, draw_picture
 from consilium.reports.study_report import format_duration, render_html, write_report
-from server.study.consent_text import BatchRoster
+from server.study.consent_text import BatchRoster, study_limit
 
 NAN = math.nan
 
@@ -59,6 +64,7 @@ def make_facts(*, hospitals: int = 4, pictures: int = 4, unit: str = "hospital")
         privacy=PrivacyFacts(
             epsilon_exact=7.99998,
             epsilon_rdp=8.8761,
+            mu_squared=Fraction(3),
             delta=1e-3,
             unit=unit,
             relation="replace-one",
@@ -107,12 +113,10 @@ def make_facts(*, hospitals: int = 4, pictures: int = 4, unit: str = "hospital")
         seconds={
             "data": 4.21,
             "teachers": 187.4,
-            "start daemons": 9.8,
-            "collect": 61.2,
-            "decode": 2.9,
-            "student": 96.0,
-            "evaluate": 8.13,
+            "federation": 9.8,
+            "study run": 160.3,
         },
+        run_seconds={"collect": 61.2, "decode": 2.9, "student": 96.0},
         pictures=tuple(
             make_picture(f"{'Public' if i % 2 == 0 else 'Test'} case {i + 17:03d}", ("public", "test")[i % 2], i)
             for i in range(pictures)
@@ -269,7 +273,7 @@ def test_page_shows_every_score_site_daemon_and_stage(page: str) -> None:
     for daemon in facts.daemons:
         assert daemon.role in text
         assert str(daemon.pid) in text
-    for stage in facts.seconds:
+    for stage in (*facts.seconds, *facts.run_seconds):
         assert stage in text
     assert facts.refused_node in text
     assert facts.ledger_head in text
@@ -296,6 +300,7 @@ def test_text_from_outside_is_escaped() -> None:
         sites=(replace(facts.sites[0], name=evil, pool=evil),),
         pictures=(replace(facts.pictures[0], title=evil),),
         seconds={evil: 1.0},
+        run_seconds={evil: 1.0},
     )
     assert "<script" not in render_html(hostile)
 
@@ -390,22 +395,25 @@ def test_durations_read_well() -> None:
     ]
 
 
-def test_detection_power_is_that_of_the_neyman_pearson_attacker() -> None:
-    facts = make_facts(pictures=0).privacy
-    power = facts.detection_power
-    assert power is not None
-    # The likelihood-ratio test between N(0, z²) and N(1, z²) from the same number of independent draws, simulated.
-    rng = np.random.default_rng(0)
-    noise = rng.normal(0.0, facts.noise_multiplier, (20_000, facts.queries)).mean(axis=1)
-    threshold = facts.noise_multiplier / math.sqrt(facts.queries) * NormalDist().inv_cdf(0.95)
-    assert power == pytest.approx(float((noise + 1.0 > threshold).mean()), abs=0.012)
+def test_report_and_certificate_state_the_same_odds_of_a_guess() -> None:
+    facts = make_facts(pictures=0)
+    limit, spent = study_limit(facts.study), facts.privacy.mu_squared
+    promised = Guarantee(8.0, 1e-3, "exact", facts.study.privacy.protection)
+    of_the_certificate = in_words(promised, (promised,), limit=limit, spent=spent)[1]
+    said = html.unescape(render_html(facts))
+    whole, so_far = re.findall(r".*? of the time(?:, even.*? of the time)?\.", of_the_certificate)
+    assert whole in said
+    assert so_far.strip() in said
+    assert percent_text(guess_right_at_most(spent)) in so_far
+    assert percent_text(guess_right_at_most(limit)) in whole
 
 
-def test_detection_power_is_left_out_when_the_figures_disagree() -> None:
-    facts = make_facts(pictures=0).privacy
-    assert replace(facts, noise_multiplier=facts.noise_multiplier * 1.1).detection_power is None
-    assert replace(facts, queries=0).detection_power is None
-    assert replace(facts, epsilon_exact=NAN).detection_power is None
+def test_stages_within_the_studys_run_are_not_counted_twice() -> None:
+    facts = replace(make_facts(pictures=0), seconds={"data": 12.0, "study run": 120.0}, run_seconds={"collect": 63.0})
+    text = render_html(facts)
+    assert "2 min 12 s" in text
+    assert "3 min 15 s" not in text
+    assert "of the study's run: collect" in html.unescape(text)
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
