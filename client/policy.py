@@ -123,9 +123,13 @@ class AllowLists:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """``[share]``: what a site lets the server's operator know beyond its answers. Nothing, unless it says so."""
+    """``[share]``: what a site lets the server's operator know beyond its answers. Nothing, unless it says so.
+
+    ``status`` goes out with every reply to receipts (:func:`client.worker.shared_status`).
+    """
 
     case_counts: bool = False
+    status: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,14 @@ with the codes of all queries asked for or of none, whatever each of them cost. 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from importlib.metadata import version
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -57,8 +59,16 @@ from common.sealing import SealContext, seal
 
 log = logging.getLogger(__name__)
 
+MAX_ALARMS, MAX_ALARM = 20, 300
+
 Ask = Callable[[], NDArray[np.float32] | None]
 """Asks one voter: its probabilities [c, x, y, z], or None for an empty slot. Whatever it raises is that voter's own."""
+
+
+def shared_status(site: str, ledger: SiteLedger) -> str:
+    """A site's own account for the server's operator, as JSON: what its books say of queries, nothing of patients."""
+    alarms = [alarm[:MAX_ALARM] for alarm in ledger.alarms()[:MAX_ALARMS]]
+    return json.dumps({"site": site, "version": version("consilium"), **ledger.account(), "alarms": alarms})
 
 
 class Voters(Protocol):
@@ -174,7 +184,8 @@ class Worker:
             case Receipts():
                 self._file(message)
                 held = self._ledger.held(message.ledger)
-                return lambda: ReceiptsReply(ledger_row=held.seq, ledger_head=held.hash)
+                status = shared_status(self._config.site, self._ledger) if self._config.share.status else None
+                return lambda: ReceiptsReply(ledger_row=held.seq, ledger_head=held.hash, status=status)
             case _:
                 raise Refused("malformed", "a worker answers offers, codes requests and receipts")
 

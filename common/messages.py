@@ -47,6 +47,7 @@ MAX_COUNTER = 1_000_000
 """Largest edition and round of a query."""
 MAX_RECEIPTS = 1_000
 MAX_RECEIPTS_BYTES = 16 << 20
+MAX_STATUS = 1 << 15
 """Of all the receipts in one message; the core sends what is left in another."""
 
 NO_HEAD = "0" * 64
@@ -213,13 +214,19 @@ class Receipts(Document):
 
 @dataclass(frozen=True, slots=True)
 class ReceiptsReply(Document):
-    """The newest head of the server's ledger that the site now holds a receipt for, as in :class:`OfferReply`."""
+    """The newest head of the server's ledger that the site now holds a receipt for, as in :class:`OfferReply`.
+
+    ``status`` is JSON about the site itself, where its policy shares that; nobody acts on what it says.
+    """
 
     ledger_row: int
     ledger_head: Sha256
+    status: str | None = None
 
     def check(self) -> None:
         _check_head(self.ledger_row, self.ledger_head)
+        if self.status is not None and len(self.status) > MAX_STATUS:
+            raise InvalidInput("status of a site", value=len(self.status), limit=f"at most {MAX_STATUS} characters")
 
 
 Part = Offer | OfferReply | CodesRequest | CodesReply | Receipts | ReceiptsReply

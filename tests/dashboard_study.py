@@ -8,15 +8,29 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.ledger.site_ledger import SiteLedger
 from client.policy import Caps, Consent, ServerFacts, SiteConfig
 from client.worker import Worker
-from common.config import CodecConfig, CollectionConfig, PrivacyConfig, Study, TrainingConfig
+from common.canonical import sha256_bytes
+from common.config import (
+    CodecConfig,
+    CollectionConfig,
+    DataConfig,
+    PrivacyConfig,
+    Study,
+    TrainingConfig,
+    render_study,
+)
 from common.data.synthetic import study_data, write_phantoms
 from common.data.volume import load_label
 from common.events import EventLog
+from common.ledger.charges import PoolDeclaration, RosterEntry
+from common.privacy.mechanism import QuerySpec
+from common.study_mechanism import study_mechanism
 from server.aggregation.pipeline import collect, run_study
+from server.ledger.server_ledger import Candidate, Ledger
 from server.study import create_study as setup
 from server.study.workspace import Site, Workspace
 from tests.federation import LoopTransport
@@ -52,13 +66,16 @@ class Recorded:
     transport: LoopTransport
     teachers: dict[str, NoisyTruth]
 
+    def log(self) -> EventLog:
+        return EventLog(self.workspace.events_file, study=self.workspace.study().id)
+
     def run(self, run: str = "1") -> None:
         """Every stage, to the bundle."""
         run_study(self.workspace, self.transport, run=run)
 
     def collect(self, run: str = "1") -> EventLog:
         """The first stage alone: answers in the ledger, no student; the log stands in the middle of a run."""
-        events = EventLog(self.workspace.events_file, study=self.workspace.study().id)
+        events = self.log()
         events.emit("run-started", run=run, pid=1, resumed=False)
         collect(self.workspace, self.transport, events=events)
         return events
@@ -71,17 +88,18 @@ def make_study_directory(
     steps: int = 60,
     epsilon: float = 8.0,
     rounds: int = 0,
-    queries: int = QUERIES,
+    volumes: int = QUERIES,
+    queries: int = 0,
     protocol: str = "",
 ) -> Recorded:
     """A study ready to run: phantoms published, codec fitted, four sites registered; a joint one of so many rounds, or
     so many queries of another protocol."""
-    phantoms = write_phantoms(root / "phantoms", cases=QUERIES + 10, seed=3)
-    public, maps = phantoms.cases[:QUERIES], phantoms.cases[QUERIES:]
+    phantoms = write_phantoms(root / "phantoms", cases=volumes + 10, seed=3)
+    public, maps = phantoms.cases[:volumes], phantoms.cases[volumes:]
     study = Study(
         name="hippocampus-demo",
         data=study_data(2),
-        privacy=PrivacyConfig(epsilon=epsilon, delta=1e-3, planned_queries=rounds or queries, quorum=3),
+        privacy=PrivacyConfig(epsilon=epsilon, delta=1e-3, planned_queries=rounds or queries or volumes, quorum=3),
         codec=CodecConfig(augmentations=20, max_dimension=12, joint=rounds > 0, protocol=protocol),
         teacher=TrainingConfig(channels=(4, 8), steps=4),
         student=TrainingConfig(channels=(4, 8), steps=steps),
@@ -124,6 +142,61 @@ def make_study_directory(
             fetch=workspace.objects.get,
         )
     return Recorded(workspace, LoopTransport(workers), teachers)
+
+
+def make_large_study(root: Path, *, rows: int, sites: int = 4, roster: int = 4) -> Workspace:
+    """A study whose ledger has so many rows, and a run in progress; each release names ``roster`` of its sites."""
+    workspace = Workspace(root)
+    study = Study(
+        name="large",
+        data=DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=(8, 8, 8)),
+        privacy=PrivacyConfig(epsilon=8.0, delta=1e-5, planned_queries=rows, quorum=2),
+        codec=CodecConfig(),
+    )
+    workspace.study_file.write_text(render_study(study), encoding="utf-8")
+    registered = tuple(Site(name=f"site-{i}", pool=f"pool-{i}", node_id=i) for i in range(sites))
+    workspace.save_sites(registered)
+    mechanism = study_mechanism(study, dimension=2)
+    codec, noisy = sha256_bytes(b"codec"), np.zeros(2, dtype=np.int64)
+    privacy = study.privacy
+    events = EventLog(workspace.events_file, study=study.id)
+    events.emit("run-started", run="1", pid=1, resumed=False)
+    events.emit("stage-started", stage="collect", total=rows)
+    with Ledger.create(workspace.ledger_file, signing_key=Ed25519PrivateKey.generate()) as ledger:
+        ledger.register_study(study)
+        for site in registered:
+            ledger.declare_pool(
+                PoolDeclaration(
+                    pool=site.pool,
+                    site=site.name,
+                    budget=privacy.budget,
+                    accountant=privacy.accountant,
+                    protection=privacy.protection,
+                )
+            )
+        answers = rows - 2 - sites
+        for start in range(0, answers, 500):
+            first = start // 500 * roster
+            entries = {registered[(first + i) % sites] for i in range(roster)}
+            queries = [
+                QuerySpec(
+                    edition=1,
+                    codec=codec,
+                    volumes=(sha256_bytes(str(number).encode()),),
+                    round=1,
+                    centre="zero",
+                    weights="codec",
+                    mechanism=mechanism,
+                )
+                for number in range(start, min(start + 500, answers))
+            ]
+            ledger.release_batch(
+                study_id=study.id,
+                batch_id=f"batch-{start}",
+                roster=tuple(RosterEntry(site=site.name, pool=site.pool) for site in registered if site in entries),
+                candidates=[Candidate(query, noisy.copy) for query in queries],
+            )
+    return workspace
 
 
 if __name__ == "__main__":

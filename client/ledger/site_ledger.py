@@ -301,21 +301,30 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
             name: guarantee(spent.mu_squared, declared.budget, declared.protection, name) for name in AccountantName
         }
 
+    def account(self) -> dict[str, object]:
+        """What was accepted and spent, JSON-ready: the same whoever the site's patients are."""
+        books, declared = self._books, self._books.declared.declaration
+        return {
+            "pool": self.pool,
+            "spent": {name.value: g.to_json() for name, g in self.guarantees().items()},
+            "cap": {"accountant": str(declared.accountant), **_budget(declared.budget)},
+            "queries_accepted": len(books.reservations),
+            "receipted": len(books.receipted),
+            "refusals": books.refused,
+            "alarms": list(self.alarms()),
+        }
+
     def summary(self) -> dict[str, object]:
         """Plain facts for a person or a machine; JSON-ready."""
         spent, books = self.spent(), self._books
         declared = books.declared.declaration
         today = format_time(self._chain.clock())[:10]
         return {
-            "pool": self.pool,
-            "spent": {name.value: g.to_json() for name, g in self.guarantees().items()},
-            "cap": {"accountant": str(declared.accountant), **_budget(declared.budget)},
+            **self.account(),
             "share_spent": float(spent.mu_squared / books.limit),
-            "queries_accepted": len(books.reservations),
             "queries_today": books.per_day.get(today, 0),
             "queries_per_day": books.declared.queries_per_day,
             "codes_stored": sum(map(books.teachers.code_stands, books.teachers.codes)),
-            "receipted": len(books.receipted),
             "released_again": books.released_again,
             "patients_withdrawn": len(books.teachers.patients),
             "patient_identity": [
@@ -327,11 +336,9 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
                 **self.trainings().to_json(delta=declared.budget.delta),
                 "covers_every_release": self.trainings().covers_every_release,
             },
-            "refusals": books.refused,
             "studies": [
                 {"id": terms.id, "name": terms.name, "state": self._state(terms.id)} for terms in books.studies.values()
             ],
-            "alarms": list(self.alarms()),
         }
 
     # --- helpers

@@ -297,7 +297,9 @@ _MORE = """
 # codecs = []
 # volumes = []
 
-# What the server's operator may know beyond the answers: how many cases were used and left out.
+# What the server's operator may know beyond the answers: how many cases were used and left out; what the site's own
+# ledger has spent of its cap, its alarms and version, whenever receipts come.
 # [share]
 # case_counts = false
+# status = false
 """

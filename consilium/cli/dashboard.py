@@ -30,6 +30,7 @@ State = Annotated[Path, _setting("STATE", "The dashboard's own directory: users,
 _PROXY = "Address of the TLS proxy in front, whose X-Forwarded-For and -Proto are believed."
 _HOSTS = "Names browsers call it by, separated by commas, beside those in the certificate."
 _WEBHOOK = "Address (https) that is sent the names of alarms as they begin and end."
+_OIDC = "Settings (TOML) of an OpenID Connect provider that vouches for people beside the local users."
 _TOKEN = "File with the bearer token that opens /metrics to a scraper."
 
 
@@ -46,6 +47,7 @@ def dashboard(
     hosts: Annotated[str, _setting("HOSTS", _HOSTS)] = "",
     metrics_token_file: Annotated[Path | None, _setting("METRICS_TOKEN_FILE", _TOKEN)] = None,
     alarm_webhook: Annotated[str | None, _setting("ALARM_WEBHOOK", _WEBHOOK)] = None,
+    oidc: Annotated[Path | None, _setting("OIDC", _OIDC)] = None,
     session_hours: Annotated[float, typer.Option(min=0.001, max=168, help="How long a sign-in lasts.")] = 12.0,
 ) -> None:
     """Serve the dashboard of one study. It reads the study's directory and can neither charge nor change it.
@@ -56,6 +58,7 @@ def dashboard(
         return
     if study is None:
         raise InvalidInput("--study is missing", remedy="name the study's directory")
+    from server.dashboard.oidc import load_settings
     from server.dashboard.serve import Listen, options_for, serve
 
     listen = Listen(host=bind, port=port, certificate=certificate, key=key, proxy=behind_proxy)
@@ -68,8 +71,9 @@ def dashboard(
         certifier=certificate_command,
         hosts=hosts,
         webhook=alarm_webhook,
+        oidc=None if oidc is None else load_settings(oidc),
     )
-    if not UserFile(state / "users.json").users():
+    if oidc is None and not UserFile(state / "users.json").users():
         typer.echo(
             f"nobody can sign in yet: consilium dashboard user add NAME --role operator --state {state}", err=True
         )

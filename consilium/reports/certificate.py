@@ -46,6 +46,7 @@ from common.study_mechanism import sealed_sentences
 from consilium.reports.certificate_pdf import render
 from consilium.reports.patient_report import identity_lines, patient_lines, release_guarantee
 from consilium.reports.report_facts import SIMULATION
+from server.dashboard.quarantine import read_json
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import VerifyReport, verify
@@ -53,6 +54,7 @@ from server.study.consent_text import sealed_facts
 from server.study.workspace import Workspace
 
 CERTIFICATE_SCHEMA = 2
+MAX_REPORT_BYTES = 1 << 16
 
 PROVES = (
     "The chain of rows is whole up to the signed head named here, and every row keeps the ledger's rules: no budget "
@@ -155,9 +157,7 @@ def certificate_facts(
                 **_history(ledger, study),
                 "ledger": _ledger_facts(ledger, report),
                 "audit": _audit(sources.audit or _if_there(workspace.root / "audit.json")),
-                "sites": _site_reports(
-                    sources.sites or tuple(sorted((workspace.root / "site-reports").glob("*.json")))
-                ),
+                **_site_facts(workspace, sources.sites),
                 "hashes": _hashes(workspace, study),
                 "versions": _versions(),
                 "proves": list(PROVES),
@@ -362,24 +362,44 @@ def _audit(path: Path | None) -> dict[str, Any] | None:
         raise InvalidInput("audit", value=str(path), limit="what `consilium audit --json` prints") from error
 
 
-def _site_reports(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """What hospitals say their own ledgers say: ``consilium site status --json`` of each."""
-    reports = []
-    for path in paths:
+def _site_facts(workspace: Workspace, given: Sequence[Path]) -> dict[str, Any]:
+    """What hospitals say their own ledgers say: InvalidInput for a file that was ``given`` and is no report.
+
+    Of those that lie in the study's directory, where sites put them themselves, one that does not hold is set aside by
+    name: no site keeps the others from their certificate.
+    """
+    if given:
+        return {"sites": [_site_report(path) for path in given]}
+    reports, aside = [], []
+    for path in sorted(workspace.reports_dir.glob("*.json")):
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            wanted = ("site", "pool", "spent", "cap", "queries_accepted", "receipted", "alarms", "patients_withdrawn")
-            report = {key: data[key] for key in wanted}
-            gate = release_guarantee(report["spent"][report["cap"]["accountant"]])
-            report["patient"] = patient_lines(data.get("trainings"), gate)  # a site of an older version reports none
-            report["patient_is"] = identity_lines(data.get("patient_identity"))
-            _ = [report["spent"][str(name)]["epsilon"] for name in AccountantName]
-        except (OSError, ValueError, KeyError, TypeError, InvalidInput) as error:
-            raise InvalidInput(
-                "site report", value=str(path), limit="what `consilium site status --json` prints"
-            ) from error
-        reports.append(report)
-    return reports
+            report = _site_report(path)
+            if report["site"] != path.stem:
+                raise InvalidInput("site that the report speaks for", limit=path.stem)
+            reports.append(report)
+        except InvalidInput:
+            aside.append(path.name)
+    return {"sites": reports, **({"reports_set_aside": aside} if aside else {})}
+
+
+def _site_report(path: Path) -> dict[str, Any]:
+    """What ``consilium site status --json`` printed, or the account alone that a site sends by itself."""
+    try:
+        data = read_json(path, most_bytes=MAX_REPORT_BYTES)
+        wanted = ("site", "pool", "spent", "cap", "queries_accepted", "receipted", "alarms")
+        report: dict[str, Any] = {key: data[key] for key in wanted}
+        report["patients_withdrawn"] = data.get("patients_withdrawn")
+        gate = release_guarantee(report["spent"][report["cap"]["accountant"]])
+        report["patient"] = patient_lines(data.get("trainings"), gate)
+        report["patient_is"] = identity_lines(data.get("patient_identity"))
+        _ = [report["spent"][str(name)]["epsilon"] for name in AccountantName]
+        if not all(isinstance(alarm, str) for alarm in report["alarms"]):
+            raise InvalidInput("alarms of a site", limit="texts")
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, InvalidInput) as error:
+        raise InvalidInput(
+            "site report", value=str(path), limit="what `consilium site status --json` prints"
+        ) from error
+    return report
 
 
 def _hashes(workspace: Workspace, study: Study) -> dict[str, str]:

@@ -314,6 +314,10 @@ def _reported(pages: _Pages, facts: dict[str, Any]) -> None:
                 pages.paragraph(f"One patient of {site['site']}: {line}.", bullet="•")
     else:
         pages.paragraph("No hospital's own report was filed; each has one: consilium site status.")
+    if aside := facts.get("reports_set_aside"):
+        pages.paragraph(
+            f"Set aside, for they are no reports of the sites they are named after: {', '.join(aside)}.", _NOTE
+        )
 
 
 def _limits(pages: _Pages, facts: dict[str, Any]) -> None:

@@ -54,6 +54,7 @@ class Aggregator:
 
     ``sites`` tells who is registered now; it is asked before every batch, so a site may join in the middle of a run.
     ``before`` queries of the study's plan were answered before these, which a later query may depend on.
+    ``keep_status`` takes what a site shares about itself.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Aggregator:
         clock: Callable[[], float] = time.monotonic,
         retry_pause_s: float = 5.0,
         before: int = 0,
+        keep_status: Callable[[Site, str], None] = lambda site, text: None,
     ) -> None:
         if (registered := len(sites())) < study.privacy.quorum:
             raise QuorumNotReached(
@@ -79,7 +81,7 @@ class Aggregator:
         self._ledger, self._sealing_key, self._events = ledger, sealing_key, events
         self._sampler, self._clock = sampler, clock
         self._retry_pause_s, self._before = retry_pause_s, before
-        self._receipts = ReceiptDelivery(ledger, events)
+        self._receipts = ReceiptDelivery(ledger, events, keep_status=keep_status)
         self._away: frozenset[int] = frozenset()
 
     def open_queries(self) -> tuple[QuerySpec, ...]:

@@ -7,14 +7,18 @@ again. Refuses to start while another run holds the study.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 from common.errors import ConsiliumError
 from common.events import EventLog, read_events
 from common.ledger.keys import load_signing_key
+from common.objects import write_atomically
 from common.sealing_rotation import load_sealing_keys
 from server.aggregation.exchange import Transport
 from server.aggregation.sealed_sums import aggregator_of
@@ -22,7 +26,9 @@ from server.ledger.server_ledger import Ledger
 from server.postprocess.labels import read_released, write_labels
 from server.protocols.base import protocol_of
 from server.protocols.controls import CONTROLS
-from server.study.workspace import Workspace
+from server.study.workspace import Site, Workspace
+
+log = logging.getLogger(__name__)
 
 
 def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
@@ -64,10 +70,22 @@ def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> 
                 sealing_key=load_sealing_keys(workspace.sealing_key_file),
                 events=events,
                 before=queries[0].round - 1,
+                keep_status=partial(keep_status, workspace.reports_dir),
             )
             core.run(transport, should_stop=workspace.stop_file.exists)
             if workspace.stop_file.exists():
                 break
+
+
+def keep_status(folder: Path, site: Site, text: str) -> None:
+    """Keep what a site shares about itself under its name, the newest only; whoever reads it checks it.
+
+    Nothing rests on it: where it cannot be written the run goes on.
+    """
+    try:
+        write_atomically(folder / f"{site.name}.json", text.encode())
+    except OSError as error:
+        log.warning("event=status-not-kept site=%s cause=%s", site.name, type(error).__name__)
 
 
 def finish(workspace: Workspace, *, events: EventLog) -> None:

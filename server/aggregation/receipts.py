@@ -24,8 +24,10 @@ class ReceiptDelivery:
     """What each site is known to hold of its receipts, in one run; ``contradicted`` has the rows of sites whose head is
     not in the ledger, by name. Lost with the process, and then asked for again."""
 
-    def __init__(self, ledger: Ledger, events: EventLog) -> None:
-        self._ledger, self._events = ledger, events
+    def __init__(
+        self, ledger: Ledger, events: EventLog, *, keep_status: Callable[[Site, str], None] = lambda site, text: None
+    ) -> None:
+        self._ledger, self._events, self._keep_status = ledger, events, keep_status
         self._held: dict[str, int] = {}
         self.contradicted: dict[str, int] = {}
 
@@ -69,6 +71,8 @@ class ReceiptDelivery:
     def note_held(self, site: Site, message: OfferReply | ReceiptsReply) -> bool:
         """Whether the head a site holds is in the ledger. If not, nothing is released with the site, and it is sent all
         the receipts there are for it: what contradicts the one it holds is the site's to keep as evidence."""
+        if isinstance(message, ReceiptsReply) and message.status is not None:
+            self._keep_status(site, message.status)
         position = Position(message.ledger_row, message.ledger_head)
         if self._ledger.contains(position):
             self._held[site.name] = position.seq

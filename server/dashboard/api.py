@@ -52,6 +52,7 @@ from server.dashboard.service import Here, Service
 from server.dashboard.tables import attached, csv_lines, csv_response, flat_label, flat_site, json_lines
 from server.dashboard.views.overview import Overview
 from server.dashboard.views.sites import SiteView
+from server.dashboard.views.studies import StudyRow
 from server.dashboard.views.study import NoiseView, StudyPage
 from server.postprocess.decisions import Decision, Verdict
 
@@ -132,6 +133,12 @@ def noise(service: Here) -> NoiseView | None:
     return service.noise()
 
 
+@routes.get("/studies", tags=["study"])
+def studies(service: Here) -> tuple[StudyRow, ...]:
+    """Every study of the ledger: settings, spending, gain."""
+    return service.studies()
+
+
 @routes.get("/sites", tags=["study"])
 def sites(service: Here) -> list[SiteFacts]:
     """Every site."""
@@ -141,7 +148,7 @@ def sites(service: Here) -> list[SiteFacts]:
 @routes.get("/tables/{name}.csv", tags=["study"], response_class=Response, responses={200: _CSV})
 def table(
     service: Here,
-    name: Literal["sites", "batches", "refusals", "curve", "labels", "decisions"],
+    name: Literal["sites", "batches", "refusals", "curve", "labels", "decisions", "studies"],
 ) -> Response:
     """A page's table as CSV."""
     rows: dict[str, Callable[[], Iterable[Any]]] = {
@@ -151,6 +158,7 @@ def table(
         "curve": lambda: map(asdict, service.study().curve),
         "labels": lambda: map(flat_label, labels_page(service).labels),
         "decisions": lambda: map(asdict, service.decisions.decisions()),
+        "studies": lambda: map(asdict, service.studies()),
     }
     return csv_response(name, list(rows[name]()))
 

@@ -28,6 +28,7 @@ from common.errors import ConsiliumError, InvalidInput
 from server.dashboard import api, health, pages, sign_in
 from server.dashboard.auth import Sessions, Throttle, UserFile
 from server.dashboard.live import Live
+from server.dashboard.oidc import Provider, Settings
 from server.dashboard.read_model import Follower
 from server.dashboard.screens import HERE, environment, live_blocks
 from server.dashboard.security import Gate, SecureHeaders, SmallBodies, admitted, for_machines
@@ -45,7 +46,8 @@ class Options:
 
     ``certifier`` gives the command that writes a certificate into a folder; ``metrics_token`` opens ``/metrics`` to a
     bearer of it beside signed-in users. ``hosts`` are the names it is called by beside those of the machine itself: a
-    page of another name that leads here is answered nothing. ``webhook`` is told which alarms begin and end.
+    page of another name that leads here is answered nothing. ``webhook`` is told which alarms begin and end; ``oidc``
+    names who vouches for people beside the local users.
     """
 
     study: Path
@@ -56,6 +58,7 @@ class Options:
     certifier: Certifier | None = None
     hosts: Hosts = lambda: ()
     webhook: str | None = None
+    oidc: Settings | None = None
     poll_s: float = 1.0
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -94,7 +97,8 @@ def create_app(options: Options) -> FastAPI:
     )
     app.state.service, app.state.templates, app.state.live = service, templates, live
     app.state.gate = Gate(cookie=f"consilium-{follower.study.id[:8]}", lookup=sessions.get)
-    app.state.door = Door(users, sessions, Throttle(clock=options.clock), secure=options.secure)
+    provider = None if options.oidc is None else Provider(options.oidc, clock=options.clock)
+    app.state.door = Door(users, sessions, Throttle(clock=options.clock), secure=options.secure, provider=provider)
     app.state.metrics_token = options.metrics_token
     app.add_middleware(SmallBodies)
     app.add_middleware(KnownHosts, hosts=options.hosts)

@@ -25,7 +25,7 @@ from common.objects import write_atomically
 USERS_SCHEMA = 1
 MIN_PASSWORD_CHARACTERS = 12
 MAX_PASSWORD_CHARACTERS = 1024
-_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _SCRYPT = {"n": 1 << 15, "r": 8, "p": 3}
 _SCRYPT_MEMORY = 1 << 26
 
@@ -95,7 +95,7 @@ class UserFile:
 
     def add(self, name: str, role: Role, password: str, *, replace: bool = False) -> None:
         """Enter a user, or give a known one another role and password if ``replace``."""
-        if not _NAME.fullmatch(name):
+        if not USER_NAME.fullmatch(name):
             raise InvalidInput("user name", value=name, limit="1 to 64 letters, digits, '.', '_', '@', '-'")
         if not MIN_PASSWORD_CHARACTERS <= len(password) <= MAX_PASSWORD_CHARACTERS:
             raise InvalidInput(
@@ -126,13 +126,16 @@ class UserFile:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One sign-in. ``csrf`` is what this session's forms must carry; ``ends`` is in seconds of the sessions' clock."""
+    """One sign-in. ``csrf`` is what this session's forms must carry; ``ends`` is in seconds of the sessions' clock.
+
+    ``credential`` is the local user's password hash; None for somebody a provider vouched for.
+    """
 
     user: str
     role: Role
     csrf: str
     ends: float
-    credential: str
+    credential: str | None
 
 
 class Sessions:
@@ -147,15 +150,15 @@ class Sessions:
     def lifetime_s(self) -> float:
         return self._lifetime_s
 
-    def begin(self, user: User) -> tuple[str, Session]:
+    def begin(self, name: str, role: Role, *, credential: str | None) -> tuple[str, Session]:
         """A new token and its session."""
         token = secrets.token_urlsafe(32)
         session = Session(
-            user=user.name,
-            role=user.role,
+            user=name,
+            role=role,
             csrf=secrets.token_urlsafe(32),
             ends=self._clock() + self._lifetime_s,
-            credential=user.digest,
+            credential=credential,
         )
         with self._lock:
             now = self._clock()
@@ -164,7 +167,7 @@ class Sessions:
         return token, session
 
     def get(self, token: str | None) -> Session | None:
-        """The session of a token while it lasts and its user still has the same password and role."""
+        """The session of a token while it lasts and its user, if a local one, has the same password and role."""
         if not token:
             return None
         key = _token_key(token)
@@ -172,9 +175,9 @@ class Sessions:
             session = self._open.get(key)
         if session is None:
             return None
-        user = self._users.users().get(session.user)
+        user = self._users.users().get(session.user) if session.credential is not None else None
         same = user is not None and user.digest == session.credential and user.role == session.role
-        if not same or session.ends <= self._clock():
+        if not (same or session.credential is None) or session.ends <= self._clock():
             with self._lock:
                 self._open.pop(key, None)
             return None

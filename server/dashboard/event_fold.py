@@ -54,6 +54,7 @@ class SiteState:
     refused: int = 0
     missing: int = 0
     missing_in_a_row: int = 0
+    asked_again: int = 0
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=500))
     receipts_row: int = 0
     receipts_problem: str | None = None
@@ -292,6 +293,7 @@ class EventFold:
             case "reply-received":
                 site.last_seen, site.missing_in_a_row = time, 0
                 site.codes += event["codes"]
+                site.asked_again += event["attempt"] > 1
                 site.latencies.append(event["seconds"])
                 self._batch(event).replies.append((event["site"], event["seconds"]))
             case "reply-missing":

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
+from common.document import Document
 from common.errors import ConsiliumError
 from common.ledger.charges import ReleaseRecord
-from common.ledger.records import RefusalRecord
+from common.ledger.records import RefusalRecord, ReuseRecord, StudyRecord
 from common.ledger.rows import Row, check_link
 from common.ledger.sealed_records import AnswerRecord
 from common.ledger.server_state import Books
@@ -71,8 +72,20 @@ class Refusal:
     remaining: str
 
 
+@dataclass(slots=True)
+class History:
+    """A study of the ledger: its consent text, when it was registered, and what was released to it last."""
+
+    consent: Mapping[str, object]
+    registered: str
+    last: str | None = None
+    answers: int = 0
+    refused: int = 0
+    sites: set[str] = field(default_factory=set)
+
+
 class LedgerFold:
-    """A server ledger's rows folded into the books and this study's history."""
+    """A server ledger's rows folded into the books, this study's history and a short one of every other."""
 
     def __init__(self, path: Path, *, study_id: str) -> None:
         self._path, self._study = path, study_id
@@ -86,6 +99,7 @@ class LedgerFold:
         self.points: list[ReleasePoint] = []
         self.batches: dict[str, Batch] = {}
         self.refusals: list[Refusal] = []
+        self.histories: dict[str, History] = {}
         self.problem: str | None = None
         self.rows_in_file = 0
         self._stamp: tuple[int, ...] = ()
@@ -147,6 +161,7 @@ class LedgerFold:
         record = self.books.enter(row)
         self.last = row
         self.kinds[row.kind] = self.kinds.get(row.kind, 0) + 1
+        self._note(row, record)
         if isinstance(record, ReleaseRecord) and record.study_id == self._study:
             self._release(row, record)
         elif isinstance(record, AnswerRecord) and self.books.releases[record.query_id].study_id == self._study:
@@ -164,6 +179,23 @@ class LedgerFold:
                     remaining=record.remaining,
                 )
             )
+
+    def _note(self, row: Row, record: Document) -> None:
+        """What a row says of any study."""
+        match record:
+            case StudyRecord():
+                self.histories[record.study_id] = History(record.study, row.time_utc)
+            case ReleaseRecord():
+                history = self.histories[record.study_id]
+                history.sites.update(entry.site for entry in record.roster)
+                history.answers += record.draw is None
+                history.last = row.time_utc
+            case AnswerRecord():
+                self.histories[self.books.releases[record.query_id].study_id].answers += 1
+            case RefusalRecord():
+                self.histories[record.study_id].refused += len(record.query_ids)
+            case ReuseRecord():
+                self.histories[record.study_id].answers += len(record.query_ids)
 
     def _release(self, row: Row, record: ReleaseRecord) -> None:
         worst = max(self.books.spent_in(self._study, entry.pool).mu_squared for entry in record.roster)

@@ -214,6 +214,11 @@ def decide_many(service: Here, session: Decider, form: Form) -> Response:
     return RedirectResponse("/labels", 303)
 
 
+@routes.get("/studies")
+def studies(screen: OnScreen) -> HTMLResponse:
+    return screen.show("studies")
+
+
 @routes.get("/student")
 def student(screen: OnScreen) -> HTMLResponse:
     return screen.show("student")

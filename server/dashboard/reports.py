@@ -1,9 +1,10 @@
 """What hospitals chose to hand over about themselves: ``site-reports/<site>.json`` in the study's directory.
 
 Each is what ``consilium site status --json`` prints at a hospital: its own account of what it spent, and how its
-teachers were trained, with the ε that gives one patient against everyone. Figures of its own are shown only if the
-hospital adds them, as ``shared``: they are outside the guarantee. A report that is ill-formed, too large, or speaks for
-another site than its file is named after is set aside and named, never guessed at.
+teachers were trained, with the ε that gives one patient against everyone; or the account alone, as a site sends it
+whenever receipts come if it shares its status. Figures of its own are shown only if the hospital adds them, as
+``shared``: they are outside the guarantee. A report that is ill-formed, too large, or speaks for another site than its
+file is named after is set aside and named, never guessed at.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class SiteReport:
     patient: tuple[str, ...] = ()
     patient_is: str = ""
     shared: tuple[SharedFigure, ...] = ()
+    version: str = ""
 
 
 def read_reports(folder: Path) -> dict[str, SiteReport]:
@@ -91,9 +93,10 @@ def _report(data: dict[str, Any], *, site: str, given: str) -> SiteReport:
         cap_epsilon=_epsilon(data["cap"]["epsilon"]),
         accountant=_text(gate),
         queries_accepted=_count(data["queries_accepted"]),
-        codes_stored=_count(data["codes_stored"]),
+        codes_stored=_maybe(data, "codes_stored"),
         receipted=_count(data["receipted"]),
-        patients_withdrawn=_count(data["patients_withdrawn"]),
+        patients_withdrawn=_maybe(data, "patients_withdrawn"),
+        version=_text(data.get("version", "")),
         alarms=_texts(data["alarms"]),
         strategy=", ".join(_texts(trainings["strategies"])),
         patient=tuple(_patient(one) for one in trainings["guarantees"][:MAX_LISTED]) if trainings["count"] else (),
@@ -120,6 +123,11 @@ def _count(stated: Any) -> int:
     if isinstance(stated, bool) or not isinstance(stated, int) or not 0 <= stated <= MAX_NUMBER:
         raise InvalidInput("count in a report", limit="an integer from 0")
     return stated
+
+
+def _maybe(data: dict[str, Any], name: str) -> int | None:
+    """A count that a site may leave out: what is sent by itself tells nothing of patients."""
+    return _count(data[name]) if name in data else None
 
 
 def _epsilon(stated: Any) -> float:

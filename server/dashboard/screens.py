@@ -29,6 +29,7 @@ LIVE: Mapping[str, tuple[str, ...]] = {
     "study": ("status", "budget", "batches", "refusals"),
     "sites": ("status", "sites"),
     "ledger": ("status",),
+    "studies": ("status", "table"),
     "labels": ("status", "list"),
     "student": ("status", "facts", "loss", "examples"),
     "planner": ("status",),
@@ -42,6 +43,7 @@ NAVIGATION = (
     ("/ledger", "ledger", "Ledger"),
     ("/labels", "labels", "Labels"),
     ("/student", "student", "Student"),
+    ("/studies", "studies", "Studies"),
     ("/planner", "planner", "Planner"),
 )
 
@@ -53,7 +55,9 @@ def live_facts(service: Service, page: str) -> dict[str, Any]:
         case "study":
             facts["study"] = service.study()
         case "sites":
-            facts["reports"] = service.reports()
+            facts["reports"], facts["certificate_ends"] = service.reports(), service.certificate_ends()
+        case "studies":
+            facts["studies"] = service.studies()
         case "labels" | "student":
             facts["labels"] = labels_page(service)
             if page == "student":
@@ -133,7 +137,7 @@ def _day(time: str | None) -> str:
 def _percent(share: float | None) -> str:
     if share is None:
         return "–"
-    return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %"
+    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%" if 0 < share < 0.1 else f"{100 * share:.0f}\N{NO-BREAK SPACE}%"
 
 
 def _size(count: int) -> str:

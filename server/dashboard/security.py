@@ -125,7 +125,7 @@ class Gate:
         return self.lookup(request.cookies.get(self.cookie))
 
 
-OPEN = frozenset({"/login", "/healthz", "/metrics"})
+OPEN = frozenset({"/login", "/login/oidc", "/login/oidc/back", "/healthz", "/metrics"})
 """The paths that anybody may ask for; each says itself what it answers to whom."""
 
 

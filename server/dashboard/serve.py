@@ -10,6 +10,7 @@ import uvicorn
 
 from common.errors import InvalidInput
 from server.dashboard.app import Options, create_app
+from server.dashboard.oidc import Settings
 from server.dashboard.service import Certifier
 from server.operations.exact import CertificateHosts
 
@@ -43,6 +44,7 @@ def options_for(
     certifier: Certifier | None,
     hosts: str,
     webhook: str | None,
+    oidc: Settings | None = None,
 ) -> Options:
     """How a dashboard that listens there is run; ``hosts`` are names browsers call it by, separated by commas.
 
@@ -73,6 +75,7 @@ def options_for(
         metrics_token=metrics_token,
         certifier=certifier,
         webhook=webhook,
+        oidc=oidc,
         hosts=lambda: given | named(),
     )
 

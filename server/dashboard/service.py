@@ -6,13 +6,14 @@ import json
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
 from common.errors import InvalidInput
+from common.pki import expires
 from server.dashboard.jobs import Job, work
 from server.dashboard.label_files import LabelFiles
 from server.dashboard.notify import FAILED, Telling, Webhook
@@ -22,6 +23,7 @@ from server.dashboard.read_model import Follower
 from server.dashboard.reports import SiteReport, read_reports
 from server.dashboard.views.alarms import Alarm
 from server.dashboard.views.overview import Overview, overview
+from server.dashboard.views.studies import StudyRow, study_rows
 from server.dashboard.views.study import NoiseView, StudyPage, noise_view, study_page
 from server.planning.planner import Plan
 from server.postprocess.decisions import Decision, DecisionStore
@@ -31,6 +33,7 @@ Certifier = Callable[[Path, Path], Sequence[str]]
 """The command that writes the certificate of a study's directory into a folder."""
 
 FRESH_S = 5.0
+ENDS_SOON = timedelta(days=30)
 MEND = "Restore decisions.jsonl from a backup. Until then labels show as undecided here, and none can be decided."
 NOT_VERIFIED = Alarm(
     "ledger-not-verified",
@@ -126,11 +129,30 @@ class Service:
         found = [FAILED] if self.webhook is not None and self.webhook.failing else []
         if self.verify.state.state == "failed" or (self.verify.state.state == "done" and not self.verified["ok"]):
             found.append(NOT_VERIFIED)
+        ends = self.certificate_ends()
+        left = None if ends is None else ends - self.now()
+        if ends is not None and left is not None and left < ENDS_SOON:
+            found.append(
+                Alarm(
+                    "certificate-ends",
+                    "critical" if left < timedelta(0) else "warning",
+                    f"The server's TLS certificate {'ended' if left < timedelta(0) else 'ends'} on {ends:%Y-%m-%d}",
+                    "`consilium provision renew` makes a new one; sites cannot reach the server without.",
+                )
+            )
         try:
             self.decisions.decisions()
         except (InvalidInput, OSError) as error:
             found.append(Alarm("decisions-broken", "critical", f"Decisions about labels cannot be read: {error}", MEND))
         return found
+
+    def certificate_ends(self) -> datetime | None:
+        """When the certificate that sites meet stops being valid; None before there is one, or where it is not ours
+        to read."""
+        try:
+            return expires(self.follower.workspace.gateway_dir / "server.crt")
+        except (InvalidInput, OSError):
+            return None
 
     def decided(self) -> tuple[Decision, ...]:
         """Every decision about a label; none where the file does not hold, which is an alarm."""
@@ -154,6 +176,9 @@ class Service:
     def study(self) -> StudyPage:
         return self.view("study", lambda: study_page(self.follower))
 
+    def studies(self) -> tuple[StudyRow, ...]:
+        return self.view("studies", lambda: study_rows(self.follower))
+
     def arrays(self, volume: str, key: str, load: Callable[[], Picture]) -> Picture:
         """A volume's arrays, the last few kept in memory while their picture is the same."""
         known = self._arrays.pop(volume, None)
@@ -170,7 +195,7 @@ class Service:
         return None if spectrum is None else self.view("noise", lambda: noise_view(self.follower, spectrum.stds))
 
     def reports(self) -> dict[str, SiteReport]:
-        return read_reports(self.follower.workspace.root / "site-reports")
+        return read_reports(self.follower.workspace.reports_dir)
 
     def close(self) -> None:
         """End what runs."""

@@ -29,7 +29,7 @@ from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee, epsilon_by, epsilon_rdp_library, guarantee, max_mu_squared
 from common.privacy.calibration import calibrate, noise_multiplier, queries_left
 from common.privacy.consent import guess_right_at_most, guess_sentence
-from common.privacy.figures import epsilon_text
+from common.privacy.figures import epsilon_text, percent_text
 from common.privacy.mechanism import (
     HONEST_SITES,
     AccountantName,
@@ -170,9 +170,11 @@ class Plan:
     @property
     def summary(self) -> str:
         """The verdict in one sentence, with its numbers."""
+        bits = f"{self.ceiling_bits:.0f}" if self.ceiling_bits >= 10 else f"{self.ceiling_bits:.2g}"
         share = (
-            f"{self.queries} answers share at most {self.ceiling_bits:.0f} bits about the codes, "
-            f"{self.bits_per_query:.2g} an answer, explaining at most {self.explained_at_most:.0%} of their variance"
+            f"{self.queries} answers share at most {bits} bits about the codes, "
+            f"{self.bits_per_query:.2g} an answer, explaining at most {percent_text(self.explained_at_most)} of their "
+            "variance"
         )
         return {
             Outlook.PRIOR: f"The prior does the work: {share}.",

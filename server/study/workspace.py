@@ -226,6 +226,11 @@ class Workspace:
         return self.root / "report.json"
 
     @property
+    def reports_dir(self) -> Path:
+        """What sites hand over about themselves, a JSON file each."""
+        return self.root / "site-reports"
+
+    @property
     def stop_file(self) -> Path:
         """Its presence asks a run to stop at the next safe point."""
         return self.root / "stop-requested"

@@ -69,8 +69,12 @@ def serving(
     timeout_s: float = 60.0,
     command: tuple[str, ...] = (sys.executable,),
     port: int = 0,
+    readable: bool = True,
 ) -> Iterator[Dashboard]:
-    """``consilium dashboard`` over a study's directory until the block ends; waits until it has read the study."""
+    """``consilium dashboard`` over a study's directory until the block ends; waits until it has read the study.
+
+    ``readable``: whether its ledger is expected to hold.
+    """
     port = port or free_ports(1, host="127.0.0.1")[0]
     program = "from consilium.cli.main import main; main()"
     arguments = ["-P", "-c", program, "dashboard", "--study", str(study), "--state", str(state), "--port", str(port)]
@@ -81,6 +85,9 @@ def serving(
         while True:
             try:
                 if dashboard.health()["up_to_date"]:
+                    break
+            except urllib.error.HTTPError as error:
+                if not readable and not json.load(error)["ledger_readable"]:
                     break
             except (urllib.error.URLError, ConnectionError):
                 pass

@@ -29,7 +29,7 @@ from tests.dashboard_study import QUERIES, SITES, make_study_directory
 
 pytestmark = pytest.mark.slow
 
-PAGES = ("", "study", "sites", "ledger", "ledger/7", "labels", "student", "planner")
+PAGES = ("", "study", "sites", "ledger", "ledger/7", "labels", "student", "studies", "planner")
 SLOW = (os.cpu_count() or 1) < 4
 """A machine that shares two cores draws no frame in time."""
 

@@ -17,21 +17,14 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from common.canonical import sha256_bytes, sha256_file
-from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, render_study
+from common.canonical import sha256_file
 from common.events import EventLog
-from common.ledger.charges import PoolDeclaration, RosterEntry
-from common.privacy.mechanism import QuerySpec
-from common.study_mechanism import study_mechanism
-from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import verify
-from server.study.workspace import Site, Workspace
+from server.study.workspace import Workspace
 from tests.browser.conftest import PASSWORD, Dashboard, serving
-from tests.dashboard_study import QUERIES, make_study_directory
+from tests.dashboard_study import QUERIES, make_large_study, make_study_directory
 
 pytestmark = pytest.mark.slow
 
@@ -180,56 +173,7 @@ def test_no_request_the_interface_description_allows_makes_it_fail(recorded, sta
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> Workspace:
     """A study of four sites with a hundred thousand rows in its ledger, and a run in progress."""
-    root = tmp_path_factory.mktemp("large")
-    workspace = Workspace(root)
-    study = Study(
-        name="large",
-        data=DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=(8, 8, 8)),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-5, planned_queries=LARGE, quorum=2),
-        codec=CodecConfig(),
-    )
-    workspace.study_file.write_text(render_study(study), encoding="utf-8")
-    sites = tuple(Site(name=f"site-{i}", pool=f"pool-{i}", node_id=i) for i in range(4))
-    workspace.save_sites(sites)
-    mechanism = study_mechanism(study, dimension=2)
-    codec, noisy = sha256_bytes(b"codec"), np.zeros(2, dtype=np.int64)
-    privacy = study.privacy
-    events = EventLog(workspace.events_file, study=study.id)
-    events.emit("run-started", run="1", pid=1, resumed=False)
-    events.emit("stage-started", stage="collect", total=LARGE)
-    with Ledger.create(workspace.ledger_file, signing_key=Ed25519PrivateKey.generate()) as ledger:
-        ledger.register_study(study)
-        for site in sites:
-            ledger.declare_pool(
-                PoolDeclaration(
-                    pool=site.pool,
-                    site=site.name,
-                    budget=privacy.budget,
-                    accountant=privacy.accountant,
-                    protection=privacy.protection,
-                )
-            )
-        roster = tuple(RosterEntry(site=site.name, pool=site.pool) for site in sites)
-        for start in range(0, LARGE - 6, 500):
-            queries = [
-                QuerySpec(
-                    edition=1,
-                    codec=codec,
-                    volumes=(sha256_bytes(str(number).encode()),),
-                    round=1,
-                    centre="zero",
-                    weights="codec",
-                    mechanism=mechanism,
-                )
-                for number in range(start, min(start + 500, LARGE - 6))
-            ]
-            ledger.release_batch(
-                study_id=study.id,
-                batch_id=f"batch-{start}",
-                roster=roster,
-                candidates=[Candidate(query, noisy.copy) for query in queries],
-            )
-    return workspace
+    return make_large_study(tmp_path_factory.mktemp("large"), rows=LARGE)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from common.ledger.keys import load_signing_key, public_hex
 from common.privacy.accounting import epsilon_exact
 from consilium.cli.certificate import app
 from consilium.cli.ledger import verify_app
-from consilium.reports.certificate import certificate_facts
+from consilium.reports.certificate import Sources, certificate_facts
 from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import verify
 from server.protocols.per_volume import plan_queries
@@ -202,6 +202,21 @@ def test_refusals_audit_and_the_hospitals_own_figures_are_included(workspace: Wo
     assert "row 4 of its ledger" in said
     assert "every file counts as a patient of its own" in said
     assert RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "filed")]).exit_code == 0
+    no_site_keeps_the_others_from_their_certificate(workspace, tmp_path / "aside")
+
+
+def no_site_keeps_the_others_from_their_certificate(workspace: Workspace, out: Path) -> None:
+    """A report that does not hold is set aside by name; one that was given by hand is refused."""
+    folder = workspace.reports_dir
+    (folder / "bergen.json").write_text("[" * 100_000)
+    (folder / "celle.json").write_bytes((folder / "aachen.json").read_bytes())
+    (folder / "dover.json").symlink_to("/dev/zero")
+    facts = certificate_facts(workspace)
+    assert facts["reports_set_aside"] == ["bergen.json", "celle.json", "dover.json"]
+    assert [report["site"] for report in facts["sites"]] == ["aachen"]
+    assert RUN.invoke(app, [str(workspace.root), "--out", str(out)]).exit_code == 0
+    with pytest.raises(InvalidInput, match="site report"):
+        certificate_facts(workspace, Sources(sites=(folder / "bergen.json",)))
 
 
 def site_status(folder: Path, study: Study) -> dict[str, object]:

@@ -91,7 +91,10 @@ async function load() {
 }
 
 function redraw() {
-  if (kept.study) draw("chart-epsilon", (c) => epsilonChart(kept.study, c));
+  if (kept.study?.curve.length) {
+    document.getElementById("no-curve")?.remove();
+    draw("chart-epsilon", (c) => epsilonChart(kept.study, c));
+  }
   if (kept.noise) draw("chart-noise", (c) => noiseChart(kept.noise, c));
   if (kept.student?.losses.length) draw("chart-loss", (c) => lossChart(kept.student, c));
 }

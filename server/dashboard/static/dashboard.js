@@ -72,10 +72,18 @@ function lost(why) {
 const GONE = "the dashboard does not answer; it is tried again every few seconds.";
 const STUCK = "the dashboard cannot read the study.";
 
+// A tab that nobody looks at holds no stream: a browser opens six connections to a host, and a seventh tab would wait.
 function follow() {
+  if (document.hidden) {
+    document.addEventListener("visibilitychange", follow, { once: true });
+    return;
+  }
   let failures = 0;
+  const started = Date.now();
   const source = new EventSource(`/api/live/${pageName}`);
-  const over = () => { source.close(); clearInterval(watch); };
+  const over = () => { source.close(); clearInterval(watch); document.removeEventListener("visibilitychange", rest); };
+  const rest = () => { if (document.hidden) { over(); follow(); } };
+  document.addEventListener("visibilitychange", rest);
   source.addEventListener("blocks", (event) => {
     failures = 0;
     live("live");
@@ -88,7 +96,7 @@ function follow() {
     failures += 1;
     if (failures >= 2 || source.readyState === EventSource.CLOSED) { over(); poll(); }
   });
-  const watch = setInterval(() => { if (Date.now() - heard > SILENT_MS) { over(); poll(); } }, 5000);
+  const watch = setInterval(() => { if (Date.now() - Math.max(heard, started) > SILENT_MS) { over(); poll(); } }, 5000);
 }
 
 // Where a proxy holds back event streams, or nobody answers, the same blocks are asked for instead.

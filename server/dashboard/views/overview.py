@@ -74,6 +74,7 @@ def overview(
         quorum=study.privacy.quorum,
         verdict=verdict(
             study,
+            broken=ledger.problem is not None or ledger.cut is not None,
             measured=read_measured(follower.workspace.root, study.id),
             outlook=outlook,
             hospitals=len(follower.sites),

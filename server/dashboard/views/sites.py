@@ -32,6 +32,7 @@ class SiteView:
     codes: int
     codes_refused: int
     replies_missing: int
+    asked_again: int
     accepted: int
     declined: int
     latency_s: float | None
@@ -80,6 +81,7 @@ def _site(follower: Follower, name: str, pool: str, *, run: RunView, now: dateti
         codes=seen.codes,
         codes_refused=seen.refused,
         replies_missing=seen.missing,
+        asked_again=seen.asked_again,
         accepted=seen.accepted,
         declined=seen.declined,
         latency_s=median(seen.latencies) if seen.latencies else None,

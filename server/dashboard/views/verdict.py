@@ -7,7 +7,7 @@ or beside it says; before that there is the planner's outlook, which promises no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,12 @@ from typing import Any
 from common.config import Study
 from common.errors import InvalidInput
 from common.intervals import mean_interval
+from common.privacy.figures import percent_text
 from server.dashboard.quarantine import read_json
 from server.planning.planner import Outlook, Plan
 from server.planning.recommend import WORTH_ASKING, joint_noise, predicted_gain
+
+MEND_FIRST = "Hand nothing on before the ledger verifies: what it cost is not known until then. See the alarms above."
 
 BARELY = 0.005
 """A gain in Dice below this is nothing, as the demo's report has it."""
@@ -75,7 +78,8 @@ def _measured(report: dict[str, Any]) -> Measured | None:
     means = {str(name): _dice(one["mean"]) for name, one in scored.items()}
     best = max(means, key=lambda name: means[name])
     mine, theirs = student.get("cases"), scored[best].get("cases")
-    paired = [_dice(a) - _dice(b) for a, b in zip(mine, theirs, strict=True)] if mine and theirs else []
+    both = zip(mine, theirs, strict=True) if mine and theirs else ()
+    paired = [_dice(a) - _dice(b) for a, b in both if a is not None and b is not None]
     return Measured(_dice(student["mean"]), means[best], best, interval_of(paired), len(paired) or None, means)
 
 
@@ -93,10 +97,22 @@ def interval_of(differences: Sequence[float]) -> tuple[float, float] | None:
     return None if half is None else (mean - half, mean + half)
 
 
-def verdict(study: Study, *, measured: Measured | None, outlook: Plan | None, hospitals: int, answers: int) -> Verdict:
-    """The verdict from what was measured; else what the planner expects, marked as not measured."""
+def verdict(
+    study: Study,
+    *,
+    measured: Measured | None,
+    outlook: Plan | None,
+    hospitals: int,
+    answers: int,
+    broken: bool = False,
+) -> Verdict:
+    """The verdict from what was measured; else what the planner expects, marked as not measured.
+
+    While the ledger is ``broken`` nothing is green, and to mend it comes first.
+    """
     if measured is not None:
-        return of_measured(measured)
+        found = of_measured(measured)
+        return replace(found, learned=False, next=MEND_FIRST) if broken else found
     how = "Score student and controls on labelled cases that nobody trained on; a report of it counts here."
     if study.codec.joint and hospitals:
         privacy = study.privacy
@@ -113,9 +129,17 @@ def verdict(study: Study, *, measured: Measured | None, outlook: Plan | None, ho
             name, f"a gain of about {gain:+.3f} Dice over the best control, as on the hippocampus task", how
         )
     if outlook is not None:
-        share = f"the answers explain at most {outlook.explained_at_most:.0%} of what the teachers' codes vary"
+        share = (
+            f"the answers explain at most {percent_text(outlook.explained_at_most)} of what the teachers' codes vary"
+        )
         return _expected(str(outlook.verdict), share, outlook.advice[0] if outlook.advice and not answers else how)
-    return Verdict("unknown", False, "Not measured yet", "No site is registered, so nothing can be planned.", how)
+    return Verdict(
+        "unknown",
+        False,
+        "Not measured yet",
+        "No site is registered, so nothing can be planned.",
+        "Admit the hospitals with `consilium provision approve`.",
+    )
 
 
 NAMES = {"informative": "informative", "weak": "weak", "prior": "the prior does the work"}

@@ -18,13 +18,25 @@ from tests.dashboard_study import QUERIES, Recorded, make_study_directory
 from tests.server.dashboard.conftest import PASSWORD, TestClient, until_followed
 
 GOLDEN = Path(__file__).parent / "golden.json"
-PAGES = ("/", "/study", "/sites", "/ledger", "/ledger/7", "/labels", "/student", "/planner", "/planner?epsilon=x")
+PAGES = (
+    "/",
+    "/study",
+    "/sites",
+    "/studies",
+    "/ledger",
+    "/ledger/7",
+    "/labels",
+    "/student",
+    "/planner",
+    "/planner?epsilon=x",
+)
 DOCUMENTS = (
     "/api/me",
     "/api/overview",
     "/api/study",
     "/api/study/noise",
     "/api/sites",
+    "/api/studies",
     "/api/labels",
     "/api/student",
     "/api/decisions",

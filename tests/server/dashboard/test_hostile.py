@@ -24,7 +24,7 @@ from tests.dashboard_study import QUERIES, SITES
 from tests.server.dashboard.conftest import PASSWORD, Clock, TestClient
 from tests.server.dashboard.hostile.files import LEDGERS, LINES, REPORT, REPORTS, append_line
 
-PAGES = ("/", "/study", "/sites", "/ledger", "/labels", "/student", "/planner")
+PAGES = ("/", "/study", "/sites", "/ledger", "/labels", "/student", "/studies", "/planner")
 DATA = ("/api/overview", "/api/study", "/api/sites", "/metrics", *(f"/api/blocks{page}" for page in PAGES[1:]))
 
 

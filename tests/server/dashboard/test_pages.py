@@ -34,7 +34,7 @@ from server.study.consent_text import for_site, study_limit
 from tests.dashboard_study import QUERIES, SITES
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = ("/", "/study", "/sites", "/ledger", "/ledger/7", "/labels", "/student", "/planner")
+PAGES = ("/", "/study", "/sites", "/ledger", "/ledger/7", "/labels", "/student", "/studies", "/planner")
 
 
 def token(client) -> dict[str, str]:

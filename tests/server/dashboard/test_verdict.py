@@ -90,3 +90,21 @@ def test_the_first_page_begins_with_the_verdict(reader):
     assert "Not measured yet; by the plan" in text
     assert text.index("Not measured yet") < text.index("Privacy budget of the study")
     assert " learned" not in text.split("<main")[1].split("</section>")[0]
+
+
+def test_nothing_is_green_and_nothing_is_to_be_exported_while_the_ledger_is_broken():
+    measured = Measured(0.7, 0.5, "public_only", (0.15, 0.25), 12)
+    found = verdict(STUDY, measured=measured, outlook=None, hospitals=4, answers=4, broken=True)
+    assert not found.learned
+    assert "Export" not in found.next
+    assert verdict(STUDY, measured=measured, outlook=None, hospitals=4, answers=4).learned
+
+
+def test_a_case_without_a_score_is_left_out_of_the_pairs(tmp_path: Path):
+    found = json.loads(report(0.8, {"zero_code": 0.6}, cases=[0.8, None, 0.82, 0.78]))
+    found["controls"]["zero_code"]["dice"]["cases"] = [0.6, 0.5, None, 0.61]
+    (tmp_path / "report.json").write_text(json.dumps(found))
+    measured = read_measured(tmp_path, STUDY.id)
+    assert measured is not None
+    assert measured.cases == 2
+    assert measured.interval == pytest.approx(interval_of([0.2, 0.17]))

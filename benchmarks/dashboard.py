@@ -1,0 +1,176 @@
+"""What the dashboard costs with 100,000 ledger rows and 64 sites, and a slice change in volumes of 128³ voxels.
+
+The dashboard is a process of its own, the browser Debian's Chromium. Each release names 8 of the 64 sites. The volumes
+are random arrays put in place of what the server sends: what is measured of them is the viewer alone.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from playwright.sync_api import Browser, BrowserContext, Page, Route, sync_playwright
+
+from benchmarks.run import Figure, figure
+from server.dashboard.auth import Role, UserFile
+from server.postprocess.decisions import read_decisions
+from server.postprocess.labels import read_released, write_labels
+from tests.browser.conftest import ARGUMENTS, CHROMIUM, PASSWORD, Dashboard, serving, sign_in
+from tests.dashboard_study import make_large_study, make_study_directory
+
+ROWS, SITES, ROSTER = 100_000, 64, 8
+PAGES = ("/", "/study", "/sites", "/studies", "/ledger")
+LOADS = 7
+SIDE = 128
+CHANGES = 60
+REVIEWED = 30
+LAYERS = ("image", "label", "centre", "doubt", "student")
+
+
+def figures() -> Iterator[Figure]:
+    """Everything this part measures."""
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as run:
+        root = Path(folder)
+        browser = run.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        large = make_large_study(_made(root / "large"), rows=ROWS, sites=SITES, roster=ROSTER)
+        started = time.monotonic()
+        with serving(large.root, _state(root / "large-state"), timeout_s=1800.0) as dashboard:
+            yield Figure(f"{ROWS:,} rows read for the first time", round(dashboard.cpu_s, 1), "s of processor")
+            print(f"(in {time.monotonic() - started:.0f} s)", flush=True)
+            yield from _paints(browser, dashboard)
+            yield Figure("memory of the process", round(_memory_mb(dashboard)), "MB")
+        small = make_study_directory(_made(root / "small"), volumes=REVIEWED, batch_size=REVIEWED)
+        small.collect()
+        write_labels(read_released(small.workspace), events=small.log())
+        with serving(small.workspace.root, _state(root / "small-state")) as dashboard:
+            yield from _slices(browser, dashboard)
+            yield _review(browser, dashboard)
+        browser.close()
+
+
+def _paints(browser: Browser, dashboard: Dashboard) -> Iterator[Figure]:
+    """First contentful paint of every heavy page."""
+    with _opened(browser, dashboard) as context:
+        page = context.new_page()
+        for path in PAGES:
+            paints = []
+            for _ in range(LOADS):
+                page.goto(path)
+                while (found := page.evaluate(_PAINT)) is None:
+                    page.wait_for_timeout(20)
+                paints.append(float(found))
+            yield figure(f"first contentful paint of {path}", paints, "ms", aim="below 300")
+
+
+_PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
+
+
+def _slices(browser: Browser, dashboard: Dashboard) -> Iterator[Figure]:
+    """Slice changes in 128³ voxels, all three planes drawn: script time, and from key to picture."""
+    with _opened(browser, dashboard) as context:
+        page = context.new_page()
+        page.goto("/labels")
+        while page.locator(".thumb img").count() < REVIEWED:
+            page.wait_for_timeout(300)
+        path = str(page.locator(".thumb a").first.get_attribute("href"))
+        page.route(f"**{path}", _enlarged)
+        page.route("**/voxels*", _random_voxels)
+        page.goto(path)
+        while page.evaluate("() => document.getElementById('viewer').dataset.ms === undefined"):
+            page.wait_for_timeout(100)
+        for layer in ("label", "doubt"):
+            page.locator(f"input[name=layer][value={layer}]").check()
+            page.locator(".plane canvas").first.focus()
+            spent, waited = zip(*(_change(page, number) for number in range(CHANGES)), strict=True)
+            yield figure(f"slice change at {SIDE}³, layer {layer}: script", spent, "ms", aim="below 16")
+            yield figure(f"slice change at {SIDE}³, layer {layer}: to the next frame", waited, "ms")
+        heap = page.evaluate("() => performance.memory?.usedJSHeapSize ?? 0") / 1e6
+        yield Figure(f"script memory of the page at {SIDE}³, arrays apart", round(heap, 1), "MB")
+
+
+def _change(page: Page, number: int) -> tuple[float, float]:
+    key = "ArrowUp" if number % 40 < 20 else "ArrowDown"
+    return tuple(
+        page.evaluate(
+            """key => new Promise(done => {
+                const viewer = document.getElementById('viewer'), started = performance.now();
+                document.activeElement.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }));
+                requestAnimationFrame(() => requestAnimationFrame(
+                    () => done([Number(viewer.dataset.ms), performance.now() - started])));
+            })""",
+            key,
+        )
+    )
+
+
+def _review(browser: Browser, dashboard: Dashboard) -> Figure:
+    """A review of all labels by keyboard alone: from a label drawn to the next one drawn, its decision stored."""
+    with _opened(browser, dashboard) as context:
+        page = context.new_page()
+        page.goto("/labels")
+        page.keyboard.press("Tab")
+        while page.evaluate("() => document.activeElement.textContent") != "Review, worst first":
+            page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        taken = []
+        for number in range(REVIEWED):
+            here = page.url
+            while page.evaluate("() => document.getElementById('viewer')?.dataset.ms === undefined"):
+                page.wait_for_timeout(5)
+            started = time.monotonic()
+            page.keyboard.press("r" if number % 3 == 1 else "a")
+            while page.url == here or page.evaluate(
+                "() => document.getElementById('viewer')?.dataset.ms === undefined"
+            ):
+                page.wait_for_timeout(5)
+            taken.append(time.monotonic() - started)
+        decided = read_decisions(dashboard.state / "decisions.jsonl")
+        assert len({one.volume for one in decided}) == REVIEWED
+    return figure(f"a decision in a review of {REVIEWED} labels by keyboard", taken, "s")
+
+
+def _enlarged(route: Route) -> None:
+    """The page, saying that its volume has 128³ voxels."""
+    answer = route.fetch()
+
+    def larger(found: re.Match[str]) -> str:
+        facts: dict[str, Any] = json.loads(html.unescape(found[1]))
+        facts |= {"grid": [SIDE] * 3, "centre": [SIDE // 2] * 3}
+        return f'data-facts="{html.escape(json.dumps(facts))}"'
+
+    route.fulfill(response=answer, body=re.sub(r'data-facts="([^"]*)"', larger, answer.text()))
+
+
+def _random_voxels(route: Route) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(0, 256 if name in ("image", "doubt") else 3, SIDE**3, dtype=np.uint8) for name in LAYERS]
+    body = b"".join(array.tobytes() for array in arrays)
+    route.fulfill(status=200, body=body, headers={"x-arrays": ",".join(LAYERS)})
+
+
+def _memory_mb(dashboard: Dashboard) -> float:
+    status = Path(f"/proc/{dashboard.process.pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+
+
+def _opened(browser: Browser, dashboard: Dashboard) -> BrowserContext:
+    context = browser.new_context(base_url=dashboard.url, viewport={"width": 1280, "height": 800})
+    sign_in(context.new_page())
+    return context
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _state(folder: Path) -> Path:
+    UserFile(folder / "users.json").add("ada", Role.OPERATOR, PASSWORD)
+    return folder

@@ -1,0 +1,226 @@
+"""Every page of the dashboard in seven states, two widths and two themes: pictures to look at, and axe's findings.
+
+``python -m tests.browser.pictures OUT`` makes one study, brings copies of it into each state, and takes them all;
+``--only STATE`` takes one state's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from common.events import EventLog
+from server.aggregation.pipeline import collect
+from server.dashboard.auth import Role, UserFile
+from server.study import create_study as setup
+from server.study.workspace import Workspace
+from tests.browser.conftest import ARGUMENTS, CHROMIUM, PASSWORD, Dashboard, serving, sign_in
+from tests.dashboard_study import QUERIES, SITES, Recorded, make_study_directory
+from tests.server.dashboard.hostile.files import REPORT
+
+WIDTHS = {1440: 900, 390: 844}
+PAGES = ("overview", "study", "sites", "ledger", "row", "labels", "label", "student", "studies", "planner")
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+STATES = ("none", "before", "running", "alarm", "broken", "gone", "finished")
+
+
+def make_states(root: Path) -> Mapping[str, Workspace]:
+    """A directory for each state, from one study that is run to its end; no site's code is computed twice."""
+    made = make_study_directory(root / "made", steps=60)
+    study = made.workspace
+
+    def copied(name: str) -> Workspace:
+        shutil.copytree(study.root, root / name)
+        return Workspace(root / name)
+
+    states = {"none": Workspace(root / "none"), "before": copied("before")}
+    setup.create_study(states["none"], study.study())
+    half = _Half(study.events_file, study=study.study().id)
+    half.emit("run-started", run="1", pid=1, resumed=False)
+    with suppress(StopIteration):
+        collect(study, made.transport, events=half)
+    states["alarm"] = copied("alarm")
+    _raise_alarms(states["alarm"])
+    made.run("2")
+    (study.root / "report.json").write_text(json.dumps(_report(study.study().id)))
+    for site in SITES[:3]:
+        _hand_over(made, site)
+    states |= {name: copied(name) for name in ("running", "gone", "finished", "broken")}
+    _cut_in_training(states["running"])
+    with closing(sqlite3.connect(states["broken"].ledger_file)) as db:
+        db.execute("DROP TRIGGER rows_no_update")
+        db.execute("UPDATE rows SET body = replace(body, 'north', 'nroth') WHERE seq = 9")
+        db.commit()
+    return states
+
+
+class _Half(EventLog):
+    """Ends the run when the first batch is released."""
+
+    def emit(self, event: str, **facts: Any) -> None:
+        super().emit(event, **facts)
+        if event == "released":
+            raise StopIteration
+
+
+def _raise_alarms(study: Workspace) -> None:
+    log = EventLog(study.events_file, study=study.study().id)
+    for site, reason in (("north", "alarm"), ("east", "offline"), ("south", "accepted"), ("west", "unknown-study")):
+        log.emit("offer-answered", batch="b", site=site, accepted=reason == "accepted", reason=reason)
+    log.emit("quorum-missed", batch="b", accepted=1, needed=3)
+    log.emit("receipts-missing", site="east", reason="not connected")
+    log.emit("run-failed", run="1", reason="quorum missed: 1 of 3 sites")
+
+
+def _cut_in_training(study: Workspace) -> None:
+    """The study as it was in the middle of its student's training, half a minute ago by its log."""
+    lines = study.events_file.read_text().splitlines(keepends=True)
+    steps = [number for number, line in enumerate(lines) if '"student-step"' in line]
+    kept = lines[: steps[len(steps) // 2]]
+    late = datetime.now(UTC) - datetime.fromisoformat(json.loads(kept[-1])["time"])
+    moved = []
+    for line in kept:
+        event = json.loads(line)
+        event["time"] = (datetime.fromisoformat(event["time"]) + late).isoformat(timespec="milliseconds")
+        moved.append(json.dumps(event) + "\n")
+    study.events_file.write_text("".join(moved))
+    shutil.rmtree(study.student_dir)
+    shutil.rmtree(study.bundle_dir)
+    (study.root / "report.json").unlink()
+
+
+def _hand_over(made: Recorded, site: str) -> None:
+    folder = made.workspace.root / "site-reports"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{site}.json").write_text(json.dumps({**REPORT, "site": site}))
+
+
+def _report(study_id: str) -> dict[str, object]:
+    cases = [0.62, 0.71, 0.66, 0.58, 0.69, 0.73, 0.61, 0.65]
+    lost = [0.051, 0.062, 0.038, 0.047, 0.071, 0.042, 0.055, 0.049]
+    below = [a - b for a, b in zip(cases, lost, strict=True)]
+    mean = {"mean": sum(cases) / 8, "cases": cases}
+    return {
+        "study": {"id": study_id},
+        "student": {"dice": mean},
+        "controls": {
+            "zero_code": {"dice": {"mean": 0.55, "cases": [0.55] * 8}},
+            "public_only": {"dice": {"mean": sum(below) / 8, "cases": below}},
+        },
+    }
+
+
+def paths(study: Workspace) -> Mapping[str, str]:
+    """The address of every page of a study."""
+    volumes = study.volumes() if (study.root / "public.json").exists() else ()
+    found = {name: f"/{'' if name == 'overview' else name}" for name in PAGES}
+    return found | {"row": "/ledger/3", "label": f"/labels/{volumes[0] if volumes else '0' * 64}"}
+
+
+@contextmanager
+def signed_in(browser: Browser, url: str, *, width: int, dark: bool, live: bool = True) -> Iterator[Callable[[], Page]]:
+    """Makes pages of one session."""
+    context = browser.new_context(
+        base_url=url,
+        viewport={"width": width, "height": WIDTHS[width]},
+        color_scheme="dark" if dark else "light",
+    )
+    if not live:
+        context.route("**/api/live/*", lambda route: route.abort())
+    page = context.new_page()
+    sign_in(page)
+    page.close()
+    yield context.new_page
+    context.close()
+
+
+def settle(page: Page) -> None:
+    """Wait until pictures, charts and fonts are drawn, and the page is live."""
+    page.wait_for_load_state("load")
+    page.evaluate("for (const image of document.images) image.loading = 'eager'")
+    page.wait_for_timeout(400)
+
+
+def take(browser: Browser, dashboard: Dashboard, study: Workspace, out: Path, state: str) -> list[str]:
+    """Every page of one state, and what axe finds in it; for ``gone`` the server ends under the open pages."""
+    opened: list[tuple[Page, Path]] = []
+    findings: list[str] = []
+    with ExitStack() as sessions:
+        for width in WIDTHS:
+            for dark in (False, True):
+                live = state != "gone"  # of the pages held open there, a browser would give six their streams
+                make = sessions.enter_context(signed_in(browser, dashboard.url, width=width, dark=dark, live=live))
+                for name, path in paths(study).items():
+                    page = make()
+                    page.goto(path)
+                    settle(page)
+                    findings += axe(page, f"{state} {name} {width}{' dark' if dark else ''}")
+                    file = out / f"{state}-{name}-{width}{'-dark' if dark else ''}.png"
+                    if state == "gone":
+                        opened.append((page, file))
+                    else:
+                        page.screenshot(path=file, full_page=True)
+                        page.close()
+        if state == "gone":
+            dashboard.process.kill()
+            time.sleep(12)
+            for page, file in opened:
+                findings += axe(page, f"{state} {file.stem}, server gone")
+                page.screenshot(path=file, full_page=True)
+    return findings
+
+
+def axe(page: Page, where: str) -> list[str]:
+    """Findings of axe-core, WCAG 2.1 A and AA, of any impact."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'] })")["violations"]
+    return [f"{where}: {one['id']} ({one['impact']}): {one['nodes'][0]['html'][:160]}" for one in found]
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("out", type=Path)
+    words.add_argument("--only", action="append", choices=STATES)
+    words.add_argument("--made", type=Path, help="Directory of the states' studies; made where it is not there.")
+    given = words.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as run:
+        root = given.made or Path(folder)
+        states = {name: Workspace(root / name) for name in STATES} if (root / "none").exists() else make_states(root)
+        browser = run.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        findings: list[str] = []
+        for name in given.only or STATES:
+            state = Path(folder) / f"state-{name}"
+            users = UserFile(state / "users.json")
+            users.add("ada", Role.OPERATOR, PASSWORD)
+            with serving(states[name].root, state, readable=name != "broken") as dashboard:
+                _prepare(browser, dashboard, states[name])
+                findings += take(browser, dashboard, states[name], given.out, name)
+        browser.close()
+    print("\n".join(findings) or "axe finds nothing")
+    sys.exit(bool(findings))
+
+
+def _prepare(browser: Browser, dashboard: Dashboard, study: Workspace) -> None:
+    """Wait for the labels' pictures, where there are labels."""
+    with signed_in(browser, dashboard.url, width=1440, dark=False) as make:
+        page = make()
+        page.goto("/labels")
+        while study.labels_dir.exists() and page.locator(".thumb img").count() < QUERIES:
+            page.wait_for_timeout(300)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""A site's own account reaches the server's operator where its site.toml shares it, and under its own name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from client.policy import Sharing
+from client.worker import shared_status
+from common.errors import InvalidInput
+from common.messages import MAX_STATUS, NO_HEAD, ReceiptsReply, decode, encode
+from server.aggregation.pipeline import keep_status
+from server.dashboard.reports import read_reports
+from tests.federation import Federation, part
+
+
+@pytest.fixture
+def fed(tmp_path: Path):
+    (tmp_path / "fed").mkdir()
+    federation = Federation(tmp_path / "fed")
+    yield federation
+    federation.close()
+
+
+def ran(fed: Federation, folder: Path) -> dict:
+    """The reports there are after a run."""
+    core = fed.core()
+    core._receipts._keep_status = partial(keep_status, folder)
+    core.run(fed.transport)
+    return read_reports(folder)
+
+
+def share(fed: Federation, node: int) -> None:
+    worker = fed.workers[node]
+    worker._config = replace(worker._config, share=Sharing(status=True))
+
+
+def test_a_site_that_shares_its_status_is_read_and_the_others_say_nothing(fed, tmp_path):
+    share(fed, fed.sites[1].node_id)
+    reports = ran(fed, tmp_path / "reports")
+    assert set(reports) == {"site-1"}
+    found = reports["site-1"]
+    assert found.problem == ""
+    assert found.queries_accepted == fed.study.privacy.planned_queries
+    assert found.version
+    assert found.spent_epsilon == pytest.approx(fed.site_ledgers["site-1"].guarantees()["exact"].epsilon)
+    said = [part(reply, ReceiptsReply) for node, reply in fed.transport.replies if node != fed.sites[1].node_id]
+    assert all(one.status is None for one in said if one is not None)
+
+
+def test_a_status_for_another_site_is_filed_under_its_senders_name_and_set_aside(fed, tmp_path):
+    node = fed.sites[0].node_id
+    share(fed, node)
+
+    def liar(at: int, body: bytes, reply: bytes) -> bytes:
+        return reply.replace(b'site\\": \\"site-0', b'site\\": \\"site-2') if at == node else reply
+
+    fed.transport.intercept = liar
+    reports = ran(fed, tmp_path / "reports")
+    assert set(reports) == {"site-0"}
+    assert "set aside" in reports["site-0"].problem
+
+
+def test_a_message_takes_no_status_beyond_its_bound():
+    reply = ReceiptsReply(ledger_row=0, ledger_head=NO_HEAD, status="x" * MAX_STATUS)
+    assert decode(encode(reply)) == reply
+    with pytest.raises(InvalidInput, match="status of a site"):
+        decode(encode(reply).replace(b"xx", b"xxx", 1))
+    with pytest.raises(InvalidInput):  # what could not be written to a file again
+        decode(encode(reply).replace(b"x" * MAX_STATUS, b"\\ud800"))
+
+
+def test_a_shared_status_says_the_same_whoever_the_patients_are(fed, tmp_path):
+    """It has no field about trainings, and a withdrawal leaves it as it was."""
+    ledger = fed.site_ledgers["site-0"]
+    before = shared_status("site-0", ledger)
+    ledger.withdraw_patient(slot=0, voter=0, subject="a" * 64, weights=None)
+    assert ledger.summary()["patients_withdrawn"] == 1
+    assert shared_status("site-0", ledger) == before
+    assert set(json.loads(before)) == {
+        *("site", "version", "pool", "spent", "cap", "queries_accepted", "receipted", "refusals", "alarms")
+    }
