@@ -250,7 +250,7 @@ def _terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients:
             patients=median_low(patients),
             colluders=privacy.colluders if privacy.sealed else None,
         )
-        privacy = replace(privacy, voters_per_site=advised.voters)
+        privacy = replace(privacy, voters_per_site=min(advised.voters, *patients))  # no voter without a patient
     teacher, student = (
         replace(teacher, steps=options.teacher_steps or teacher.steps),
         replace(student, steps=options.student_steps or student.steps),

@@ -101,6 +101,19 @@ def test_every_layout_that_a_site_may_have_is_dealt_with_its_truths(tmp_path: Pa
         assert all(load_label(case.label, study.data).max() == 1 for case in site.labelled if case.label)
 
 
+def test_no_hospital_gets_more_voters_than_it_has_patients(tmp_path: Path) -> None:
+    """A hospital of one patient among larger ones could not deal its patients at all."""
+    lay(tmp_path / "set", "msd")
+    sites = ["small", *("large",) * 10, *("larger",) * (CASES - 11)]
+    with (tmp_path / "set" / "sites.csv").open("w") as file:
+        csv.writer(file).writerows([("case_id", "site"), *((f"case{i:02d}", site) for i, site in enumerate(sites))])
+    places, options = Places(tmp_path / "out"), DemoOptions(data=str(tmp_path / "set"), queries=2, simulated=True)
+    run._data(places, options)
+    patients = [run._patients(folder) for folder in sorted((places.split / "sites").iterdir())]
+    maps = sorted((places.split / "public" / "label-maps").glob("*.nii.gz"))
+    assert run._terms(options, places, maps, patients).privacy.voters_per_site <= min(patients)
+
+
 def test_no_certificate_is_made_of_a_simulation(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(STUDY.replace('"trial"', '"simulation"'))
     workspace = Workspace(tmp_path / "server")
