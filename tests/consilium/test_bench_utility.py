@@ -117,6 +117,13 @@ def test_one_query_a_volume_has_its_own_controls_and_no_offsets_to_deal(bench: B
 
 
 @pytest.mark.slow
+def test_looks_are_asked_for_with_their_own_controls_and_a_student_without_noise(bench: Bench) -> None:
+    row = run(bench.at(replace(SETTING, recipe="appearance", voters=1)), lambda _stage: None)
+    assert {"student", *CONTROLS, "non_private", "labels", "ensemble"} <= row.keys()
+    assert SHARED not in row
+
+
+@pytest.mark.slow
 def test_dp_sgd_on_pooled_patients_is_run_only_when_asked_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 

@@ -2,8 +2,9 @@
 
 A public volume's label is where the public shapes lie, times how likely a voxel's values are of each structure, smooth
 over neighbours (a mean field), moved as a whole to where the structures are found, and as large in the mean as public
-shapes are. A made-up case is a public shape written into a public image in the looks of its structures: what has no
-fixed place is learnt from these. The same functions make the controls, from the looks that nobody was asked for.
+shapes are. A made-up case is a public shape written into a public image in the looks of its structures. Where public
+shapes have a place of their own a student learns from labels, and else from made-up cases: hearts were learnt from
+labels alone, and much worse from both. The same functions make the controls, from the looks that nobody was asked for.
 Post-processing. Free of torch.
 """
 
@@ -20,6 +21,9 @@ from server.protocols.appearance.look import Look
 
 SHAPES = 48
 """Shapes drawn from the codec: as many made-up cases, and the atlas is their mean."""
+
+PLACE = 0.15
+"""Structures that the shapes' mean misses have no place of their own: labels that begin from it would hold little."""
 
 BLUR = 2.0
 """Voxels that the atlas is blurred by: shapes of few maps do not cover all places."""
@@ -48,6 +52,15 @@ def drawn_shapes(codec: PcaCodec, *, count: int = SHAPES, seed: int = 0) -> Floa
     rng = np.random.default_rng(seed)
     codes = rng.normal(size=(count, codec.dimension)) * np.sqrt(codec.powers)
     return np.stack([codec.decode(code, noise_std=0.0) for code in codes]).astype(np.float32)
+
+
+def placed(shapes: Float[np.ndarray, "s k x y z"]) -> bool:
+    """Whether structures have a place: whether the shapes' own mean has Dice of :data:`PLACE` or more with them."""
+    from common.metrics import dice_per_class, mean_present  # torch
+
+    mean = shapes.mean(axis=0).argmax(axis=0).astype(np.uint8)
+    found = [mean_present(dice_per_class(mean, one.argmax(axis=0).astype(np.uint8), len(one))) for one in shapes]
+    return mean_present(found) >= PLACE
 
 
 def labelled(

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from common.metrics import dice_per_class
-from server.protocols.appearance.labels import labelled, made_up
+from server.protocols.appearance.labels import labelled, made_up, placed
 from server.protocols.appearance.look import Look
+from server.protocols.appearance.protocol import _dealt
 
 GRID = (24, 24, 16)
 KNOWN = Look(np.array([[2.0, np.log(0.5)]]), np.full((1, 2), 0.01))
@@ -56,3 +57,16 @@ def test_a_made_up_case_has_its_structure_in_its_looks_and_spares_the_image(shap
     inside = [one[0][target[1] > 0.5].mean() for one, target in zip(made, targets, strict=True)]
     assert min(inside) > 0.4
     np.testing.assert_allclose(made.reshape(len(made), -1).mean(axis=1), 0, atol=1e-4)
+
+
+def test_shapes_have_a_place_where_their_mean_meets_them(shapes: np.ndarray) -> None:
+    corners = [np.roll(shapes[0], offset, axis=(1, 2)) for offset in ((0, 0), (9, 0), (0, 9), (9, 9))]
+    assert placed(np.stack([np.roll(shapes[0], step, axis=1) for step in range(4)]))
+    assert not placed(np.stack(corners))
+
+
+def test_dealt_looks_are_no_structures_own() -> None:
+    look = Look(np.arange(12.0).reshape(2, 6), np.ones((2, 6)))
+    assert not np.isclose(_dealt(look).values, look.values).any()
+    assert sorted(_dealt(look).means.ravel()) == sorted(look.means.ravel())
+    np.testing.assert_array_equal(_dealt(KNOWN).means, -KNOWN.means)
