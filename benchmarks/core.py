@@ -49,6 +49,7 @@ from common.study_mechanism import study_mechanism
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.exchange import Reply
 from server.aggregation.receipts import ReceiptDelivery
+from server.aggregation.sealed_sums import aggregator_of
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Site
 
@@ -131,13 +132,25 @@ class RecordedSites:
         raise TypeError(type(part).__name__)
 
 
-def federation(folder: Path, *, sites: int, dimension: int, volumes: int, batch: int = 50) -> dict[str, Any]:
-    """One study of ``volumes`` queries of ``dimension`` coordinates over so many sites; its figures by name."""
-    meter = Meter()
+def federation(
+    folder: Path,
+    *,
+    sites: int,
+    dimension: int,
+    volumes: int,
+    batch: int = 50,
+    answering: type[RecordedSites] = RecordedSites,
+    **terms: Any,
+) -> dict[str, Any]:
+    """One study of ``volumes`` queries of ``dimension`` coordinates over so many sites; its figures by name.
+
+    ``terms`` of its privacy; ``answering``: the sites it takes, where they are to mask.
+    """
+    meter, terms = Meter(), {"quorum": 2} | terms
     study = Study(
         name="bench",
         data=DataConfig(labels=("background", "lesion"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=volumes, quorum=2),
+        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=volumes, **terms),
         collection=CollectionConfig(batch_size=min(batch, volumes)),
     )
     mechanism, privacy = study_mechanism(study, dimension=dimension), study.privacy
@@ -151,7 +164,7 @@ def federation(folder: Path, *, sites: int, dimension: int, volumes: int, batch:
         QuerySpec(1, codec, (sha256_bytes(b"volume %d" % number),), 1, "zero", "codec", mechanism)
         for number in range(volumes)
     ]
-    transport = RecordedSites(known, sealing, meter)
+    transport = answering(known, sealing, meter)
     transport.code = np.random.default_rng(0).integers(-20, 21, dimension, dtype=np.int64)
     with Ledger.create(folder / "ledger.sqlite", signing_key=Ed25519PrivateKey.generate()) as ledger:
         ledger.register_study(study)
@@ -159,7 +172,7 @@ def federation(folder: Path, *, sites: int, dimension: int, volumes: int, batch:
             ledger.declare_pool(
                 PoolDeclaration(site.pool, site.name, privacy.budget, privacy.accountant, privacy.protection)
             )
-        core = Aggregator(
+        core = aggregator_of(study)(
             study=study,
             queries=queries,
             sites=lambda: tuple(site for site, _ in known.values()),
@@ -173,7 +186,8 @@ def federation(folder: Path, *, sites: int, dimension: int, volumes: int, batch:
             meter.wrap(exchange, name, stage)
         meter.wrap(exchange, "decode", "replies")
         meter.wrap(Aggregator, "_open_reply", "codes")
-        meter.wrap(ledger, "release_batch", "release")
+        for name in ("release_batch", "charge_draw", "store_answer"):
+            meter.wrap(ledger, name, "release")
         started, wall = time.process_time(), time.perf_counter()
         with meter.stage("other"):
             core.run(transport)
@@ -183,7 +197,7 @@ def federation(folder: Path, *, sites: int, dimension: int, volumes: int, batch:
         "sites": sites,
         "dimension": dimension,
         "volumes": volumes,
-        "server_s": total - meter.seconds["sites"],
+        "server_s": total - sum(taken for name, taken in meter.seconds.items() if name.startswith("sites")),
         "wall_s": time.perf_counter() - wall,
         "stages": {name: round(seconds, 4) for name, seconds in sorted(meter.seconds.items())},
         "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

@@ -7,24 +7,33 @@ ratios are what to read.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.core import RecordedSites, federation
 from benchmarks.run import RATIO, Figure, figure
 from client.masked import masked_code
 from common.canonical import canonical_bytes
 from common.ledger.keys import public_hex
 from common.masking import DrawId, MaskedRoster, Member, mask_private_key, signed_mask_key, unconfirmed
+from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Part
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.mechanism import Mechanism, QuerySpec
 from common.privacy.release import noisy_sum
 from common.privacy.shares import share_std, unmasked
+from common.sealing import SealContext, seal
+from server.study.workspace import Site
 
 SITES = (8, 64, 256, 1_000)
 STUDY, BATCH, QUERY, LEDGER = "a" * 64, "b" * 64, "c" * 64, "d" * 32
@@ -84,6 +93,44 @@ def measured(sites: int, dimension: int) -> Cost:
     return Cost(checking, noise, masking - noise, sent, 8 * dimension, adding, opening)
 
 
+class MaskingSites(RecordedSites):
+    """Sites that make a mask key for a draw, and mask their code with all others. Every 64th checks its peers' keys."""
+
+    def __init__(self, *known: Any) -> None:
+        super().__init__(*known)
+        self._queries: dict[str, QuerySpec] = {}
+        self._peers = {site.name: site.answer_key for site, _ in self._sites.values()}
+
+    def _answer(self, node: int, site: Site, part: Part) -> Part:
+        said, key = super()._answer(node, site, part), self._sites[node][1]
+        private = partial(mask_private_key, key.private_bytes_raw(), nonce="0" * 64)
+        if isinstance(part, Offer) and isinstance(said, OfferReply) and (draw := part.draw_id) is not None:
+            self._queries |= {query.id: query for query in part.queries}
+            mask = signed_mask_key(private(draw), draw, sign=key.sign, site=site.name)
+            return replace(said, mask=mask, unconfirmed=())
+        if isinstance(part, CodesRequest) and (roster := part.roster) is not None:
+            if node % 64 == 0:
+                with self._meter.stage("sites: keys of every 64th"):
+                    assert not unconfirmed(roster, me=site.name, peers=self._peers)
+            own = {"roster": roster, "me": site.name, "private": private(roster.draw_id), "sampler": rounded_gaussian}
+            sealed = []
+            for query in (self._queries[name] for name in part.queries):
+                with self._meter.stage("sites: masks"):
+                    share = share_std(query.mechanism, sites=len(roster.members))
+                    words = masked_code(self.code, query, share, **own).view(np.int64)  # type: ignore[arg-type]
+                context = SealContext(part.study, query.id, site.name, part.attempt)
+                sealed.append((query.id, seal(words, public_key=self._sealing, context=context)))
+            return CodesReply(part.batch, part.attempt, tuple(sealed))
+        return said
+
+
+def through_the_core(sites: int, dimension: int) -> dict[str, Any]:
+    """One query over so many sites by the core, its ledger, sealing and signatures; every site masks."""
+    with TemporaryDirectory() as folder:
+        terms = {"quorum": 3, "aggregation": "sealed-sum"}
+        return federation(Path(folder), sites=sites, dimension=dimension, volumes=1, answering=MaskingSites, **terms)
+
+
 def figures() -> Iterator[Figure]:
     """Ten thousand coordinates, three times in turn."""
     runs = [{sites: measured(sites, 10_000) for sites in SITES} for _ in range(3)]
@@ -98,6 +145,9 @@ def figures() -> Iterator[Figure]:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["core"]:
+        print(json.dumps(through_the_core(*map(int, sys.argv[2:]))))
+        return
     dimension = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     print("| K | keys checked (s) | own noise (s) | masks (s) | roster sent to it (B) | words it sends (B) |", end="")
     print(" server adds (s) | open mode: tests and adds (s) |")

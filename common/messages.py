@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated, Any
 
 from common.canonical import canonical_bytes, check_schema, parse_canonical
@@ -258,12 +259,25 @@ def encode(message: AnyMessage) -> bytes:
     """The canonical bytes of a message."""
     follows: list[bytes] = []
     if isinstance(message, Several):
-        body: dict[str, object] = {"kind": "several", "parts": [_written(part, follows) for part in message.parts]}
+        parts = b",".join([_encoded(part, follows) for part in message.parts])
+        line = b'{"kind":"several","parts":[%b],"schema":%d}' % (parts, FRAMED_SCHEMA if follows else MESSAGE_SCHEMA)
+    elif isinstance(message, Offer | CodesRequest):
+        line = _shared(message, schema=MESSAGE_SCHEMA)
     else:
         body = _written(message, follows)
-    if not follows:
-        return canonical_bytes({**body, "schema": MESSAGE_SCHEMA})
-    return b"".join((canonical_bytes({**body, "schema": FRAMED_SCHEMA}), b"\n", *follows))
+        line = canonical_bytes({**body, "schema": FRAMED_SCHEMA if follows else MESSAGE_SCHEMA})
+    return b"".join((line, b"\n", *follows)) if follows else line
+
+
+def _encoded(part: Part, follows: list[bytes]) -> bytes:
+    """One of several parts as it stands in the line."""
+    return _shared(part) if isinstance(part, Offer | CodesRequest) else canonical_bytes(_written(part, follows))
+
+
+@lru_cache(maxsize=4)
+def _shared(part: Offer | CodesRequest, **more: int) -> bytes:
+    """What every site is sent alike, and may name all of them, is written once."""
+    return canonical_bytes(_written(part, []) | more)
 
 
 def decode(data: bytes) -> AnyMessage:
