@@ -280,6 +280,11 @@ def _describe(report: VerifyReport) -> str:
         f"  {report.payloads} stored values match their charges, {report.signatures} signatures hold, "
         f"{report.witnesses} kept heads found",
     ]
+    if report.draws:
+        lines.append(
+            f"  {report.draws} draws of sealed sums, each held to this: its shares, without the colluders', carry the "
+            "noise that was charged"
+        )
     for total in report.pools:
         spent = "; ".join(str(item) for item in total.guarantees)
         lines.append(

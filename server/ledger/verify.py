@@ -54,7 +54,8 @@ class PoolTotal:
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
     """The outcome. ``anchored`` says whether the signatures were checked against a key the caller knows; if not, they
-    only show that the file is consistent with the key it names itself."""
+    only show that the file is consistent with the key it names itself. ``draws`` of sealed sums were held to the noise
+    that was charged for them."""
 
     path: str
     role: str
@@ -62,6 +63,7 @@ class VerifyReport:
     rows: int
     kinds: dict[str, int]
     payloads: int
+    draws: int
     signatures: int
     head: SignedHead | None
     anchored: bool
@@ -88,6 +90,7 @@ class VerifyReport:
         """Plain JSON; ε and shares as floats."""
         return {
             "anchored": self.anchored,
+            "draws": self.draws,
             "first_bad_row": self.first_bad_row,
             "head": None if self.head is None else self.head.to_json(),
             "kinds": self.kinds,
@@ -161,7 +164,7 @@ class _Check:
         self.role = ""
         self.books: Books | SiteBooks = Books()
         self.kinds: dict[str, int] = {}
-        self.payloads = self.signatures = self.witnesses = 0
+        self.payloads = self.draws = self.signatures = self.witnesses = 0
         self.head: SignedHead | None = None
         self._hashes: dict[int, str] = {}
         self._checkpoint: Checkpoint | None = None
@@ -194,6 +197,7 @@ class _Check:
             rows=self.books.row_count,
             kinds=dict(sorted(self.kinds.items())),
             payloads=self.payloads,
+            draws=self.draws,
             signatures=self.signatures,
             head=self.head,
             anchored=self._expected is not None,
@@ -288,6 +292,7 @@ class _Check:
             if mechanism.colluders != study.colluders:
                 self.problem(seq, f"charged for {mechanism.colluders} colluders in a study of {study.colluders}")
             elif mechanism.colluders is not None:
+                self.draws += 1
                 try:
                     share = share_std(mechanism, sites=sites)
                     sound = shares_carry(share, mechanism.noise_std, sites=sites, colluders=mechanism.colluders)
