@@ -23,6 +23,7 @@ from client.training.side_by_side import default_jobs
 from common.codecs.paper import codec_terms
 from common.config import (
     JOINT_ROUNDS,
+    SEALED_SUM,
     STUDENT_RECIPE,
     DataConfig,
     PrivacyConfig,
@@ -38,6 +39,7 @@ from common.data.split import Split, SplitCounts, plan_split, private_label_hash
 from common.data.synthetic import Drawing, study_data, write_phantoms
 from common.errors import InvalidInput
 from common.objects import write_atomically
+from common.privacy.mechanism import HONEST_SITES
 from consilium.demo.dashboard import dashboard
 from consilium.demo.federation import running, write_server, write_sites
 from consilium.demo.options import DemoOptions, Places, dataset_of
@@ -202,7 +204,7 @@ def _study(places: Places, options: DemoOptions, watch: Watch) -> Study:
     maps = sorted((places.split / "public" / "label-maps").glob("*.nii.gz"))
     patients = [_patients(folder) for folder in sorted((places.split / "sites").iterdir())]
     if not workspace.study_file.exists():
-        setup.create_study(workspace, _terms(options, places, maps, patients))
+        setup.create_study(workspace, terms(options, places, maps, patients))
     if not (workspace.root / "public.json").exists():
         setup.publish_volumes(workspace, sorted((places.split / "public" / "images").glob("*.nii.gz")))
     if not workspace.validation():
@@ -215,7 +217,7 @@ def _study(places: Places, options: DemoOptions, watch: Watch) -> Study:
     return workspace.study()
 
 
-def _terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: Sequence[int]) -> Study:
+def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: Sequence[int]) -> Study:
     """The study for sites with so many patients: by its options, and where they say nothing as the planner says."""
     joint = options.asks_jointly
     if options.data:
@@ -227,7 +229,11 @@ def _terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients:
     codec = codec_terms(options.codec, labels=len(data.labels), grid=data.grid, joint=joint)
     if options.data is None and joint:
         codec = replace(codec, max_dimension=48, augmentations=120)
-    quorum = len(patients) // 2 + 1
+    aggregation = options.aggregation or usual_aggregation(len(patients))
+    least = options.colluders + HONEST_SITES if aggregation == SEALED_SUM else 1  # a smaller roster would hide nobody
+    quorum = max(len(patients) // 2 + 1, least)
+    if quorum > len(patients):
+        raise InvalidInput("hospitals of a sealed sum", value=len(patients), limit=f"{quorum} at least")
     privacy = PrivacyConfig(
         epsilon=options.epsilon,
         delta=options.delta,
@@ -237,7 +243,7 @@ def _terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients:
         relation=options.relation,  # type: ignore[arg-type]
         unit=options.unit,  # type: ignore[arg-type]
         voters_per_site=options.voters or 1,
-        aggregation=options.aggregation or usual_aggregation(quorum),
+        aggregation=aggregation,
         colluders=options.colluders,
         spare_draws=options.spare_draws,
     )
