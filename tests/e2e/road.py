@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +22,7 @@ from common.config import CodecConfig, CollectionConfig, PrivacyConfig, Study, T
 from common.data.msd import write_dataset
 from common.data.synthetic import study_data, write_phantoms
 from common.events import read_events
+from common.privacy.mechanism import GRID_BITS
 from common.privacy.training import Neighbours
 from consilium.demo.federation import Federation, write_server, write_sites
 from consilium.demo.training import train_all
@@ -65,6 +69,22 @@ class Road:
         return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+def memory_with_one_reply(road: Road) -> bytes:
+    """The core's memory while the first hospital's codes are there and nobody else's: the other workers stand still."""
+    road.wait("batch-dispatched")
+    workers = [daemon for daemon in road.federation.group.daemons if daemon.spec.role == "worker"]
+    others = [daemon.pid for daemon in workers if daemon.spec.name != next(iter(road.sites))]
+    for pid in others:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        road.wait("reply-received")
+        assert len(road.events("reply-received")) == 1
+        return memory_of(road.events("run-started")[-1]["pid"])
+    finally:
+        for pid in others:
+            os.kill(pid, signal.SIGCONT)
+
+
 def known_codes(sites: Iterable[Path], queries: Iterable[str]) -> list[NDArray[np.int64]]:
     """The codes of these sites' ledgers that are not zero."""
     codes, wanted = [], list(queries)
@@ -75,9 +95,33 @@ def known_codes(sites: Iterable[Path], queries: Iterable[str]) -> list[NDArray[n
 
 
 def spellings(code: NDArray[np.int64]) -> tuple[bytes, ...]:
-    """A code as it could be told apart among other bytes."""
-    texts = (separator.join(map(str, code.tolist())).encode() for separator in (",", ", "))
-    return (*(code.astype(kind).tobytes() for kind in ("<i8", ">i8", "<i4", "<f8")), *texts)
+    """A code as it could be told apart among other bytes: on the grid, in units of C, in numbers and as text."""
+    real = code / 2.0**GRID_BITS
+    raw = [code.astype(kind).tobytes() for kind in ("<i8", ">i8", "<i4", ">i4", "<f8", ">f8")]
+    raw += [real.astype(kind).tobytes() for kind in ("<f8", ">f8", "<f4", ">f4")]
+    texts = [separator.join(map(str, one.tolist())).encode() for one in (code, real) for separator in (",", ", ", " ")]
+    inside = [base64.b64encode(one[skip:])[2:-4] for one in raw[:2] for skip in range(3)]  # wherever it begins
+    return (*raw, *texts, *inside, *(one.hex().encode() for one in raw[:2]))
+
+
+def found_in(content: bytes, codes: Iterable[NDArray[np.int64]]) -> bool:
+    """Whether one of the codes is there in any spelling."""
+    return any(spelling in content for code in codes for spelling in spellings(code))
+
+
+def memory_of(pid: int) -> bytes:
+    """All that a process can write to, as it is now, without the pages that hold nothing."""
+    found = []
+    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+        for line in maps:
+            span, rights, *_ = line.split()
+            if not rights.startswith("rw") or "[v" in line:
+                continue
+            start, end = (int(edge, 16) for edge in span.split("-"))
+            memory.seek(start)
+            pages = np.frombuffer(memory.read(end - start), dtype=np.uint64).reshape(-1, 512)
+            found.append(pages[pages.any(axis=1)].tobytes())
+    return b"".join(found)
 
 
 def build(

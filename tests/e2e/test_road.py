@@ -19,7 +19,7 @@ from common.privacy.mechanism import AccountantName
 from consilium.demo.federation import running
 from consilium.reports.patient_report import patient_lines
 from server.operations.supervisor import start_run
-from tests.e2e.road import EACH_ITS_OWN, QUERIES, SITES, Road, build, known_codes, spellings
+from tests.e2e.road import EACH_ITS_OWN, QUERIES, SITES, Road, build, found_in, known_codes, memory_with_one_reply
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +35,7 @@ def road(tmp_path_factory):
 
 def test_a_serverapp_killed_between_commit_and_decode_is_resumed_and_nothing_is_charged_twice(road):
     start_run(road.workspace)
+    (road.root / "memory").write_bytes(memory_with_one_reply(road))
     road.wait("released")
     os.kill(road.events("run-started")[-1]["pid"], signal.SIGKILL)
     stored = road.answers()
@@ -121,8 +122,12 @@ def test_a_known_code_is_in_no_byte_of_superlinks_database_log_or_node_files(roa
     files += [path for path in road.workspace.root.iterdir() if path.is_file()]
     assert any(path.name == "superlink.db" and path.stat().st_size > 50_000 for path in files)
     for path in files:
-        content = path.read_bytes()
-        assert not any(spelling in content for code in codes for spelling in spellings(code)), path
+        assert not found_in(path.read_bytes(), codes), path
+
+
+def test_in_an_open_study_a_code_is_found_in_the_server_s_memory_while_it_is_added_up(road):
+    codes = known_codes([next(iter(road.sites.values()))], road.answers())
+    assert found_in((road.root / "memory").read_bytes(), codes)
 
 
 def test_sites_hold_receipts_for_all_that_was_released(road):

@@ -10,7 +10,6 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ from common.privacy.mechanism import AccountantName
 from consilium.demo.federation import running
 from server.ledger.verify import verify
 from server.operations.supervisor import start_run
-from tests.e2e.road import PRIVACY, QUERIES, Road, build, known_codes, spellings
+from tests.e2e.road import PRIVACY, QUERIES, Road, build, found_in, known_codes, memory_of, memory_with_one_reply
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +40,7 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
         for name in NAMES[:-1]:
             distrust(sites[STRANGER], name)
         start_run(workspace)
+        (root / "one-reply").write_bytes(memory_with_one_reply(road))
         road.wait("released")
         pid = road.events("run-started")[-1]["pid"]
         os.kill(pid, signal.SIGSTOP)
@@ -50,20 +50,6 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
             os.kill(pid, signal.SIGCONT)
         road.wait("run-finished")
         yield road
-
-
-def memory_of(pid: int) -> bytes:
-    """All that a process can write to, as it is now."""
-    found = []
-    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
-        for line in maps:
-            span, rights, *_ = line.split()
-            if not rights.startswith("rw") or "[v" in line:
-                continue
-            start, end = (int(edge, 16) for edge in span.split("-"))
-            memory.seek(start)
-            found.append(memory.read(end - start))
-    return b"".join(found)
 
 
 def test_those_who_confirmed_each_other_answer_everything_and_the_ledgers_agree(road: Road) -> None:
@@ -111,9 +97,18 @@ def test_no_code_is_on_the_servers_disk_or_in_its_memory_after_the_release(road:
     assert len(codes) >= len(sites)
     files = [path for path in road.workspace.root.rglob("*") if path.is_file()]
     files += [path for site in sites for path in (site / "node").rglob("*") if path.is_file()]
-    files.append(road.root / "memory")
+    files += [road.root / "memory", road.root / "one-reply"]
     for path in files:
-        content = path.read_bytes()
-        assert not any(spelling in content for code in codes for spelling in spellings(code)), path
+        assert not found_in(path.read_bytes(), codes), path
     memory = (road.root / "memory").read_bytes()
     assert any(answer in memory for answer in road.answers().values())  # a sum it may know is found this way
+
+
+def test_no_code_of_a_hospital_is_in_the_memory_of_any_daemon_but_its_own(road: Road) -> None:
+    """SuperLink, core, relay, gateway and every other hospital's worker and node, once the run has ended."""
+    codes = known_codes([road.sites[NAMES[0]]], road.answers())[:1]
+    held: dict[str, bool] = {}
+    for daemon in road.federation.group.daemons:
+        held[daemon.spec.label] = any(found_in(memory_of(pid), codes) for pid in sorted(daemon.members()))
+    assert len(held) >= 5 + 3 * len(NAMES)
+    assert {label for label, found in held.items() if found} == {f"worker {NAMES[0]}"}  # there it is, and is found
