@@ -75,7 +75,9 @@ def load_cases(site_dir: Path) -> CaseRecord:
     try:
         return CaseRecord.from_json(json.loads((site_dir / "teachers" / "cases.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, InvalidInput) as error:
-        raise InvalidInput("record of the cases cannot be read", remedy="run `consilium site train`") from error
+        raise InvalidInput(
+            "record of the cases cannot be read", value=str(site_dir), remedy="run `consilium site train`"
+        ) from error
 
 
 def delta_warning(stated: StatedBudget, *, patients: int) -> str | None:

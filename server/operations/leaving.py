@@ -42,6 +42,7 @@ class Forgotten:
 
 def forget(workspace: Workspace, name: str) -> Forgotten:
     """Delete a revoked site's entry, keys and reports, what the event log says of it alone, and all logs."""
+    workspace.study()  # says what to do where there is none
     site = next((one for one in workspace.registered() if one.name == name), None)
     if site is None:
         raise InvalidInput("no such site", value=name, remedy="`consilium provision list`")
