@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from playwright.sync_api import Browser, BrowserContext, Page, Route, sync_playwright
+from playwright.sync_api import Error as PlaywrightError
 
 from benchmarks.run import Figure, figure
 from server.dashboard.auth import Role, UserFile
@@ -122,18 +123,24 @@ def _review(browser: Browser, dashboard: Dashboard) -> Figure:
         taken = []
         for number in range(REVIEWED):
             here = page.url
-            while page.evaluate("() => document.getElementById('viewer')?.dataset.ms === undefined"):
+            while not _drawn(page):
                 page.wait_for_timeout(5)
             started = time.monotonic()
             page.keyboard.press("r" if number % 3 == 1 else "a")
-            while page.url == here or page.evaluate(
-                "() => document.getElementById('viewer')?.dataset.ms === undefined"
-            ):
+            while page.url == here or not _drawn(page):
                 page.wait_for_timeout(5)
             taken.append(time.monotonic() - started)
         decided = read_decisions(dashboard.state / "decisions.jsonl")
         assert len({one.volume for one in decided}) == REVIEWED
     return figure(f"a decision in a review of {REVIEWED} labels by keyboard", taken, "s")
+
+
+def _drawn(page: Page) -> bool:
+    """Whether a label's planes are drawn; not while the page changes to the next one."""
+    try:
+        return bool(page.evaluate("() => document.getElementById('viewer')?.dataset.ms !== undefined"))
+    except PlaywrightError:
+        return False
 
 
 def _enlarged(route: Route) -> None:

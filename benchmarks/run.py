@@ -35,6 +35,7 @@ PARTS = {
     "core": "benchmarks.core",
     "ledger": "benchmarks.ledger_scale",
     "hand": "benchmarks.hand",
+    "dashboard": "benchmarks.dashboard",
     "sampler": "benchmarks.sampler",
     "sealed": "benchmarks.sealed_sum",
     "training": "benchmarks.training",

@@ -100,7 +100,7 @@ def _row(follower: Follower, study_id: str, history: History, measured: Measured
         student=None,
         control=None,
     )
-    if measured is None:
+    if measured is None or not history.answers:  # a copy of the study beside this one may have both
         return row
     return replace(
         row, gain=measured.gain, interval=measured.interval, student=measured.student, control=measured.control

@@ -132,7 +132,8 @@ def verdict(
         share = (
             f"the answers explain at most {percent_text(outlook.explained_at_most)} of what the teachers' codes vary"
         )
-        return _expected(str(outlook.verdict), share, outlook.advice[0] if outlook.advice and not answers else how)
+        advised = f"To make it informative, for example {outlook.advice[0]}." if outlook.advice else how
+        return _expected(str(outlook.verdict), share, how if answers else advised)
     return Verdict(
         "unknown",
         False,

@@ -53,12 +53,15 @@ def test_a_ledgers_studies_stand_side_by_side_whichever_is_followed(first, secon
 
 
 def test_a_gain_is_of_the_study_that_its_report_names(first, second):
-    report = {"study": {"id": second.study().id}, "student": {"dice": {"mean": 0.7, "cases": [0.69, 0.71]}}}
+    report = {"study": {"id": first.study().id}, "student": {"dice": {"mean": 0.7, "cases": [0.69, 0.71]}}}
     report["controls"] = {"zero_code": {"dice": {"mean": 0.6, "cases": [0.6, 0.6]}}}
     (second.root / "report.json").write_text(json.dumps(report))
     (first.root / "report.json").write_text(json.dumps(report))
     gains = {row.id: row.gain for row in rows(first)}
-    assert gains == {second.study().id: pytest.approx(0.1), first.study().id: None}
+    assert gains == {first.study().id: pytest.approx(0.1), second.study().id: None}
+    report["study"]["id"] = second.study().id
+    (second.root / "report.json").write_text(json.dumps(report))
+    assert {row.gain for row in rows(second) if row.here} == {None}, "of a study without answers nothing is gained"
 
 
 def test_a_neighbour_that_is_no_study_changes_nothing(first):
