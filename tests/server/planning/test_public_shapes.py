@@ -90,6 +90,12 @@ def test_beside_public_pairs_it_is_said_beforehand_that_there_is_nothing_to_gain
     assert "do not spend" in found.summary
 
 
+def test_where_the_mean_shape_says_little_another_way_to_ask_is_named() -> None:
+    given = (3, 12, Unit.PATIENT, 8.0, 1e-5)
+    assert "--protocol appearance" in advised(PublicShapes(0.73, 0.3), *given).summary
+    assert "--protocol appearance" not in advised(PublicShapes(0.89, 0.65), *given).summary
+
+
 def test_without_label_maps_the_advice_names_the_task_it_stands_on() -> None:
     summary = advised(None, 8, 15, Unit.PATIENT, 8.0, 1e-5).summary
     assert "hippocampus" in summary
