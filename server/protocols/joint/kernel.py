@@ -97,7 +97,7 @@ def weight_gradients(
     """Of every weight, flattened, its gradient for each of r gradients of the logits, as r backward passes have it.
 
     The image passes each convolution once, the r gradients pass it together, and a layer's weights take one product of
-    matrices: about two thirds of the time of a pass a row. TypeError for a network with other layers than
+    matrices (``make bench PARTS=kernel`` says what that saves). TypeError for a network with other layers than
     :func:`~common.models.unet.build_unet` makes.
     """
     found: dict[torch.nn.Parameter, torch.Tensor] = {}
