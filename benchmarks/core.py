@@ -216,6 +216,10 @@ def figures() -> Iterator[Figure]:
             for sites in counts:
                 found = measured_alone("benchmarks.core", sites, dimension, VOLUMES)
                 runs.setdefault((dimension, sites), []).append(found)
+    yield from _figures(runs)
+
+
+def _figures(runs: dict[tuple[int, int], list[dict[str, Any]]]) -> Iterator[Figure]:
     for (dimension, sites), found in runs.items():
         name, codes = f"K = {sites:,}, D = {dimension:,}", sites * VOLUMES
         yield figure(f"server's processor a code, {name}", [1000 * one["server_s"] / codes for one in found], "ms")

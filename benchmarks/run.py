@@ -37,6 +37,7 @@ PARTS = {
     "hand": "benchmarks.hand",
     "dashboard": "benchmarks.dashboard",
     "sampler": "benchmarks.sampler",
+    "scale": "benchmarks.scale",
     "sealed": "benchmarks.sealed_sum",
     "training": "benchmarks.training",
     "kernel": "benchmarks.kernel",
@@ -68,8 +69,8 @@ class Figure:
 
 
 def figure(name: str, values: Sequence[float], unit: str, *, more_is_better: bool = False, aim: str = "") -> Figure:
-    """The figure that these repetitions give."""
-    spread = (max(values) - min(values)) / 2
+    """The figure that these repetitions give. A ratio measured once is said to be known to a tenth."""
+    spread = (max(values) - min(values)) / 2 if len(values) > 1 or unit != RATIO else abs(values[0]) / 10
     return Figure(name, _short(statistics.median(values)), unit, _short(spread), more_is_better, aim)
 
 
