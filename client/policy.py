@@ -18,12 +18,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
 from client.data.layouts import DatasetSettings, read_settings
 from common.canonical import check_hash, check_name, check_pool, check_schema
-from common.config import StatedBudget, Study, read_section
+from common.config import StatedBudget, Study
 from common.errors import InvalidInput
 from common.ledger.keys import signing_public_key
 from common.messages import Offer
 from common.privacy.mechanism import AccountantName, QuerySpec, Relation, Unit
 from common.protocols.base import SiteProtocol, site_protocol
+from common.sections import read_section
 from common.study_mechanism import study_mechanism
 
 SITE_SCHEMA = 1

@@ -16,6 +16,7 @@ from typing import Any
 
 from common.canonical import check_schema, digest
 from common.errors import InvalidInput
+from common.names import check_regions, check_text, region_members, region_names
 from common.privacy.mechanism import (
     HONEST_SITES,
     MAX_VOTERS_PER_SITE,
@@ -25,6 +26,7 @@ from common.privacy.mechanism import (
     Relation,
     Unit,
 )
+from common.sections import as_said, no_unknown, read_section
 
 STUDY_SCHEMA = 1
 MAX_GRID_VOXELS = 1 << 24
@@ -34,20 +36,28 @@ MAX_JOINT_ROUNDS = 16
 OPEN, SEALED_SUM = "open", "sealed-sum"
 
 
-@dataclass(frozen=True, slots=True)
+NORMALISATIONS = ("volume", "nonzero")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class DataConfig:
     """What every volume is brought to: RAS+, ``spacing_mm``, centre-cropped or padded to ``grid`` voxels.
 
-    ``labels[i]`` names label value i; label 0 is background. ``channels`` names the image channels.
+    ``labels[i]`` names label value i; label 0 is background. ``channels`` names the image channels. ``regions``: what
+    label maps are scored by where structures overlap, as BraTS' do: each ``"name = label + label"``. The labels stay
+    exclusive, for a code is of probabilities that sum to 1. ``normalisation``: z-scores over the whole ``"volume"``, or
+    over its ``"nonzero"`` voxels (a brain cut out of its skull), the others staying 0.
     """
 
     labels: tuple[str, ...]
     spacing_mm: tuple[float, float, float]
     grid: tuple[int, int, int]
     channels: tuple[str, ...] = ("MRI",)
+    regions: tuple[str, ...] = ()
+    normalisation: str = "volume"
 
     def __post_init__(self) -> None:
-        for name in ("labels", "grid", "channels"):
+        for name in ("labels", "grid", "channels", "regions"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "spacing_mm", tuple(float(spacing) for spacing in self.spacing_mm))
         if len(self.labels) < 2 or len(set(self.labels)) != len(self.labels) or not all(self.labels):
@@ -66,20 +76,27 @@ class DataConfig:
         voxels = self.grid[0] * self.grid[1] * self.grid[2]
         if voxels > MAX_GRID_VOXELS:
             raise InvalidInput("data.grid", value=self.grid, limit=f"at most {MAX_GRID_VOXELS} voxels in all")
+        if self.normalisation not in NORMALISATIONS:
+            raise InvalidInput("data.normalisation", value=self.normalisation, limit=", ".join(NORMALISATIONS))
+        check_regions(self.regions, self.labels)
 
+    @property
+    def structures(self) -> tuple[str, ...]:
+        """What label maps are scored by, by name: the regions, or every label but the background."""
+        return region_names(self.regions) or self.labels[1:]
 
-def check_text(text: object, *, what: str) -> str:
-    """A name from a study that is shown to people and written into configuration files: one short printable line.
+    @property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """The label values of every one of :attr:`structures`."""
+        alone = tuple((value,) for value in range(1, len(self.labels)))
+        return region_members(self.regions, self.labels) or alone
 
-    InvalidInput for anything else, and for what MONAI's configuration language would take for an expression (``$``),
-    a reference (``@``), a file to read (``%``), a path of its own (``#``, ``::``) or a key of its own (``_``).
-    """
-    plain = isinstance(text, str) and 1 <= len(text) <= 64 and text.isprintable() and not text.startswith("_")
-    if not plain or any(sign in str(text) for sign in ("$", "@", "%", "#", "::")):
-        raise InvalidInput(
-            what, value=str(text)[:80], limit="1 to 64 printable characters, none of $ @ % # ::, no '_' at the start"
-        )
-    return str(text)
+    def to_table(self) -> dict[str, Any]:
+        """The section's keys and values; later ones only where they say something, so that ids of studies stay."""
+        return as_said(self, ("regions", "normalisation"))
+
+    def __repr__(self) -> str:
+        return f"DataConfig({', '.join(f'{name}={value!r}' for name, value in self.to_table().items())})"
 
 
 class StatedBudget:
@@ -233,9 +250,15 @@ class CodecConfig:
 AUGMENTATIONS = ("smooth", "rotate-mirror")
 
 
-@dataclass(frozen=True, slots=True)
+NETWORKS = ("unet", "residual", "paper-unet", "dynunet")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class TrainingConfig:
     """Recipe of teachers or the student: a U-Net's channels and the optimiser's schedule. Changes no guarantee.
+
+    ``network``: which U-Net (:func:`common.models.unet.definition`). ``modality_dropout``: the chance that a channel is
+    set to 0 in a step of a training without a guarantee, never all of them, so that a network learns to do without one.
 
     ``patch`` in voxels: train on random patches of the grid; empty for whole volumes. ``augmentation``: ``"smooth"`` or
     ``"rotate-mirror"`` (:mod:`common.models.augmentation`). ``amp``: mixed precision, bfloat16 where the device
@@ -249,6 +272,8 @@ class TrainingConfig:
     patch: tuple[int, ...] = ()
     augmentation: str = "smooth"
     amp: bool = False
+    network: str = "unet"
+    modality_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "channels", tuple(self.channels))
@@ -269,6 +294,19 @@ class TrainingConfig:
             raise InvalidInput("training patch", value=self.patch, limit=f"three multiples of {halved} from 8 to 512")
         if self.augmentation not in AUGMENTATIONS:
             raise InvalidInput("training augmentation", value=self.augmentation, limit=", ".join(AUGMENTATIONS))
+        if self.network not in NETWORKS:
+            raise InvalidInput("training network", value=self.network, limit=", ".join(NETWORKS))
+        if self.network == "paper-unet" and len(self.channels) != 5:
+            raise InvalidInput("channels of paper-unet", value=self.channels, limit="5, four poolings between them")
+        if not 0 <= self.modality_dropout < 1:
+            raise InvalidInput("modality dropout", value=self.modality_dropout, limit="0 to below 1")
+
+    def to_table(self) -> dict[str, Any]:
+        """The section's keys and values; later ones only where they say something, so that trainings keep theirs."""
+        return as_said(self, ("network", "modality_dropout"))
+
+    def __repr__(self) -> str:
+        return f"TrainingConfig({', '.join(f'{name}={value!r}' for name, value in self.to_table().items())})"
 
 
 STUDENT_RECIPE = TrainingConfig(steps=600, learning_rate=2e-3)
@@ -333,7 +371,7 @@ class Study:
 
     def to_json(self) -> dict[str, object]:
         """What a site consents to, in canonical form; recipes and deadlines change no guarantee and stay out."""
-        data = _plain(dataclasses.asdict(self.data))
+        data = _plain(self.data.to_table())
         codec = _plain(self.codec.to_table())
         return {
             "codec": codec,
@@ -372,7 +410,7 @@ def parse_study(text: str) -> Study:
         "student": TrainingConfig,
         "collection": CollectionConfig,
     }
-    _no_unknown(document, {"name", *sections}, where="study")
+    no_unknown(document, {"name", *sections}, where="study")
     parts: dict[str, Any] = {
         key: read_section(kind, document[key], where=key) for key, kind in sections.items() if key in document
     }
@@ -390,53 +428,11 @@ def render_study(study: Study) -> str:
     for section in ("data", "privacy", "codec", "teacher", "student", "collection"):
         lines += ["", f"[{section}]"]
         part = getattr(study, section)
-        table = part.to_table() if section in ("privacy", "codec") else dataclasses.asdict(part)
+        table = dataclasses.asdict(part) if isinstance(part, CollectionConfig) else part.to_table()
         for key, value in table.items():
             plain = list(value) if isinstance(value, tuple) else value
             lines.append(f"{key} = {json.dumps(plain, ensure_ascii=False)}")
     return "\n".join(lines) + "\n"
-
-
-def read_section(kind: type[Any], table: object, *, where: str) -> Any:
-    """Build the frozen dataclass ``kind`` from a TOML table: unknown keys, missing keys and wrong types are refused."""
-    if not isinstance(table, dict):
-        raise InvalidInput(f"[{where}]", value=table, limit="a table")
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    _no_unknown(table, set(fields), where=where)
-    values: dict[str, Any] = {}
-    for name, spec in fields.items():
-        if name not in table:
-            if spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
-                raise InvalidInput(f"{where}.{name} is missing")
-            continue
-        values[name] = _typed(table[name], str(spec.type), where=f"{where}.{name}")
-    return kind(**values)
-
-
-def _typed(value: object, annotation: str, *, where: str) -> object:
-    if annotation.startswith("tuple["):
-        if not isinstance(value, list):
-            raise InvalidInput(where, value=value, limit="a list")
-        return tuple(_typed(item, annotation[6:-1].split(",")[0], where=where) for item in value)
-    match annotation:
-        case "int":
-            ok = isinstance(value, int) and not isinstance(value, bool)
-        case "float":
-            ok = isinstance(value, int | float) and not isinstance(value, bool)
-            value = float(value) if ok else value  # type: ignore[arg-type]
-        case "bool":
-            ok = isinstance(value, bool)
-        case _:
-            ok = isinstance(value, str)
-    if not ok:
-        raise InvalidInput(where, value=value, limit=annotation)
-    return value
-
-
-def _no_unknown(table: dict[str, Any], known: set[str], *, where: str) -> None:
-    unknown = sorted(table.keys() - known)
-    if unknown:
-        raise InvalidInput(f"unknown key in [{where}]", value=unknown[0], limit=", ".join(sorted(known)))
 
 
 def _plain(value: Any) -> Any:

@@ -91,7 +91,9 @@ def find_cases(
     """The cases at ``images``, with their label maps where there are any, and what is wrong with others."""
     if images.is_dir() and any(layout.matches(images) for layout in LAYOUTS.values()):
         found = open_dataset(images, choice=settings.choice)
-        dataset = match_study(found, bundle.data, labels=settings.labels, channels=settings.channels)
+        dataset = match_study(
+            found, bundle.data, labels=settings.labels, channels=settings.channels, absent=settings.absent
+        )
         return list(dataset.cases), [Predicted(problem.case, problem=problem.reason) for problem in dataset.problems]
     files = sorted(images.iterdir()) if images.is_dir() else [images]
     files = [path for path in files if path.name.endswith(NIFTI_SUFFIXES) and not path.name.startswith(".")]
@@ -99,7 +101,7 @@ def find_cases(
         raise InvalidInput("no NIfTI file", value=str(images), limit=".nii or .nii.gz")
     cases = tuple(Case(id=case_id(path.name), image=path, label=_label_of(path, labels)) for path in files)
     named = Dataset(images.name, labels=(), channels=("image",), cases=cases)
-    return list(match_study(named, bundle.data, labels=settings.labels).cases), []
+    return list(match_study(named, bundle.data, labels=settings.labels, absent=settings.absent).cases), []
 
 
 def _label_of(image: Path, labels: Path | None) -> Path | None:
@@ -135,7 +137,7 @@ def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
     """nan (structure in neither map) becomes null, an infinite distance the text "inf"."""
 
     scored = [result for result in results if result.dice]
-    names = bundle.data.labels[1:]
+    names = bundle.data.structures
     columns = list(zip(*(result.dice for result in scored), strict=True))
     return {
         "schema": 1,
@@ -161,7 +163,7 @@ def to_text(results: list[Predicted], bundle: Bundle) -> str:
     for result in results:
         scores = ", ".join(
             f"{name} Dice {_shown(dice, '.3f')} HD95 {_shown(distance, '.1f')} mm"
-            for name, dice, distance in zip(bundle.data.labels[1:], result.dice, result.hd95_mm, strict=False)
+            for name, dice, distance in zip(bundle.data.structures, result.dice, result.hd95_mm, strict=False)
         )
         lines.append(f"{result.case}: {result.problem or '; '.join(filter(None, (result.file, scores)))}")
     if far := [result for result in results if result.unlike]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from common.config import DataConfig
 from common.data.dataset import Case, Dataset
-from common.data.volume import Example, load_example, load_volume
+from common.data.volume import Example, load_case, load_example
 from common.errors import InvalidInput
 
 UNUSUAL_FACTOR = 4.0
@@ -71,7 +71,7 @@ def _examine(
 ) -> Examined:
     try:
         if case.label is None:
-            volume = load_volume(case.images, data, order=case.channel_order)
+            volume = load_case(case, data)
             example = Example(volume, np.zeros(data.grid, dtype=np.uint8), volume.notes)
         else:
             example = load_example(case, data)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from client.data.bids import BidsLayout, Choice, several
+from client.data.brats import BratsLayout
 from client.data.case_table import TableLayout
 from client.data.nnunet import NnunetLayout
 from common.config import DataConfig
@@ -43,7 +44,7 @@ class Layout(Protocol):
 
 
 LAYOUTS: dict[str, Layout] = {
-    layout.name: layout for layout in (TableLayout(), NnunetLayout(), MsdLayout(), BidsLayout())
+    layout.name: layout for layout in (TableLayout(), NnunetLayout(), MsdLayout(), BidsLayout(), BratsLayout())
 }
 """In the order in which they are tried: a table somebody wrote beside the data comes first."""
 
@@ -61,7 +62,8 @@ _SAME = {"t1w": "t1", "t1n": "t1", "cet1w": "t1c", "t1ce": "t1c", "t1gd": "t1c",
 class DatasetSettings:
     """How a site's data is to be read: its layout, its table of patients, its names for labels and channels.
 
-    ``choice`` says which of several files of one contrast is meant, in BIDS.
+    ``choice`` says which of several files of one contrast is meant, in BIDS. ``absent``: channels of the study that the
+    site has of no patient; its teachers learn without them, and are asked without them.
     """
 
     layout: str = AUTO
@@ -69,13 +71,16 @@ class DatasetSettings:
     labels: Mapping[str, str] = field(default_factory=dict)
     channels: Mapping[str, str] = field(default_factory=dict)
     choice: Choice = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
 
     def overridden(self, *, layout: str | None, label_map: Path | None) -> DatasetSettings:
         """These settings with what ``--layout`` and the file of ``--label-map`` say in their place."""
         settings = self
         if label_map is not None:
             names = load_names(label_map)
-            settings = replace(settings, labels=names.labels, channels=names.channels, choice=names.choice)
+            settings = replace(
+                settings, labels=names.labels, channels=names.channels, choice=names.choice, absent=names.absent
+            )
         return settings if layout is None else replace(settings, layout=layout)
 
 
@@ -86,9 +91,9 @@ def read_settings(document: dict[str, object], *, root: Path) -> DatasetSettings
     choice = document.pop("bids", {})
     if not isinstance(choice, dict):
         raise InvalidInput("[bids]", value=choice, limit='tables such as [bids.T1w] with lines such as acq = "mprage"')
-    unknown = sorted(tables["dataset"].keys() - {"layout", "patients"})
+    unknown = sorted(tables["dataset"].keys() - {"layout", "patients", "absent"})
     if unknown:
-        raise InvalidInput("unknown key in [dataset]", value=unknown[0], limit="layout, patients")
+        raise InvalidInput("unknown key in [dataset]", value=unknown[0], limit="layout, patients, absent")
     layout = tables["dataset"].get("layout", AUTO)
     if layout != AUTO and layout not in LAYOUTS:
         raise InvalidInput("dataset.layout", value=layout, limit=", ".join((AUTO, *LAYOUTS)))
@@ -99,6 +104,7 @@ def read_settings(document: dict[str, object], *, root: Path) -> DatasetSettings
         labels=tables["labels"],
         channels=tables["channels"],
         choice={contrast: _strings(table, f"bids.{contrast}") for contrast, table in choice.items()},
+        absent=tuple(name.strip() for name in tables["dataset"].get("absent", "").split(",") if name.strip()),
     )
 
 
@@ -130,7 +136,8 @@ def open_for_training(directory: Path, data: DataConfig, settings: DatasetSettin
     :func:`common.data.patients.counted_once`.
     """
     dataset = open_dataset(directory, layout=settings.layout, patients=settings.patients, choice=settings.choice)
-    return counted_once(match_study(dataset, data, labels=settings.labels, channels=settings.channels))
+    matched = match_study(dataset, data, labels=settings.labels, channels=settings.channels, absent=settings.absent)
+    return counted_once(matched)
 
 
 def open_dataset(
@@ -173,8 +180,9 @@ def match_study(
     *,
     labels: Mapping[str, str] | None = None,
     channels: Mapping[str, str] | None = None,
+    absent: Sequence[str] = (),
 ) -> Dataset:
-    """The dataset in the study's terms: its labels, its channels, in its order.
+    """The dataset in the study's terms: its labels, its channels, in its order. ``absent`` channels are not looked for.
 
     ``labels`` maps the site's label names or numbers to the study's names, ``channels`` its channel names. What has the
     study's name already needs no entry; letter case, blanks and the usual other names of a contrast do not matter.
@@ -182,6 +190,8 @@ def match_study(
     has, as far as the dataset's own index says it. What a case says of itself, the contrasts of its folder or a table
     of its own labels, can only make that case a Problem.
     """
+    places = _places(absent, data)
+    whole, data = data, replace(data, channels=tuple(c for i, c in enumerate(data.channels) if i not in places))
     given = _given_labels(data, labels or {})
     pairs = _label_pairs(dataset, data, labels or {}, given)
     order = _channel_order(dataset.channels, data, channels or {}) if dataset.channels else None
@@ -190,7 +200,8 @@ def match_study(
     for case in dataset.cases:
         try:
             own = _own_pairs(case, data, given) if case.label_names else pairs
-            cases.append(replace(_in_order(case, dataset, data, channels or {}, order), label_map=own))
+            ordered = _in_order(case, dataset, data, channels or {}, order)
+            cases.append(replace(ordered, label_map=own, absent=places))
         except InvalidInput as error:
             problems.append(Problem(case.id, str(error)))
         except _Unusable as error:
@@ -199,7 +210,8 @@ def match_study(
         dataset,
         labels=data.labels,
         label_values=(),
-        channels=data.channels,
+        channels=whole.channels,
+        absent=places,
         cases=tuple(cases),
         problems=tuple(problems),
     )
@@ -218,6 +230,17 @@ def named_dataset(
             raise InvalidInput(f"the dataset names no {what}", value=str(directory), remedy=f"give --{what}")
     terms = DataConfig(tuple(labels) or dataset.labels, (1, 1, 1), (8, 8, 8), tuple(channels) or dataset.channels)
     return match_study(dataset, terms)
+
+
+def _places(absent: Sequence[str], data: DataConfig) -> tuple[int, ...]:
+    known = {_contrast(name): place for place, name in enumerate(data.channels)}
+    unknown = next((name for name in absent if _contrast(name) not in known), None)
+    if unknown is not None:
+        raise InvalidInput("dataset.absent", value=unknown, limit=", ".join(data.channels))
+    places = tuple(sorted({known[_contrast(name)] for name in absent}))
+    if len(places) == len(data.channels):
+        raise InvalidInput("dataset.absent", value=list(absent), limit="not all of the study's channels")
+    return places
 
 
 class _Unusable(Exception):

@@ -1,6 +1,7 @@
 """The nnU-Net v2 layout: ``imagesTr/CASE_0000.nii.gz`` with one file a channel, ``labelsTr/CASE.nii.gz``, an index.
 
-Refuses region-based labels and file endings other than NIfTI's. A case without its label or one of its channels is a
+Overlapping labels (``"whole tumor": [1, 2, 3]``) are read as regions of exclusive ones. Refuses file endings other
+than NIfTI's. A case without its label or one of its channels is a
 :class:`Problem` and left out.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from common.data.dataset import Case, Dataset, Problem
 from common.data.msd import NIFTI_SUFFIXES, read_index
@@ -35,7 +37,7 @@ class NnunetLayout:
             raise InvalidInput(
                 "dataset.json: file_ending", value=ending, limit=", ".join(NIFTI_SUFFIXES), remedy="convert to NIfTI"
             )
-        values, labels = _labels(index.get("labels"))
+        values, labels, regions = _labels(index.get("labels"))
         channels = _channels(index.get("channel_names"))
         cases: list[Case] = []
         problems: list[Problem] = []
@@ -63,6 +65,7 @@ class NnunetLayout:
             labels=labels,
             label_values=values,
             channels=channels,
+            regions=regions,
             cases=tuple(cases),
             problems=tuple(problems),
             listed=tuple(listed),
@@ -97,19 +100,37 @@ def _case(name: str, files: dict[int, Path], label: Path | None, channels: tuple
     return Case(id=name, image=own[0][1], label=label, channel_files=own if len(own) > 1 else ())
 
 
-def _labels(table: object) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """``{"background": 0, "core": 1}`` → values and names in the values' order."""
-    limit = 'an object that gives every name one number, such as {"background": 0, "core": 1}'
+def _labels(table: object) -> tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]:
+    """``{"background": 0, "core": 1}`` → values, their names in the values' order, and regions where there are any.
+
+    A value that lies in several regions and in none by itself is named for the smallest: "core without enhancing".
+    """
+    limit = 'an object that gives every name its number, or the numbers of a region: {"background": 0, "whole": [1, 2]}'
     if not isinstance(table, dict) or len(table) < 2:
         raise InvalidInput("dataset.json: labels", value=table, limit=limit)
-    if not all(isinstance(value, int) and not isinstance(value, bool) for value in table.values()):
-        raise InvalidInput(
-            "dataset.json: labels", value=table, limit=limit, remedy="regions are not read: give plain labels"
-        )
-    pairs = sorted((value, str(name)) for name, value in table.items())
-    if len({value for value, _ in pairs}) != len(pairs) or pairs[0][0] != 0:
-        raise InvalidInput("dataset.json: labels", value=table, limit=f"{limit}; background is 0, no number twice")
-    return tuple(value for value, _ in pairs), tuple(name for _, name in pairs)
+    named = {str(name): _values(value) for name, value in table.items()}
+    if not all(named.values()) or named.get("background", [0]) != [0] or [0] not in named.values():
+        raise InvalidInput("dataset.json: labels", value=table, limit=f"{limit}; background is 0")
+    pairs = {values[0]: name for name, values in named.items() if len(values) == 1}
+    if len(pairs) != sum(len(values) == 1 for values in named.values()):
+        raise InvalidInput("dataset.json: labels", value=table, limit=f"{limit}; no number twice")
+    regions = {name: values for name, values in named.items() if values != [0]}
+    for value in sorted({value for values in regions.values() for value in values} - pairs.keys()):
+        name, smallest = min(((n, v) for n, v in regions.items() if value in v), key=lambda one: len(one[1]))
+        inner = [n for n, v in regions.items() if set(v) < set(smallest)]
+        pairs[value] = f"{name} without {' and '.join(inner)}" if inner else f"{name} {value}"
+    values = tuple(sorted(pairs))
+    labels = tuple(pairs[value] for value in values)
+    if all(len(own) == 1 for own in regions.values()):
+        return values, labels, ()
+    return values, labels, tuple(f"{n} = {' + '.join(pairs[value] for value in v)}" for n, v in regions.items())
+
+
+def _values(entry: object) -> list[int]:
+    """The numbers of a label; empty for what is none."""
+    listed: list[Any] = entry if isinstance(entry, list) else [entry]
+    whole = all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in listed)
+    return sorted(listed) if whole and len(set(listed)) == len(listed) else []
 
 
 def _channels(table: object) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from client.operations.findings import Finding, State
 from common.config import DataConfig, StatedBudget
 from common.data.dataset import Case, Dataset, Doubled, PatientIdentity
 from common.data.patients import counted_once
-from common.data.volume import Volume, load_label, load_volume
+from common.data.volume import Volume, load_case, load_label
 from common.errors import InvalidInput
 from common.objects import write_atomically
 
@@ -132,7 +132,7 @@ def _names(value: object) -> list[str]:
 def _readable(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray, "x y z"] | None] | None:
     """The image, and the label map where it fits; None where not even the image reads."""
     try:
-        volume = load_volume(case.images, data, order=case.channel_order)
+        volume = load_case(case, data)
     except InvalidInput:
         return None
     try:

@@ -15,7 +15,7 @@ from common.data.input_ranges import InputRanges
 from common.errors import InvalidInput
 from common.models.bundle_facts import BundlePrivacy, Libraries, checked_figures
 from common.models.student_bundle import FILES, INFERENCE, METADATA, PRIVACY, WEIGHTS, bundle_files
-from common.models.unet import build_unet, weights_from_bytes, weights_to_bytes
+from common.models.unet import build_unet, recipe_of, weights_from_bytes, weights_to_bytes
 
 MAX_TEXT_BYTES = 1 << 20
 """Of all files but the weights together."""
@@ -25,11 +25,10 @@ MAX_TEXT_BYTES = 1 << 20
 class BundleValues:
     """All that is taken from a bundle somebody else packed: numbers, names, and the bytes of its weights.
 
-    ``channels`` and ``patch`` are the network's; a recipe is no part of what a site consents to.
+    ``recipe`` has the network, its channels and its patch; a recipe is no part of what a site consents to.
     """
 
-    channels: tuple[int, ...]
-    patch: tuple[int, ...]
+    recipe: TrainingConfig
     weights: bytes
     privacy: BundlePrivacy
     figures: Mapping[str, float]
@@ -46,13 +45,10 @@ def read_values(files: Mapping[str, bytes]) -> BundleValues:
         raise InvalidInput("text in a bundle", limit=f"{MAX_TEXT_BYTES} bytes in all")
     try:
         described, workflow = json.loads(files[METADATA]), json.loads(files[INFERENCE])
-        recipe = TrainingConfig(
-            channels=tuple(workflow["network_def"]["channels"]), patch=tuple(workflow["inferer"].get("roi_size", ()))
-        )
+        recipe = replace(recipe_of(workflow["network_def"]), patch=tuple(workflow["inferer"].get("roi_size", ())))
         ranges = described.get("input_ranges")
         return BundleValues(
-            channels=recipe.channels,
-            patch=recipe.patch,
+            recipe=recipe,
             weights=files[WEIGHTS],
             privacy=BundlePrivacy.from_json(json.loads(files[PRIVACY])),
             figures=checked_figures(described["eval_metrics"]),
@@ -73,10 +69,17 @@ def regenerate(values: BundleValues, study: Study) -> dict[str, bytes]:
 
     InvalidInput unless the weights are tensors of the network that ``values`` describe, and nothing else.
     """
-    network = build_unet(values.channels, in_channels=len(study.data.channels), out_channels=len(study.data.labels))
+    network = build_unet(
+        values.recipe.channels,
+        network=values.recipe.network,
+        in_channels=len(study.data.channels),
+        out_channels=len(study.data.labels),
+    )
     weights_from_bytes(values.weights, network)
+    own = values.recipe
+    student = replace(study.student, channels=own.channels, network=own.network, patch=own.patch)
     return bundle_files(
-        replace(study, student=replace(study.student, channels=values.channels, patch=values.patch)),
+        replace(study, student=student),
         weights=weights_to_bytes(network),
         privacy=values.privacy,
         dice=values.figures,

@@ -155,7 +155,9 @@ def _start(site_dir: Path, study: Study) -> Answer:
     if path is None:
         raise InvalidInput("the site's kit held no public start: only a joint study has one")
     recipe, data = study.student, study.data
-    model = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels))
+    model = build_unet(
+        recipe.channels, network=recipe.network, in_channels=len(data.channels), out_channels=len(data.labels)
+    )
     load_weights(path, model)
     return partial(predict, model.eval(), patch=recipe.patch)
 

@@ -187,7 +187,7 @@ def evaluate(
     student = scores[STUDENT]
     if not student:
         raise InvalidInput("no usable labelled case", value=len(problems), remedy="see `consilium site train` for why")
-    structures = study.data.labels[1:]
+    structures = study.data.structures
     comparisons, told_nothing = _compared(found, scores, structures)
     result = Evaluation(
         bundle.weights,
@@ -276,12 +276,12 @@ def _score(
         done = {name: on_native(answer(volume.image), volume, drawn, data) for name, answer in answers.items()}
         return {name: CaseScore(case.id, part, one.dice, one.hd95_mm) for name, one in done.items()}
     example = load_example(case, data)
-    truth, classes = example.label, len(data.labels)
+    truth, members = example.label, data.members
     scores = {}
     for name, answer in answers.items():
         found = answer(example.volume.image).argmax(axis=0).astype(np.uint8)
-        distances = hd95_mm(found, truth, classes, spacing_mm=data.spacing_mm)
-        scores[name] = CaseScore(case.id, part, dice_per_class(found, truth, classes), distances)
+        distances = hd95_mm(found, truth, members, spacing_mm=data.spacing_mm)
+        scores[name] = CaseScore(case.id, part, dice_per_class(found, truth, members), distances)
     return scores
 
 

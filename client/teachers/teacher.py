@@ -167,7 +167,9 @@ def served_hash(weights: str, posterior: str | None) -> str:
 def _stand_in(data: DataConfig, like: Teacher | None, recipe: TrainingConfig) -> Teacher:
     """A network nobody trained, as large as the teachers and asked like them."""
     recipe = recipe if like is None else like.recipe
-    model = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels), seed=0)
+    model = build_unet(
+        recipe.channels, network=recipe.network, in_channels=len(data.channels), out_channels=len(data.labels), seed=0
+    )
     still = tuple(torch.zeros_like(parameter) for parameter in model.parameters())
     drawn = Posterior(still, seed=0) if like is not None and like.posterior is not None else None
     return Teacher(model.to(best_device()).eval(), recipe, posterior=drawn)
@@ -242,7 +244,9 @@ def load_teacher(directory: Path) -> tuple[DataConfig, Teacher | None]:
         ) from error
     if expected is None:
         return data, None
-    model = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels))
+    model = build_unet(
+        recipe.channels, network=recipe.network, in_channels=len(data.channels), out_channels=len(data.labels)
+    )
     weights = load_weights(directory / "weights.pt", model, expected_hash=expected)
     spread = None if posterior is None else _posterior(directory / "posterior.pt", model, expected=posterior)
     model.to(best_device()).eval()

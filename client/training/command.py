@@ -87,11 +87,11 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What a training came to: its report, what came of the cases, and the study's labels."""
+    """What a training came to: its report, what came of the cases, and the structures that are scored."""
 
     report: SiteReport
     cases: CaseRecord
-    labels: tuple[str, ...]
+    structures: tuple[str, ...]
 
     def check_finished(self) -> None:
         """DaemonFailed if a voter's training did not come to its end."""
@@ -152,7 +152,7 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
         on_warning(f"warning: {pair.sentence}")
     if not report.crashes and not any(voter.weights for voter in report.voters):
         on_warning("warning: no teacher has a usable case: this site will contribute zero codes")
-    return TrainResult(report, cases, study.data.labels)
+    return TrainResult(report, cases, study.data.structures)
 
 
 def _terms(options: TrainOptions) -> tuple[SiteConfig | None, Study, DatasetSettings, Path]:

@@ -107,6 +107,7 @@ def plan_site(
             private=private,
             start=start,
             paired=paired,
+            absent=dataset.absent,
         )
         tasks.append(task)
     return tuple(tasks)
@@ -125,7 +126,9 @@ def _check_plan(
             remedy="leave it out; patients are dealt at random, once, and the deal is stored",
         )
     if start is not None:  # before a private training is charged: weights of another network could not be trained
-        empty = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels))
+        empty = build_unet(
+            recipe.channels, network=recipe.network, in_channels=len(data.channels), out_channels=len(data.labels)
+        )
         load_weights(start, empty)
 
 

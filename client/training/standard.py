@@ -47,7 +47,13 @@ class StandardTrainer:
         on_step: OnStep | None = None,
     ) -> Trained:
         """Train a UNet on the voter's part, from ``seed`` or from the public start; InvalidInput if that fits not."""
-        model = build_unet(recipe.channels, in_channels=part.images.shape[1], out_channels=part.classes, seed=seed)
+        model = build_unet(
+            recipe.channels,
+            network=recipe.network,
+            in_channels=part.images.shape[1],
+            out_channels=part.classes,
+            seed=seed,
+        )
         if self._start is not None:
             load_weights(self._start, model)
         model.to(best_device())

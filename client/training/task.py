@@ -37,6 +37,7 @@ class VoterTask:
     trainer may spend; ``start`` is a file of public weights that training begins from, None for random ones.
     ``paired``: the start learnt from public cases with their labels, so it knows more than few patients can teach, and
     the teacher stays near it (:func:`~client.training.standard.near`).
+    ``absent``: channels of the study that the site has not.
     """
 
     voter: int
@@ -52,6 +53,7 @@ class VoterTask:
     private: PrivateSettings | None = None
     start: Path | None = None
     paired: bool = False
+    absent: tuple[int, ...] = ()
 
     @property
     def steps(self) -> int:

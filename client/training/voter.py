@@ -33,9 +33,9 @@ from common.data.patients import content_hash
 from common.data.volume import load_example
 from common.data.volume_cache import DEFAULT_BUDGET_BYTES, VolumeCache, read, together
 from common.errors import InvalidInput
-from common.metrics import dice_per_class, mean_present
+from common.metrics import Structures, dice_per_class, mean_present
 from common.models.fit import OnStep, predict
-from common.models.unet import build_unet, load_weights, save_weights, tensors_to_bytes
+from common.models.unet import build_unet, input_weights, load_weights, save_weights, tensors_to_bytes
 from common.objects import write_atomically
 from common.privacy.training import Neighbours, TrainingEvent, guarantee_of
 
@@ -92,6 +92,8 @@ def _train_voter(task: VoterTask, cache: VolumeCache, *, on_step: OnStep) -> Vot
             report = dataclasses.replace(report, problem=str(error))
     if result is not None and task.paired and task.start is not None and task.private is None:
         _keep_near(task.start, result.model, task, list(chain(*held_out)))
+    if result is not None and task.absent:
+        _forget(result, task.absent)
     if result is None:
         (task.directory / "weights.pt").unlink(missing_ok=True)
     else:
@@ -101,9 +103,21 @@ def _train_voter(task: VoterTask, cache: VolumeCache, *, on_step: OnStep) -> Vot
     return VoterOutcome(report, problems)
 
 
+def _forget(result: Trained, absent: tuple[int, ...]) -> None:
+    """Take the network's weights off channels it was never shown: public volumes have them, it knows nothing of them.
+
+    What is absent is what the site says of itself, not what a patient's files hold.
+    """
+    spread = result.deviations or {}
+    with torch.no_grad():
+        for name in input_weights(result.model):
+            for weights in (result.model.get_parameter(name), *([spread[name]] if name in spread else ())):
+                weights[:, list(absent)] = 0
+
+
 def _saved(report: VoterReport, result: Trained, task: VoterTask, held_out: list[_Example]) -> VoterReport:
     """The report of a training that came to its end, its weights saved and scored on the voter's own patients."""
-    dice = _dice(result.model, held_out, recipe=task.recipe, classes=len(task.data.labels))
+    dice = _dice(result.model, held_out, recipe=task.recipe, structures=task.data.members)
     return dataclasses.replace(
         report,
         weights=save_weights(task.directory / "weights.pt", result.model, mode=0o600),
@@ -122,11 +136,16 @@ def _keep_near(start: Path, model: torch.nn.Module, task: VoterTask, held_out: l
     The choice is the voter's, of its own patients: what it then sends is clipped like any code, so one patient still
     changes one voter's vector by 2C at most.
     """
-    begun = build_unet(task.recipe.channels, in_channels=len(task.data.channels), out_channels=len(task.data.labels))
+    begun = build_unet(
+        task.recipe.channels,
+        network=task.recipe.network,
+        in_channels=len(task.data.channels),
+        out_channels=len(task.data.labels),
+    )
     load_weights(start, begun)
     begun.to(next(model.parameters()).device)
     near(begun.state_dict(), model)
-    known = [_dice(each, held_out, recipe=task.recipe, classes=len(task.data.labels)) for each in (begun, model)]
+    known = [_dice(each, held_out, recipe=task.recipe, structures=task.data.members) for each in (begun, model)]
     old, new = (mean_present(math.nan if dice is None else dice for dice in each) for each in known)
     if old > new:  # never where nothing was held out: nan is not above nan
         model.load_state_dict(begun.state_dict())
@@ -217,7 +236,7 @@ def _identity(task: VoterTask, training: list[_Example], held_out: list[_Example
 
 
 def _dice(
-    model: torch.nn.Module, held_out: list[_Example], *, recipe: TrainingConfig, classes: int
+    model: torch.nn.Module, held_out: list[_Example], *, recipe: TrainingConfig, structures: Structures
 ) -> tuple[float | None, ...]:
     if not held_out:
         return ()
@@ -225,7 +244,7 @@ def _dice(
         dice_per_class(
             predict(model, read(example.image), patch=recipe.patch, amp=recipe.amp).argmax(axis=0).astype(np.uint8),
             read(example.label),
-            classes,
+            structures,
         )
         for example in held_out
     ]

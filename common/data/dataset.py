@@ -23,6 +23,7 @@ class PatientIdentity(StrEnum):
     FILE = "file"
     SUBJECT = "bids-subject"
     TABLE = "table"
+    FOLDER = "folder"
 
     @property
     def sentence(self) -> str:
@@ -30,6 +31,8 @@ class PatientIdentity(StrEnum):
         match self:
             case PatientIdentity.SUBJECT:
                 return "a patient is a BIDS subject: all scans below one sub- folder"
+            case PatientIdentity.FOLDER:
+                return "a patient is a BraTS folder, all visits of one number together"
             case PatientIdentity.TABLE:
                 return "a patient is what the site's table of cases and patients says"
             case _:
@@ -45,6 +48,7 @@ class Case:
     whose scan it is, None where the dataset does not say; ``hospital`` is set only where the dataset says which one a
     case comes from (Consilium's own extra key). ``channel_order`` says which of the file's channels to take, in which
     order, and ``label_map`` which value of the label file means which of the study (pairs); empty, as they are.
+    ``absent``: channels of the study that the site has not, by place; they are read as 0.
     ``label_names``: (value, name) by a table that speaks for this case alone; empty, as the dataset says.
     """
 
@@ -57,6 +61,7 @@ class Case:
     channel_order: tuple[int, ...] = ()
     label_map: tuple[tuple[int, int], ...] = ()
     label_names: tuple[tuple[int, str], ...] = ()
+    absent: tuple[int, ...] = ()
 
     @property
     def images(self) -> tuple[Path, ...]:
@@ -93,6 +98,9 @@ class Dataset:
     """A dataset on disk. ``labels[i]`` names label value i, or ``label_values[i]`` where these are given; no labels:
     the dataset does not name them. No ``channels``: every case names its own. ``cases`` and ``problems`` share no id.
 
+    ``regions``: overlapping structures the index tells of, as ``DataConfig.regions`` has them. ``absent``: see
+    :class:`Case`; of all cases.
+
     ``listed`` holds every id named for training, good or bad, in the dataset's order: what slots are dealt over.
     ``patients`` says whose scan each id is, good or bad, as far as the dataset knows (:meth:`patient_of`).
 
@@ -111,6 +119,8 @@ class Dataset:
     patients: Mapping[str, str] = field(default_factory=dict)
     patient_identity: PatientIdentity = PatientIdentity.FILE
     label_values: tuple[int, ...] = ()
+    regions: tuple[str, ...] = ()
+    absent: tuple[int, ...] = ()
     doubled: tuple[Doubled, ...] = ()
     synthetic: bool = False
 

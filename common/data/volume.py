@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import nibabel as nib
@@ -37,7 +37,8 @@ _RAS = (("L", "R"), ("P", "A"), ("I", "S"))
 class Volume:
     """A volume on the study's grid and the way back.
 
-    ``image``: float32 [c, x, y, z], each channel of mean 0 and variance 1 over its native voxels, padding 0, read-only.
+    ``image``: float32 [c, x, y, z], each channel of mean 0 and variance 1 over its native voxels (over those that are
+    not 0, where the study says so), padding 0, read-only.
     ``affine``: voxel of the grid → mm in RAS+. ``native_affine``, ``native_shape``: the same of the file. ``notes``
     say what was put right.
     """
@@ -68,9 +69,22 @@ def load_example(case: Case, data: DataConfig) -> Example:
     """Read a case of a dataset that was matched to the study, with its channels and its label map."""
     if case.label is None:
         raise InvalidInput("case has no label map")
-    volume = load_volume(case.images, data, order=case.channel_order)
+    volume = load_case(case, data)
     label, notes = _read_label(_scan(case.label, channels=1), data, volume=volume, mapping=dict(case.label_map))
     return Example(volume=volume, label=label, notes=(*volume.notes, *notes))
+
+
+def load_case(case: Case, data: DataConfig) -> Volume:
+    """The image of a case that was matched to the study; channels its site has not are 0, which is their mean."""
+    if not case.absent:
+        return load_volume(case.images, data, order=case.channel_order)
+    there = [place for place in range(len(data.channels)) if place not in case.absent]
+    found = load_volume(
+        case.images, replace(data, channels=tuple(data.channels[i] for i in there)), order=case.channel_order
+    )
+    image = np.zeros((len(data.channels), *found.image.shape[1:]), np.float32)
+    image[there] = found.image
+    return replace(found, image=image)
 
 
 def load_volume(path: Path | Sequence[Path], data: DataConfig, *, order: Sequence[int] = ()) -> Volume:
@@ -364,5 +378,5 @@ def _resample(
 def _fit(volume: MetaTensor, data: DataConfig, *, normalise: bool) -> MetaTensor:
     """Z-score (images only), then the grid: so that padding is the volume's mean."""
     if normalise:
-        volume = NormalizeIntensity(channel_wise=True)(volume)
+        volume = NormalizeIntensity(channel_wise=True, nonzero=data.normalisation == "nonzero")(volume)
     return ResizeWithPadOrCrop(spatial_size=data.grid, mode="constant")(volume)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from common.config import DataConfig, TrainingConfig
+from common.config import DataConfig
 from common.data.input_ranges import InputRanges
 from common.errors import InvalidInput
-from common.models.unet import build_unet, load_weights
+from common.models.unet import build_unet, load_weights, recipe_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,17 @@ def open_bundle(directory: Path) -> Bundle:
         inference = json.loads((directory / "configs" / "inference.json").read_text(encoding="utf-8"))
         inputs = metadata["network_data_format"]["inputs"]["image"]
         labels = metadata["network_data_format"]["outputs"]["pred"]["channel_def"]
-        recipe = TrainingConfig(channels=tuple(inference["network_def"]["channels"]))
-        spacing = next(t["pixdim"] for t in inference["preprocessing"]["transforms"] if t["_target_"] == "Spacingd")
+        recipe = recipe_of(inference["network_def"])
+        steps = {t["_target_"]: t for t in inference["preprocessing"]["transforms"]}
+        spacing = steps["Spacingd"]["pixdim"]
         window = inference.get("inferer", {}).get("roi_size", [])
         data = DataConfig(
             labels=tuple(labels[str(i)] for i in range(len(labels))),
             spacing_mm=tuple(spacing),
             grid=tuple(inputs["spatial_shape"]),
             channels=tuple(inputs["channel_def"][str(i)] for i in range(inputs["num_channels"])),
+            regions=tuple(metadata.get("regions", ())),
+            normalisation="nonzero" if steps["NormalizeIntensityd"].get("nonzero") else "volume",
         )
         ranges = metadata.get("input_ranges")
         seen = None if ranges is None else InputRanges.from_json(ranges, channels=len(data.channels))
@@ -53,11 +56,13 @@ def open_bundle(directory: Path) -> Bundle:
             value=str(directory),
             remedy="run `consilium site student pull`, or give a bundle's directory",
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, StopIteration, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInput(
             "bundle cannot be read", value=str(directory), limit="one that Consilium exported"
         ) from error
-    network = build_unet(recipe.channels, in_channels=len(data.channels), out_channels=len(data.labels))
+    network = build_unet(
+        recipe.channels, network=recipe.network, in_channels=len(data.channels), out_channels=len(data.labels)
+    )
     weights = load_weights(directory / "models" / "model.pt", network)
     network.eval()
     return Bundle(network=network, data=data, weights=weights, patch=tuple(int(n) for n in window), inputs=seen)

@@ -12,6 +12,7 @@ from common.config import Study
 from common.data.input_ranges import InputRanges
 from common.models.bundle_facts import BundlePrivacy, Libraries
 from common.models.fit import WINDOW_OVERLAP, inferer_of
+from common.models.unet import definition
 from common.study_mechanism import sealed_sentences
 
 METADATA_SCHEMA = (
@@ -61,6 +62,7 @@ def metadata(
         "intended_use": "research; not a medical device, not for diagnosis",
         "references": [],
         **({} if inputs is None else {"input_ranges": inputs.to_json()}),
+        **({"regions": list(study.data.regions)} if study.data.regions else {}),
         "network_data_format": {
             "inputs": {
                 "image": {
@@ -138,16 +140,8 @@ def inference(study: Study) -> dict[str, object]:
 
 
 def _network(study: Study) -> dict[str, object]:
-    return {
-        "_target_": "UNet",
-        "spatial_dims": 3,
-        "in_channels": len(study.data.channels),
-        "out_channels": len(study.data.labels),
-        "channels": list(study.student.channels),
-        "strides": [2] * (len(study.student.channels) - 1),
-        "num_res_units": 0,
-        "norm": "INSTANCE",
-    }
+    ends = {"in_channels": len(study.data.channels), "out_channels": len(study.data.labels)}
+    return definition(study.student.network, study.student.channels, **ends)
 
 
 def _preprocessing(study: Study) -> dict[str, object]:
@@ -169,7 +163,12 @@ def _preprocessing(study: Study) -> dict[str, object]:
                 "mode": "bilinear",
                 "padding_mode": "border",
             },
-            {"_target_": "NormalizeIntensityd", "keys": "image", "channel_wise": True},
+            {
+                "_target_": "NormalizeIntensityd",
+                "keys": "image",
+                "channel_wise": True,
+                **({"nonzero": True} if study.data.normalisation == "nonzero" else {}),
+            },
             {"_target_": "ResizeWithPadOrCropd", "keys": "image", "spatial_size": list(study.data.grid)},
         ],
     }

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from common.canonical import check_hash, checked_fields
-from common.config import check_text
 from common.errors import InvalidInput
+from common.names import check_text
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
@@ -110,6 +110,8 @@ def fit(
             for i, draw in zip(picks, draws.integers(1 << 32, size=len(picks)).tolist(), strict=True)
         ]
         image, target = (torch.stack(each) for each in zip(*samples, strict=True))
+        if recipe.modality_dropout:
+            image = image * kept_channels(image.shape[:2], recipe.modality_dropout, seed=seed, step=step).to(image)
         losses.append(_descend(model, optimizer, image, target, share[picks], amp=recipe.amp))
         step += 1
         if checkpoint is not None and (step % CHECKPOINT_EVERY == 0 or step == recipe.steps):
@@ -240,6 +242,14 @@ _ORDER, _AUGMENT = 1, 2  # keep the two kinds of draws apart
 
 
 Arrays: TypeAlias = "np.ndarray | StoredVolumes"
+
+
+def kept_channels(shape: Sequence[int], chance: float, *, seed: int, step: int) -> torch.Tensor:
+    """1 where a channel of a volume of the batch is shown in this step, else 0: [n, c, 1, 1, 1]; one always is."""
+    draws = np.random.default_rng([seed, step, 7]).random((shape[0], shape[1]))
+    kept = draws >= chance
+    kept[np.arange(shape[0]), draws.argmax(axis=1)] = True
+    return torch.from_numpy(kept.astype(np.float32))[:, :, None, None, None]
 
 
 def _sample(

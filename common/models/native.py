@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 from common.config import DataConfig
 from common.data.dataset import Case
 from common.data.geometry import voxel_sizes
-from common.data.volume import Volume, load_native_label, load_volume, to_native
+from common.data.volume import Volume, load_case, load_native_label, to_native
 from common.metrics import dice_per_class, hd95_mm
 from common.models.fit import predict
 
@@ -39,7 +39,7 @@ def predict_native(
 
 def load_native(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray, "x y z"] | None]:
     """A case's volume, and its label map on the file's own voxels where somebody drew it."""
-    volume = load_volume(case.images, data, order=case.channel_order)
+    volume = load_case(case, data)
     if case.label is None:
         return volume, None
     return volume, load_native_label(case.label, data, volume=volume, mapping=dict(case.label_map))
@@ -59,6 +59,6 @@ def on_native(
     return NativePrediction(
         volume,
         found,
-        dice_per_class(found, truth, len(data.labels)),
-        hd95_mm(found, truth, len(data.labels), spacing_mm=(float(sizes[0]), float(sizes[1]), float(sizes[2]))),
+        dice_per_class(found, truth, data.members),
+        hd95_mm(found, truth, data.members, spacing_mm=(float(sizes[0]), float(sizes[1]), float(sizes[2]))),
     )

@@ -1,11 +1,13 @@
-"""The segmentation network: MONAI's UNet with instance norm, initialised from an explicit seed.
+"""The segmentation networks: MONAI's own U-Nets by name, with instance norm, initialised from an explicit seed.
 
-Instance norm keeps no running statistics, so nothing about training volumes is stored outside the weights. Weights
-are read with ``weights_only`` and checked against the network: a file that holds anything else is refused.
+Instance norm without parameters keeps no running statistics, so nothing about training volumes is stored outside the
+weights. Weights are read with ``weights_only`` and checked against the network: a file that holds anything else is
+refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import pickle
@@ -13,33 +15,67 @@ import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from monai.networks.nets import UNet
+from monai.networks.nets import BasicUNet, DynUNet, UNet
 
 from common.canonical import sha256_bytes
+from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.objects import write_atomically
 
 MAX_WEIGHTS_BYTES = 1 << 30
 
 
-def build_unet(channels: tuple[int, ...], *, in_channels: int, out_channels: int, seed: int = 0) -> torch.nn.Module:
-    """A UNet of ``len(channels)`` levels, stride 2 between them, mapping [n, in, x, y, z] to logits [n, out, x, y, z].
+def definition(network: str, channels: tuple[int, ...], *, in_channels: int, out_channels: int) -> dict[str, object]:
+    """A network as MONAI's configuration language has it, and a bundle says it.
+
+    ``unet``: UNet with one convolution a level, stride 2 from the first on, so that its finest features are at half
+    resolution: small and fast. ``residual``: the same with two convolutions a level and shortcuts. ``paper-unet``:
+    BasicUNet of five levels, two convolutions each, max-pooling between them, the finest skip at full resolution: the
+    "vanilla 3D U-Net with four layers of pooling" of Fay et al. 2021. ``dynunet``: nnU-Net's plain network, two
+    convolutions a level, strides for pooling, the finest skip at full resolution.
+    """
+    ends = {"spatial_dims": 3, "in_channels": in_channels, "out_channels": out_channels}
+    levels, plain = len(channels), ["INSTANCE", {"affine": False}]
+    if network == "paper-unet":
+        return {"_target_": "BasicUNet", **ends, "features": [*channels, channels[0]], "norm": plain}
+    if network == "dynunet":
+        sizes = {"kernel_size": [3] * levels, "strides": [1] + [2] * (levels - 1)}
+        sizes |= {"upsample_kernel_size": [2] * (levels - 1), "filters": list(channels)}
+        return {"_target_": "DynUNet", **ends, **sizes, "norm_name": plain}
+    strides = [2] * (levels - 1)
+    units = 2 if network == "residual" else 0
+    sizes = {"channels": list(channels), "strides": strides}
+    return {"_target_": "UNet", **ends, **sizes, "num_res_units": units, "norm": "INSTANCE"}
+
+
+def recipe_of(found: Mapping[str, Any]) -> TrainingConfig:
+    """The network and channels of a :func:`definition`; KeyError or TypeError for what is none."""
+    match found["_target_"]:
+        case "BasicUNet":
+            return TrainingConfig(channels=tuple(found["features"][:-1]), network="paper-unet")
+        case "DynUNet":
+            return TrainingConfig(channels=tuple(found["filters"]), network="dynunet")
+        case "UNet":
+            network = "residual" if found["num_res_units"] else "unet"
+            return TrainingConfig(channels=tuple(found["channels"]), network=network)
+    raise KeyError(found["_target_"])
+
+
+def build_unet(
+    channels: tuple[int, ...], *, in_channels: int, out_channels: int, network: str = "unet", seed: int = 0
+) -> torch.nn.Module:
+    """The named network of ``len(channels)`` levels, mapping [n, in, x, y, z] to logits [n, out, x, y, z].
 
     The same ``seed`` gives the same weights; the process's global random state is neither read nor advanced. Grid
     sizes must be multiples of 2^(levels - 1).
     """
-    with torch.device("meta"):  # draws no random numbers: every parameter is set below
-        model: torch.nn.Module = UNet(
-            spatial_dims=3,
-            in_channels=in_channels,
-            out_channels=out_channels,
-            channels=channels,
-            strides=(2,) * (len(channels) - 1),
-            num_res_units=0,
-            norm="INSTANCE",
-        )
+    words = definition(network, channels, in_channels=in_channels, out_channels=out_channels)
+    kind = _KINDS[str(words.pop("_target_"))]
+    with torch.device("meta"), contextlib.redirect_stdout(io.StringIO()):  # no random numbers: all is set below
+        model: torch.nn.Module = kind(**words)
     model.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
@@ -53,6 +89,28 @@ def build_unet(channels: tuple[int, ...], *, in_channels: int, out_channels: int
         elif next(module.parameters(recurse=False), None) is not None or next(module.buffers(recurse=False), None):
             raise TypeError(f"no initialisation for {type(module).__name__}")
     return model
+
+
+_KINDS: dict[str, type[torch.nn.Module]] = {"UNet": UNet, "BasicUNet": BasicUNet, "DynUNet": DynUNet}
+
+
+def input_weights(model: torch.nn.Module) -> tuple[str, ...]:
+    """Names of the weights that the image itself is multiplied with: those of every convolution that is given it."""
+    first = next(module for module in model.modules() if isinstance(module, torch.nn.Conv3d))
+    image = torch.zeros(1, first.in_channels, 64, 32, 32)
+    found: list[str] = []
+    hooks = [
+        module.register_forward_pre_hook(
+            lambda _module, given, name=name: found.append(f"{name}.weight") if given[0] is image else None
+        )
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Conv3d)
+    ]
+    with torch.no_grad():
+        model(image)
+    for hook in hooks:
+        hook.remove()
+    return tuple(found)
 
 
 def weights_to_bytes(model: torch.nn.Module) -> bytes:

@@ -138,7 +138,7 @@ def doctor(
     study: Annotated[
         Path | None, typer.Option("--study", help="The study the data is for; else the site's copy.")
     ] = None,
-    layout: Annotated[str | None, typer.Option(help="msd, nnunet, bids or table; found by itself.")] = None,
+    layout: Annotated[str | None, typer.Option(help="msd, nnunet, bids, table or brats; found by itself.")] = None,
     label_map: Annotated[
         Path | None, typer.Option(help="TOML with the tables labels, channels and bids; else as in site.toml.")
     ] = None,

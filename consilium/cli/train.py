@@ -25,7 +25,7 @@ StudyFile = Annotated[
     Path | None, typer.Option("--study", help="The study's TOML file; by default the site's own copy.")
 ]
 LayoutName = Annotated[
-    str | None, typer.Option(help="msd, nnunet, bids or table; found by itself, or as site.toml says.")
+    str | None, typer.Option(help="msd, nnunet, bids, table or brats; found by itself, or as site.toml says.")
 ]
 LabelMap = Annotated[
     Path | None,
@@ -92,7 +92,7 @@ def train(
     if as_json:
         typer.echo(json.dumps(result.to_json(), allow_nan=False))
     else:
-        typer.echo(_summary(result.report, result.labels))
+        typer.echo(_summary(result.report, result.structures))
         cases = result.cases
         typer.echo(f"{cases.patients} patients in {cases.listed} cases: {cases.patient_identity.sentence}")
     result.check_finished()
@@ -133,7 +133,7 @@ def _progress(voters: int, steps: int) -> Iterator[OnProgress]:
         yield on_progress
 
 
-def _summary(report: SiteReport, labels: tuple[str, ...]) -> str:
+def _summary(report: SiteReport, structures: tuple[str, ...]) -> str:
     lines = []
     for voter in report.voters:
         if voter.weights is None:
@@ -143,7 +143,7 @@ def _summary(report: SiteReport, labels: tuple[str, ...]) -> str:
             continue
         dice = ", ".join(
             f"{name} {'-' if value is None else format(value, '.3f')}"
-            for name, value in zip(labels[1:], voter.dice, strict=False)
+            for name, value in zip(structures, voter.dice, strict=False)
         )
         checked = f"; Dice on {voter.held_out} held-out of its own: {dice}" if voter.dice else ""
         state = "kept from before" if voter.reused else f"{voter.steps} steps in {voter.seconds:.0f} s"

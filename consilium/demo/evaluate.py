@@ -22,6 +22,7 @@ from common.data.dataset import Dataset
 from common.data.msd import Case, read_dataset
 from common.data.volume import load_label, load_volume
 from common.events import read_events
+from common.metrics import Structures
 from common.models.fit import one_hot, predict
 from common.privacy.accounting import Guarantee
 from common.privacy.calibration import noise_multiplier
@@ -57,7 +58,7 @@ def report_facts(
     """Score everything on the test cases and gather what the report says; ``known``: what only hospitals know."""
     workspace = places.workspace
     study = workspace.study()
-    classes = len(study.data.labels)
+    members = study.data.members
     test = list(read_dataset(places.split / "test").labelled)
     images = [load_volume(case.image, study.data).image for case in test]
     truths = [_label(case, study) for case in test]
@@ -70,7 +71,7 @@ def report_facts(
     public = _public_truths(places, study, dataset_of(source, options))
     labels = read_released(workspace).labels()
     told = [volume for volume in labels if volume in public]
-    decoded = _score([_hard(labels[v]) for v in told], [public[v] for v in told], classes) if told else None
+    decoded = _score([_hard(labels[v]) for v in told], [public[v] for v in told], members) if told else None
     with Ledger.open(workspace.ledger_file) as ledger:
         guarantees = ledger.study_guarantees(study.id)
         worst = max(ledger.spent(site.pool, study.id).mu_squared for site in workspace.sites())
@@ -81,8 +82,8 @@ def report_facts(
         study=study,
         privacy=_privacy(study, guarantees, worst, answers),
         teachers=tuple(teachers),
-        ensemble=_score([_hard(total) for total in sums], truths, classes),
-        mean_shape=_score([mean_shape] * len(truths), truths, classes),
+        ensemble=_score([_hard(total) for total in sums], truths, members),
+        mean_shape=_score([mean_shape] * len(truths), truths, members),
         student=scores[STUDENT],
         controls={name: scores.get(name) for name in CONTROLS},
         decoded_labels=decoded,
@@ -120,7 +121,7 @@ def _teachers(
             for total, probabilities in zip(sums, maps, strict=True):
                 total += probabilities
             label = name if len(site_teachers.models) == 1 else f"{name}, voter {voter}"
-            teachers.append(NamedScore(label, _score([_hard(m) for m in maps], truths, classes)))
+            teachers.append(NamedScore(label, _score([_hard(m) for m in maps], truths, study.data.members)))
     return teachers, sums
 
 
@@ -167,8 +168,8 @@ def _site(places: Places, name: str, *, released: Guarantee) -> SiteFact:
     )
 
 
-def _score(predictions: Sequence[np.ndarray], truths: Sequence[np.ndarray], classes: int) -> DiceScore:
-    return _dice(score(predictions, truths, classes))
+def _score(predictions: Sequence[np.ndarray], truths: Sequence[np.ndarray], structures: Structures) -> DiceScore:
+    return _dice(score(predictions, truths, structures))
 
 
 def _dice(one: Score) -> DiceScore:

@@ -172,8 +172,8 @@ class ReportFacts:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the structures: the study's labels without background."""
-        return self.study.data.labels[1:]
+        """Names of the structures: the study's regions, or its labels without background."""
+        return self.study.data.structures
 
     @property
     def mean_teacher(self) -> DiceScore | None:

@@ -220,7 +220,7 @@ class Bench:
         return refine(start.model, self.images, self.codec, codes, recipe, seed=self.seed, paired=self.paired)
 
     def dice(self, model: torch.nn.Module, cases: Cases) -> float:
-        return score(segmented(model, cases), cases.labels, self.classes).mean
+        return score(segmented(model, cases), cases.labels, self.study.data.members).mean
 
     def scored(self, arm: str, model: torch.nn.Module) -> dict[str, float]:
         """Every metric of a network on the held-out cases, and its Dice on each hospital's own of them."""
@@ -229,14 +229,16 @@ class Bench:
         for site in self.roles.sites:
             rows = own_cases(site, self.roles.held_out_sites)
             if len(rows):
-                own = score(labels[rows], held_out.labels[rows], self.classes).mean
+                own = score(labels[rows], held_out.labels[rows], self.study.data.members).mean
                 values[at_site(f"{arm} on its own", site)] = own
         return values
 
     def empty(self, recipe: TrainingConfig, *, seed: int = 0) -> torch.nn.Module:
         """A network of the recipe before training."""
         channels = len(self.study.data.channels)
-        return build_unet(recipe.channels, in_channels=channels, out_channels=self.classes, seed=seed)
+        return build_unet(
+            recipe.channels, network=recipe.network, in_channels=channels, out_channels=self.classes, seed=seed
+        )
 
 
 def _file(image: Float[np.ndarray, "c x y z"], data: DataConfig) -> bytes:

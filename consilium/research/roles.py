@@ -111,6 +111,7 @@ class Source:
             spacing_mm=spacing_mm,
             grid=grid or choose_grid(maps, spacing_mm=spacing_mm),
             channels=dataset.channels,
+            regions=dataset.regions,
         )
 
     def hospitals(self) -> tuple[int, ...]:

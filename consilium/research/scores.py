@@ -33,11 +33,10 @@ def scored(
     arm: str, labels: UInt8[np.ndarray, "n x y z"], truth: UInt8[np.ndarray, "n x y z"], data: DataConfig
 ) -> dict[str, float]:
     """The metrics of label maps against the truth under the arm's name; nan where nothing can be measured."""
-    classes = len(data.labels)
-    dice = score(labels, truth, classes)
-    distances = [hd95_mm(a, b, classes, spacing_mm=data.spacing_mm) for a, b in zip(labels, truth, strict=True)]
+    dice = score(labels, truth, data.members)
+    distances = [hd95_mm(a, b, data.members, spacing_mm=data.spacing_mm) for a, b in zip(labels, truth, strict=True)]
     values = {arm: dice.mean}
-    for number, structure in enumerate(data.labels[1:]):
+    for number, structure in enumerate(data.structures):
         each = [case[number] for case in distances]
         values[named(arm, "dice", structure)] = dice.per_class[number]
         values[named(arm, "hd95_mm", structure)] = mean_present(math.nan if math.isinf(d) else d for d in each)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from common.config import read_section
 from common.errors import InvalidInput
+from common.sections import read_section
 from server.dashboard.auth import USER_NAME, Role
 
 SIGNED_BY = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")

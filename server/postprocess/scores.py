@@ -42,8 +42,8 @@ def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None])
             probabilities = predict(network, example.volume.image, patch=study.student.patch)
             found[name].append(probabilities.argmax(axis=0).astype(np.uint8))
             on_case(number * len(networks) + index + 1, len(files) * len(networks))
-    scores = {name: score(maps, truths, len(study.data.labels)) for name, maps in found.items()}
-    dice = {name: {"dice": _dice(one, study.data.labels[1:])} for name, one in scores.items()}
+    scores = {name: score(maps, truths, study.data.members) for name, maps in found.items()}
+    dice = {name: {"dice": _dice(one, study.data.structures)} for name, one in scores.items()}
     record = {
         "schema": 1,
         "study": {"id": study.id, "name": study.name},

@@ -118,7 +118,12 @@ def control_files(student_dir: Path, name: str) -> FitFiles:
 def _network(study: Study, weights: Path) -> torch.nn.Module:
     """A network of the study's student recipe with these weights."""
     data = study.data
-    model = build_unet(study.student.channels, in_channels=len(data.channels), out_channels=len(data.labels))
+    model = build_unet(
+        study.student.channels,
+        network=study.student.network,
+        in_channels=len(data.channels),
+        out_channels=len(data.labels),
+    )
     load_weights(weights, model)
     model.eval()
     return model

@@ -18,7 +18,7 @@ from jaxtyping import Float, UInt8
 from common.config import TrainingConfig
 from common.data.volume_cache import StoredVolumes
 from common.errors import InvalidInput
-from common.metrics import dice_per_class, mean_present
+from common.metrics import Structures, dice_per_class, mean_present
 from common.models.fit import FitResult, OnStep, fit
 from common.models.unet import build_unet
 
@@ -54,7 +54,13 @@ def train_student(
     """
     if pseudo_labels.ndim != 5 or pseudo_labels.shape[1] < 2:
         raise InvalidInput("pseudo-labels", value=pseudo_labels.shape, limit="[n, k, x, y, z] with k ≥ 2 classes")
-    model = build_unet(recipe.channels, in_channels=images.shape[1], out_channels=pseudo_labels.shape[1], seed=seed)
+    model = build_unet(
+        recipe.channels,
+        network=recipe.network,
+        in_channels=images.shape[1],
+        out_channels=pseudo_labels.shape[1],
+        seed=seed,
+    )
     result = fit(
         model, images, pseudo_labels, recipe, seed=seed, weights=weights, checkpoint=checkpoint, on_step=on_step
     )
@@ -64,12 +70,14 @@ def train_student(
 
 
 def score(
-    predictions: Iterable[UInt8[np.ndarray, "x y z"]], label_maps: Iterable[UInt8[np.ndarray, "x y z"]], classes: int
+    predictions: Iterable[UInt8[np.ndarray, "x y z"]],
+    label_maps: Iterable[UInt8[np.ndarray, "x y z"]],
+    structures: Structures,
 ) -> Score:
     """Dice of label maps against label maps, volume by volume; also for teachers, ensembles and pseudo-labels."""
     each, cases = [], []
     for prediction, truth in zip(predictions, label_maps, strict=True):
-        each.append(dice_per_class(prediction, truth, classes))
+        each.append(dice_per_class(prediction, truth, structures))
         if truth.any():
             cases.append(mean_present(each[-1]))
     if not each:

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from common.config import DataConfig
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, hd95_mm, mean_dice
+from tests.tumours import nested
 
 
 def blobs(seed: int) -> np.ndarray:
@@ -145,3 +147,33 @@ def test_empty_masks_are_decided_here_and_not_by_a_library() -> None:
     ]:
         assert dice_per_class(a, b, 2) == pytest.approx((dice,), nan_ok=True)
         assert hd95_mm(a, b, 2, spacing_mm=(1, 1, 1)) == pytest.approx((distance,), nan_ok=True)
+
+
+def test_overlapping_regions_are_scored_as_the_unions_they_are() -> None:
+    data = DataConfig(
+        ("background", "core", "edema", "enhancing"),
+        (1, 1, 1),
+        (32, 32, 32),
+        regions=("WT = core + edema + enhancing", "TC = core + enhancing", "ET = enhancing"),
+    )
+    assert data.structures == ("WT", "TC", "ET")
+    assert data.members == ((1, 2, 3), (1, 3), (3,))
+    truth, found = nested((12, 8, 4)), nested((12, 6, 5))
+    dice = dice_per_class(found, truth, data.members)
+    for value, members in zip(dice, data.members, strict=True):
+        p, t = (set(np.flatnonzero(np.isin(labels, members))) for labels in (found, truth))
+        assert value == pytest.approx(2 * len(p & t) / (len(p) + len(t)), abs=1e-6)
+    assert dice[0] == 1  # the whole tumour is right though its parts are not
+    assert hd95_mm(found, truth, data.members, spacing_mm=(1, 1, 1))[0] == 0
+    assert hd95_mm(found, truth, data.members, spacing_mm=(1, 1, 1))[1] == pytest.approx(2, abs=0.5)
+    none = dice_per_class(np.where(truth == 3, 1, truth).astype(np.uint8), truth, data.members)
+    assert none == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "regions",
+    [("WT = core",), ("WT = core + tumour",), ("WT = core + edema", "WT = core"), ("WT",), ("a = core + core",)],
+)
+def test_regions_that_leave_a_structure_out_or_name_none_are_refused(regions: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidInput, match="regions"):
+        DataConfig(("background", "core", "edema"), (1, 1, 1), (32, 32, 32), regions=regions)

@@ -94,7 +94,9 @@ def _network(part: Part, recipe: TrainingConfig, seed: int) -> torch.nn.Module:
 
     Left at zero, the first half of a short private training goes into learning that structures are small.
     """
-    model = build_unet(recipe.channels, in_channels=part.images.shape[1], out_channels=part.classes, seed=seed)
+    model = build_unet(
+        recipe.channels, network=recipe.network, in_channels=part.images.shape[1], out_channels=part.classes, seed=seed
+    )
     convolutions = [m for m in model.modules() if isinstance(m, torch.nn.Conv3d | torch.nn.ConvTranspose3d)]
     output = convolutions[-1].bias
     assert output is not None

@@ -74,7 +74,9 @@ def public_start(
     the passes.
     """
     steps = _split(recipe, PUBLIC_PASSES + 1)
-    model = build_unet(recipe.channels, in_channels=images.shape[1], out_channels=codec.labels, seed=seed)
+    model = build_unet(
+        recipe.channels, network=recipe.network, in_channels=images.shape[1], out_channels=codec.labels, seed=seed
+    )
     if paired is not None:
         fit(model, paired.images, paired.targets, recipe, seed=seed, on_step=on_step)
         return Start(model=model, codes=codes_of(model, images, codec, temperature=TEMPERATURE))
@@ -105,7 +107,12 @@ def joint_frame(
 def read_start(weights: bytes, study: Study) -> torch.nn.Module:
     """A public start from its kept weights."""
     data = study.data
-    model = build_unet(study.student.channels, in_channels=len(data.channels), out_channels=len(data.labels))
+    model = build_unet(
+        study.student.channels,
+        network=study.student.network,
+        in_channels=len(data.channels),
+        out_channels=len(data.labels),
+    )
     weights_from_bytes(weights, model)
     return model
 

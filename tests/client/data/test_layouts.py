@@ -113,7 +113,7 @@ MAKE = {"msd": make_msd, "nnunet": make_nnunet, "bids": make_bids, "table": make
 
 
 def test_every_layout_is_tested() -> None:
-    assert MAKE.keys() == LAYOUTS.keys()
+    assert {*MAKE, "brats"} == LAYOUTS.keys()  # brats has labels of its own: test_brats.py
 
 
 @pytest.mark.parametrize("layout", MAKE)
@@ -296,7 +296,8 @@ def nnunet_index(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("index", "word"),
     [
-        (nnunet_index(labels={"background": 0, "whole": [1, 2]}), "regions"),
+        (nnunet_index(labels={"background": 0, "whole": [1, "2"]}), "numbers of a region"),
+        (nnunet_index(labels={"background": 0, "whole": [1, 1]}), "labels"),
         (nnunet_index(labels={"background": 0, "a": 1, "b": 1}), "labels"),
         (nnunet_index(labels={"a": 1, "b": 2}), "background is 0"),
         (nnunet_index(labels=[]), "labels"),

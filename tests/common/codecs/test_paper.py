@@ -75,7 +75,7 @@ def test_a_template_is_the_papers_experiment(name: str) -> None:
     assert (privacy.accountant, privacy.unit, privacy.relation) == ("paper", "hospital", "replace-one")
     assert len(study.data.labels) == 4  # three-class Dice
     for recipe in (study.teacher, study.student):
-        assert len(recipe.channels) == 5  # four poolings
+        assert recipe.network == "paper-unet"  # four poolings: tests/common/models/test_unet.py
         assert recipe.patch == (64, 64, 64)
         assert recipe.augmentation == "rotate-mirror" == AUGMENTATIONS[1]
     assert codec_class(study.codec.name).name == study.codec.name

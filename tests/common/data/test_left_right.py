@@ -65,6 +65,7 @@ FILES = {
     "nnunet": place("imagesTr/p_0000.nii.gz", "labelsTr/p.nii.gz"),
     "bids": place("sub-p/anat/sub-p_T1w.nii.gz", "derivatives/d/sub-p/anat/sub-p_dseg.nii.gz"),
     "table": place("scan.nii.gz", "drawn.nii.gz"),
+    "brats": place("p/p_t1.nii.gz", "p/p_seg.nii.gz"),
 }
 INDEX = {
     "msd": (
@@ -89,7 +90,10 @@ INDEX = {
     ),
     "bids": ("derivatives/d/dseg.tsv", "index\tname\n1\tstem\n2\tfoot\n"),
     "table": ("cases.csv", "image,label\nscan.nii.gz,drawn.nii.gz\n"),
+    "brats": ("README", "no index\n"),
 }
+NAMES = {"brats": {"non-enhancing tumor": "stem", "edema": "foot", "enhancing tumour": "background"}}
+"""What a layout calls the drawing's parts, where it has names of its own."""
 
 
 def test_every_layout_is_walked_through() -> None:
@@ -107,7 +111,7 @@ def test_the_drawing_lies_where_it_was_drawn_and_comes_back_to_its_own_voxels(co
         FILES[layout](root, volumes, code)
         name, text = INDEX[layout]
         (root / name).write_text(text)
-        (case,) = match_study(open_dataset(root), DATA).cases
+        (case,) = match_study(open_dataset(root), DATA, labels=NAMES.get(layout)).cases
         example = load_example(case, DATA)
 
         index = np.stack(np.meshgrid(*[np.arange(40)] * 3, indexing="ij"), axis=-1)

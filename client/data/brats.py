@@ -1,0 +1,100 @@
+"""Raw BraTS folders: one folder a case, one file a contrast, with ``seg`` for the label map where there is one.
+
+``BraTS20_Training_001/BraTS20_Training_001_t1ce.nii.gz`` (2018 to 2021, enhancing tumour is 4) and
+``BraTS-GLI-00000-000/BraTS-GLI-00000-000-t1c.nii.gz`` (from 2023, enhancing tumour is 3; the last number is the visit,
+so two visits are one patient). Labels have the Medical Segmentation Decathlon's names. A case without a contrast is
+left to the study to refuse, unless its site says that it has none.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from common.data.dataset import Case, Dataset, PatientIdentity, Problem
+from common.data.msd import NIFTI_SUFFIXES
+from common.errors import InvalidInput
+
+LABELS = ("background", "non-enhancing tumor", "edema", "enhancing tumour")
+"""Of the values 0, 1, 2 and 4, or 3."""
+
+REGIONS = (
+    "WT = non-enhancing tumor + edema + enhancing tumour",
+    "TC = non-enhancing tumor + enhancing tumour",
+    "ET = enhancing tumour",
+)
+CONTRASTS = {
+    "t1": "T1",
+    "t1n": "T1",
+    "t1ce": "T1ce",
+    "t1c": "T1ce",
+    "t2": "T2",
+    "t2w": "T2",
+    "flair": "FLAIR",
+    "t2f": "FLAIR",
+}
+_FILE = re.compile(rf"(.+)([_-])({'|'.join([*CONTRASTS, 'seg'])})", re.IGNORECASE)
+_VISIT = re.compile(r"(BraTS-[A-Za-z]+-\d+)-\d+")
+
+
+class BratsLayout:
+    """See the module."""
+
+    name = "brats"
+    says = "CASE/CASE_flair.nii.gz, _t1, _t1ce, _t2 and _seg, or CASE/CASE-t2f.nii.gz, -t1n, -t1c, -t2w and -seg"
+
+    def matches(self, directory: Path) -> bool:
+        return any(len(_files(folder)) > 1 for folder in _folders(directory))
+
+    def read(self, directory: Path) -> Dataset:
+        cases: list[Case] = []
+        problems: list[Problem] = []
+        signs, patients = set(), {}
+        for folder in _folders(directory):
+            files = _files(folder)
+            if not files:
+                continue
+            visit = _VISIT.fullmatch(folder.name)
+            patients[folder.name] = visit[1] if visit else folder.name
+            signs |= {sign for sign, _ in files.values()}
+            images = tuple((CONTRASTS[kind], path) for kind, (_, path) in files.items() if kind != "seg")
+            label = files["seg"][1] if "seg" in files else None
+            if not images:
+                problems.append(Problem(folder.name, "no image beside the label map; to fix: put it back"))
+                continue
+            cases.append(Case(folder.name, images[0][1], label, patient=patients[folder.name], channel_files=images))
+        if not cases and not problems:
+            raise InvalidInput("dataset holds no case", limit=self.says)
+        if len(signs) > 1:
+            raise InvalidInput(
+                "BraTS folders of two editions, which number enhancing tumour otherwise",
+                value=str(directory),
+                remedy="give each edition its own directory",
+            )
+        return Dataset(
+            name=directory.name,
+            labels=LABELS,
+            label_values=(0, 1, 2, 4) if signs == {"_"} else (0, 1, 2, 3),
+            channels=(),
+            regions=REGIONS,
+            cases=tuple(cases),
+            problems=tuple(problems),
+            listed=tuple(case.id for case in cases if case.label is not None),
+            patients=patients,
+            patient_identity=PatientIdentity.FOLDER,
+        )
+
+
+def _folders(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _files(folder: Path) -> dict[str, tuple[str, Path]]:
+    """Contrast (or ``seg``) → the sign before it, and the file; of files that begin with the folder's name."""
+    found: dict[str, tuple[str, Path]] = {}
+    for path in sorted(folder.iterdir()):
+        ending = next((suffix for suffix in NIFTI_SUFFIXES if path.name.endswith(suffix)), None)
+        match = _FILE.fullmatch(path.name.removesuffix(ending)) if ending else None
+        if match and match[1] == folder.name:
+            found[match[3].casefold()] = (match[2], path)
+    return found

@@ -1,0 +1,60 @@
+"""A section of a TOML file and the frozen dataclass it stands for, in both directions.
+
+Refuses unknown and missing keys and values of another type, each by its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from common.errors import InvalidInput
+
+
+def read_section(kind: type[Any], table: object, *, where: str) -> Any:
+    """Build the frozen dataclass ``kind`` from a TOML table: unknown keys, missing keys and wrong types are refused."""
+    if not isinstance(table, dict):
+        raise InvalidInput(f"[{where}]", value=table, limit="a table")
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    no_unknown(table, set(fields), where=where)
+    values: dict[str, Any] = {}
+    for name, spec in fields.items():
+        if name not in table:
+            if spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
+                raise InvalidInput(f"{where}.{name} is missing")
+            continue
+        values[name] = _typed(table[name], str(spec.type), where=f"{where}.{name}")
+    return kind(**values)
+
+
+def _typed(value: object, annotation: str, *, where: str) -> object:
+    if annotation.startswith("tuple["):
+        if not isinstance(value, list):
+            raise InvalidInput(where, value=value, limit="a list")
+        return tuple(_typed(item, annotation[6:-1].split(",")[0], where=where) for item in value)
+    match annotation:
+        case "int":
+            ok = isinstance(value, int) and not isinstance(value, bool)
+        case "float":
+            ok = isinstance(value, int | float) and not isinstance(value, bool)
+            value = float(value) if ok else value  # type: ignore[arg-type]
+        case "bool":
+            ok = isinstance(value, bool)
+        case _:
+            ok = isinstance(value, str)
+    if not ok:
+        raise InvalidInput(where, value=value, limit=annotation)
+    return value
+
+
+def no_unknown(table: dict[str, Any], known: set[str], *, where: str) -> None:
+    unknown = sorted(table.keys() - known)
+    if unknown:
+        raise InvalidInput(f"unknown key in [{where}]", value=unknown[0], limit=", ".join(sorted(known)))
+
+
+def as_said(config: Any, later: tuple[str, ...]) -> dict[str, Any]:
+    """A section's fields; ``later`` ones only where they are not the default, so that what hashes or names it stays."""
+    fields = {one.name: one.default for one in dataclasses.fields(config)}
+    values = {name: getattr(config, name) for name in fields}
+    return {name: value for name, value in values.items() if name not in later or value != fields[name]}
