@@ -20,6 +20,11 @@ from common.models.unet import build_unet, recipe_of, weights_from_bytes, weight
 MAX_TEXT_BYTES = 1 << 20
 """Of all files but the weights together."""
 
+_REMEDY = (
+    "run the same release of Consilium here and at the server; if it is the same, the bundle was tampered with: "
+    "tell the consortium"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class BundleValues:
@@ -61,7 +66,9 @@ def read_values(files: Mapping[str, bytes]) -> BundleValues:
             inputs=None if ranges is None else InputRanges.from_json(ranges, channels=len(ranges["intensity"])),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise InvalidInput("a bundle's configuration cannot be read", limit="one that Consilium exported") from error
+        raise InvalidInput(
+            "a bundle's configuration cannot be read", limit="one that Consilium exported", remedy=_REMEDY
+        ) from error
 
 
 def regenerate(values: BundleValues, study: Study) -> dict[str, bytes]:
@@ -95,6 +102,5 @@ def check_same(files: Mapping[str, bytes], own: Mapping[str, bytes]) -> None:
             raise InvalidInput(
                 "a bundle's file is not what this program makes of the study",
                 value=name,
-                remedy="run the same release of Consilium here and at the server; if it is the same, the bundle was "
-                "tampered with: tell the consortium",
+                remedy=_REMEDY,
             )

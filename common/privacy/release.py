@@ -49,7 +49,7 @@ class CodeSum:
         Edge cases: no site, fewer sites than codes, K·m·R ≥ 2⁶², or a sampler that does not return ``dimension`` int64
         values below 2⁶² → InvalidInput, with nothing released. ``sampler`` is for tests.
         """
-        if sites < max(1, self.codes):
+        if type(sites) is not int or sites < max(1, self.codes):
             raise InvalidInput("codes to sum", value=sites, limit="at least one site, and one for each code")
         _check_room(self.mechanism, sites)
         noise = sampler(self.mechanism.dimension, self.mechanism.noise_std)

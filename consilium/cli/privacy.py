@@ -73,7 +73,9 @@ def plan_command(
     label_maps: Annotated[
         Path | None, typer.Option(help="Folder of public label maps: what they let a joint query gain on this task.")
     ] = None,
-    paired: Annotated[int, typer.Option(help="Public cases with their labels; of a study file its own.", min=0)] = 0,
+    paired: Annotated[
+        int | None, typer.Option(help="Public cases with their labels [0]; of a study file its own.", **PLAIN)
+    ] = None,
     chart: Annotated[Path | None, typer.Option(help="Write a chart to this PNG, SVG or PDF file.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -114,7 +116,7 @@ def plan_command(
     shapes = None if label_maps is None else read_shapes(label_maps)
     if chart is not None:
         write_chart(result, chart)
-    pairs = paired if study is None else load_study(study).codec.paired
+    pairs = (paired or 0) if study is None else load_study(study).codec.paired
     _print(result, patients=patients, shapes=shapes, paired=pairs, as_json=as_json)
 
 

@@ -9,6 +9,7 @@ from common.config import JOINT_ROUNDS, OPEN, SEALED_SUM, CodecConfig, DataConfi
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.protocols.joint.frame import FRAME, MAX_COORDINATES
 from server.planning.recommend import joint_noise
+from server.protocols.base import protocol_of
 from server.protocols.controls import CONTROLS
 from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS
 from server.protocols.joint.student import RESIDUAL, TEMPERATURE
@@ -47,9 +48,12 @@ class Setting:
 
 
 def study_of(setting: Setting, data: DataConfig) -> Study:
-    """The study this setting stands for. Every round is one release about all volumes."""
+    """The study this setting stands for. Every round is one release about all volumes.
+
+    InvalidInput for terms that its protocol cannot run.
+    """
     pca, protocol = setting.recipe == "pca", setting.recipe if setting.recipe == "appearance" else ""
-    return Study(
+    study = Study(
         name="bench-utility",
         data=data,
         privacy=PrivacyConfig(
@@ -66,6 +70,8 @@ def study_of(setting: Setting, data: DataConfig) -> Study:
         teacher=setting.teacher,
         student=setting.student,
     )
+    protocol_of(study).check_study(study)
+    return study
 
 
 def mean_noise(setting: Setting) -> float:

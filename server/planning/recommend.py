@@ -152,6 +152,7 @@ def recommend(
     """
     _check_count("hospitals", hospitals)
     _check_count("patients a site", 1 if patients is None else patients)
+    _check_count("public pairs", paired + 1 if type(paired) is int else paired)
 
     def at(voters: int) -> Recommendation:
         noise = joint_noise(

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from client.app import call_worker
 from client.operations.serve import serve
 from client.worker import Worker
+from common.canonical import sha256_bytes
 from common.envelope import SIGNATURE_BYTES, answered, asked, body_of, open_answered, open_asked
 from common.errors import InvalidInput, QuorumNotReached, Refused
 from common.ledger.keys import public_hex
@@ -79,7 +80,7 @@ def test_an_offer_that_the_server_signed_for_one_hospital_is_not_anothers(fed: F
         fed.workers[100].answer(message),
         key=Ed25519PublicKey.from_public_bytes(bytes.fromhex(fed.sites[0].answer_key)),
         site="site-0",
-        request=message,
+        request_sha256=sha256_bytes(message),
     )
     assert isinstance(decode(reply), OfferReply)
 

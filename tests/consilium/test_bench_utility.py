@@ -241,3 +241,9 @@ def test_a_sealed_sum_is_benched_with_the_noise_that_all_its_shares_add_up_to() 
     assert noised(votes, mechanism).std() == pytest.approx(mechanism.noise_in_sum(4), rel=0.02)
     assert mean_noise(sealed) == pytest.approx(2**0.5 * mean_noise(replace(sealed, colluders=None)))
     assert study_of(replace(sealed, colluders=None), data).privacy.aggregation == "open"
+
+
+def test_a_joint_setting_on_a_grid_too_fine_for_it_is_refused_as_a_study_is() -> None:
+    huge = DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=(256, 256, 256))
+    with pytest.raises(InvalidInput, match="voxels of a joint query"):
+        study_of(replace(SETTING, recipe="joint"), huge)

@@ -92,7 +92,7 @@ def test_every_layout_that_a_site_may_have_is_dealt_with_its_truths(tmp_path: Pa
     assert len(sites) == 3
     assert sum(len(site.labelled) for site in sites) == CASES - 4 - 4 - 4 - 2
     maps = sorted((places.split / "public" / "label-maps").glob("*.nii.gz"))
-    study = run._terms(options, places, maps, [4, 4, 4])
+    study = run.terms(options, places, maps, [4, 4, 4])
     assert study.data.labels == ("background", "core")
     truths = _public_truths(places, study, dataset_of(source, options))
     assert len(truths) == 4
@@ -111,7 +111,7 @@ def test_no_hospital_gets_more_voters_than_it_has_patients(tmp_path: Path) -> No
     run._data(places, options)
     patients = [run._patients(folder) for folder in sorted((places.split / "sites").iterdir())]
     maps = sorted((places.split / "public" / "label-maps").glob("*.nii.gz"))
-    assert run._terms(options, places, maps, patients).privacy.voters_per_site <= min(patients)
+    assert run.terms(options, places, maps, patients).privacy.voters_per_site <= min(patients)
 
 
 def test_no_certificate_is_made_of_a_simulation(tmp_path: Path) -> None:

@@ -317,7 +317,9 @@ def test_every_command_is_one_that_consilium_has(where: str, words: list[str]) -
 
 
 DOCUMENTED = re.findall(
-    r"^ *\$ consilium (.*)$", (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8"), re.MULTILINE
+    r"^ *\$ consilium (.*)$",
+    re.sub(r"\\\n\s*", " ", (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")),
+    re.MULTILINE,
 )
 
 

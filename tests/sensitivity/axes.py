@@ -77,7 +77,7 @@ ELSEWHERE: dict[str, str] = {
     "CodecConfig.radius": "small throughout, so that the clip always acts",
     "CodecConfig.max_dimension": "bounds l; a public number",
     "CodecConfig.augmentations": "fitting on public label maps",
-    "CodecConfig.protocol": "names a third protocol; none is registered, and the clip comes after any",
+    "CodecConfig.protocol": "names a third protocol; what a voter sends is clipped as any (ProtocolContract)",
     "CodecConfig.paired": "public cases of which the public start is made",
     "PrivacyConfig.colluders": "how much noise a site draws",
     "PrivacyConfig.spare_draws": "how much noise a site draws",
@@ -122,6 +122,7 @@ ELSEWHERE: dict[str, str] = {
     "AllowLists.codecs": "decided from hashes of public things",
     "AllowLists.volumes": "decided from hashes of public things",
     "Sharing.case_counts": "what a site tells beyond its answers, by its own choice",
+    "Sharing.status": "the account of the site's own books, by its own choice; a withdrawal does not change it",
     "SiteConfig.site": "a name",
     "SiteConfig.pool": "a name",
     "SiteConfig.data": "a path",
@@ -139,7 +140,7 @@ ELSEWHERE: dict[str, str] = {
 
 def fields() -> set[str]:
     """Every option there is, as ``Class.field``."""
-    return {f"{kind.__name__}.{spec.name}" for kind in CLASSES for spec in dataclasses.fields(kind)}
+    return {f"{kind.__name__}.{spec.name}" for kind in CLASSES for spec in dataclasses.fields(kind) if spec.init}
 
 
 def placed() -> list[str]:

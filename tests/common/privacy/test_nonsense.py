@@ -240,7 +240,11 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: plan(spent=x or -1),
         lambda x: plan(spectrum=[1.0, 1.0, x or -1]),
     ],
-    "recommend.recommend": [lambda x: recommend(hospitals=x), lambda x: recommend(patients=x)],
+    "recommend.recommend": [
+        lambda x: recommend(hospitals=x),
+        lambda x: recommend(patients=x),
+        lambda x: recommend(paired=x or -1),
+    ],
     "public_shapes.PublicShapes": [lambda x: PublicShapes(x or -1, 0.5), lambda x: PublicShapes(0.5, x or -1)],
     "recommend.joint_noise": [lambda x: joint_noise(hospitals=x), lambda x: joint_noise(voters=x)],
     "recommend.recovered_share": [advice.recovered_share],
@@ -282,6 +286,7 @@ CHECKED: dict[str, list[Call]] = {
     ],
     "consent.guess_right_at_most": [lambda x: consent.guess_right_at_most(x or -1)],  # type: ignore[arg-type]
     "consent.guess_sentence": [lambda x: consent.guess_sentence(HOSPITAL, x or -1)],  # type: ignore[arg-type]
+    "consent.spent_sentence": [lambda x: consent.spent_sentence(x or -1)],  # type: ignore[arg-type]
     "consent.group_guarantees": [lambda x: consent.group_guarantees(x or -1, BUDGET, HOSPITAL, EXACT)],  # type: ignore[arg-type]
     "consent.delta_rule": [lambda x: consent.delta_rule(x, unit=Unit.PATIENT)],
     "consent.warn_about": [
@@ -298,6 +303,7 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: patient_guarantee.Combined(x or -1, 1e-5, patient_guarantee.EXCHANGED, patient_guarantee.APART),
         lambda x: patient_guarantee.Combined(1.0, x, patient_guarantee.EXCHANGED, patient_guarantee.APART),
     ],
+    "release.CodeSum": [lambda x: release.CodeSum(mechanism()).released(sites=x)],
     "release.noisy_sum": [lambda x: release_at(noise_std=x), lambda x: release_at(dimension=x)],
     "coalitions.mu_squared_against": [
         lambda x: coalitions.mu_squared_against(x or -1, sites=5, colluders=1, knowing=1),  # type: ignore[arg-type]

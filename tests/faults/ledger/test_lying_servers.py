@@ -314,7 +314,7 @@ def test_a_server_that_edits_the_study_gets_no_answer_and_its_receipts_stop_the_
 
     edited, fed.study = fed.study, consented
     monkeypatch.setattr(fed.ledger, "release_batch", book_elsewhere)
-    monkeypatch.setattr(ReceiptDelivery, "missing", lambda core, site: (edited_receipt(fed, site.name),))
+    monkeypatch.setattr(ReceiptDelivery, "missing", lambda core, site: (lambda: edited_receipt(fed, site.name),))
     fed.study, core = edited, fed.core()
     core._study = consented
     with pytest.MonkeyPatch.context() as patch:

@@ -62,6 +62,7 @@ MADE_ANEW = (
     (r"\d\.\d+,\d\.\d+,(east|north|south|west)", "<seconds>,<seconds>,<site>"),
     (r"(,0,)\d\.\d+(,\d+,0,,)", r"\1<seconds>\2"),
     (r"\b\d+(\.\d+)? s\b", "<seconds>"),
+    (r"<seconds>\n(east|north|south|west)\b", "<seconds>\n<site>"),
     (r"/[^\s\"]*/(study|state\d*)\b", r"<folder>/\1"),
     (r"(timestamp_seconds\S*) [\d.e+]+", r"\1 <seconds>"),
     (r"(?<![.\d])\b(?=[a-f]*\d)[0-9a-f]{8,128}\b", "<hex>"),

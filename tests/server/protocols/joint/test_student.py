@@ -112,16 +112,11 @@ def test_gradients_of_many_rows_at_once_are_those_of_a_backward_pass_each(
         tangent.weight_gradients(torch.nn.Linear(2, 2), image, slopes)
 
 
-def test_a_kernel_leaves_the_start_as_it_was_and_refuses_grids_it_cannot_hold(
-    codec: PcaCodec, images: np.ndarray, start: Start
-) -> None:
+def test_a_kernel_leaves_the_start_as_it_was(codec: PcaCodec, images: np.ndarray, start: Start) -> None:
     before = [tensor.clone() for tensor in start.model.state_dict().values()]
     tangent.tangent_kernel(start.model, images[:1], codec, temperature=TEMPERATURE)
     for then, now in zip(before, start.model.state_dict().values(), strict=True):
         assert torch.equal(then, now)
-    huge = np.broadcast_to(np.float32(0), (1, 1, 256, 256, 256))
-    with pytest.raises(InvalidInput, match="joint"):
-        tangent.tangent_kernel(start.model, huge, codec, temperature=TEMPERATURE)
 
 
 def test_of_many_volumes_only_leading_coordinates_enter_the_kernel(
