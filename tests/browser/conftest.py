@@ -125,9 +125,9 @@ def dashboard(recorded: Recorded, users_text: bytes, tmp_path_factory) -> Iterat
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
-    """Chromium without a window."""
+    """Chromium without a window; its event loop ends with these tests, since others of the process run their own."""
     if not CHROMIUM.exists():
         pytest.skip(f"no {CHROMIUM}: install Debian's chromium package to run the browser tests")
     playwright = pytest.importorskip("playwright.sync_api")
