@@ -19,13 +19,12 @@ from common import errors
 from consilium.cli.main import app
 from server.dashboard.views import alarms
 from server.dashboard.wording import DECLINED, MISSED
-from tests import command_reference, configuration_reference, module_table
+from tests import command_reference, configuration_reference, module_table, results_table
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
 COMMAND = typer.main.get_command(app)
-COMMANDS = re.findall(r"^\$ (consilium .*)$", README, flags=re.MULTILINE)
 
 
 def typed() -> list[str]:
@@ -119,7 +118,16 @@ def test_the_readme_has_its_two_commands_and_says_whom_it_trusts():
     assert "$ make demo" in README
     assert "$ make test" in README
     assert "is trusted to add the noise" in README
-    assert len(COMMANDS) >= 15
+
+
+def test_the_results_tables_are_the_recorded_results():
+    for path in results_table.DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        assert text.count(results_table.BEGIN) == 1
+        assert text == results_table.page(text), f"{path.name} is old: python -m tests.results_table writes it anew"
+    for result in results_table.recorded():
+        assert result["command"].startswith("consilium bench utility ")
+        assert result["commit"]
 
 
 def test_every_epsilon_in_the_readme_has_its_delta_unit_and_relation_nearby():

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -53,7 +56,9 @@ Jobs = Annotated[
     int | None, typer.Option("--jobs", help="Processes side by side, one thread each; without it one a core.", min=1)
 ]
 Cache = Annotated[Path, typer.Option("--cache", help="Trained networks and finished cells; keep it to resume.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Write the table's JSON here as well.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Write the table's JSON here as well, with data, command and commit.")
+]
 TableAsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")]
 
 
@@ -179,7 +184,7 @@ def utility(
     on = _study_data(source, grid=grid, spacing=spacing)
     rows = _measure(setting, parts, source=source, data=on, cache=cache, seeds=seeds, jobs=jobs)
     summed, rendered = (ablation_summary, render_ablation) if ablate else (summary, render)
-    _print(summed(setting, rows), rendered, out=out, as_json=as_json)
+    _print(summed(setting, rows), rendered, data=data, out=out, as_json=as_json)
 
 
 @app.command("poison")
@@ -226,7 +231,7 @@ def poison(
     setting = Setting("joint", len(source.hospitals()), voters, epsilon, delta, unit, 16, *recipes, rounds=rounds)
     on = _study_data(source, grid=grid, spacing=spacing)
     rows = _measure(setting, (POISON,), source=source, data=on, cache=cache, seeds=seeds, jobs=jobs)
-    _print(poison_summary(setting, rows), render_poison, out=out, as_json=as_json)
+    _print(poison_summary(setting, rows), render_poison, data=data, out=out, as_json=as_json)
 
 
 def _recipes(teacher_steps: int, student_steps: int, *, joint: bool) -> tuple[TrainingConfig, TrainingConfig]:
@@ -283,14 +288,30 @@ def _measure(
 
 
 def _print(
-    document: dict[str, Any], render: Callable[[dict[str, Any], Console], None], *, out: Path | None, as_json: bool
+    document: dict[str, Any],
+    render: Callable[[dict[str, Any], Console], None],
+    *,
+    data: Path,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     from rich.console import Console
 
-    text = json.dumps(document, indent=1)
     if out is not None:
-        out.write_text(text + "\n", encoding="utf-8")
+        out.write_text(json.dumps(_made_by(data) | document, indent=1) + "\n", encoding="utf-8")
     if as_json:
-        typer.echo(text)
+        typer.echo(json.dumps(document, indent=1))
     else:
         render(document, Console(file=sys.stdout, highlight=False))
+
+
+def _made_by(data: Path) -> dict[str, str]:
+    """What a recorded result says of itself, without a path of this machine: data, command line and commit."""
+    words = [re.sub(r"(^|=)/.*/", r"\1", word) for word in sys.argv[1:]]
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    said = subprocess.run(git, capture_output=True, text=True, check=False)
+    return {
+        "data": data.resolve().name,
+        "command": shlex.join(["consilium", *words]),
+        "commit": said.stdout.strip() or "unknown",
+    }

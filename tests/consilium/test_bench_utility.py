@@ -101,12 +101,18 @@ def test_the_command_scores_on_a_second_dataset_and_finds_its_cells_again_with_o
     )
     texts, kept = [], []
     for jobs in "21":
-        done = subprocess.run([*program, *words, jobs], cwd=tmp_path, capture_output=True, text=True, check=True)
+        typed = [*program, *words, jobs, "--out", str(tmp_path / "found.json")]
+        done = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True, check=True)
         texts.append(done.stdout)
         kept.append({path.name: path.stat().st_mtime_ns for path in (tmp_path / "bench-cache").iterdir()})
     assert texts[0] == texts[1]
     assert kept[0] == kept[1]
     assert json.loads(texts[0])["dice"].keys() >= {"student", "labels", *CONTROLS, "non_private", "ensemble"}
+    found = json.loads((tmp_path / "found.json").read_text())
+    made_by = {name: found.pop(name) for name in ("data", "command", "commit")}
+    assert found == json.loads(texts[1])
+    assert made_by["data"] == "data"
+    assert made_by["command"] == shlex.join(["consilium", *words, "1", "--out", "found.json"])
 
 
 @pytest.mark.slow

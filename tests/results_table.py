@@ -1,0 +1,100 @@
+"""The results table of README and docs/utility.md, made of what ``consilium bench utility --out FILE`` recorded.
+
+``python -m tests.results_table`` writes it anew. A row is a file of ``benchmarks/results/utility``; a setting of
+:data:`SETTINGS` without one says that it was not measured. Files of other datasets and settings are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from common.privacy.figures import delta_text, epsilon_text
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "utility"
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "utility.md")
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+DATASETS = {
+    "Task04_Hippocampus": "hippocampus (MSD Task 04)",
+    "ACDC_ED": "hearts (ACDC, end-diastole)",
+    "TCGA_LGG": "brain tumours (TCGA-LGG)",
+}
+"""The dataset's folder → what the table calls it."""
+SETTINGS = (("hospital", 8.0, 1e-3), ("patient", 8.0, 1e-5), ("patient", 2.0, 1e-5))
+"""Unit, ε, δ."""
+HEAD = (
+    "data",
+    "unit; voters × hospitals",
+    "ε, δ",
+    "student",
+    "zero code",
+    "shuffled codes",
+    "public only",
+    "gain over the best control, 95 %",
+    "mean teacher",
+    "rotations",
+)
+
+
+def recorded() -> list[dict[str, Any]]:
+    """Every recorded result."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+
+
+def table() -> str:
+    """The table, as Markdown."""
+    found: dict[tuple[str, str, float, float], list[str]] = {}
+    for result in recorded():
+        setting = result["setting"]
+        key = (result["data"], setting["unit"], setting["epsilon"], setting["delta"])
+        if key[0] not in DATASETS or key[1:] not in SETTINGS:
+            raise SystemExit(f"{key} is no row of the table: tests/results_table.py names datasets and settings")
+        found.setdefault(key, []).append(row(result))
+    lines = [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
+    for data, name in DATASETS.items():
+        for unit, epsilon, delta in SETTINGS:
+            none = f"| {name} | {unit} | {epsilon_text(epsilon)}, {delta_text(delta)} | not measured |"
+            lines += found.get((data, unit, epsilon, delta), [none + " |" * (len(HEAD) - 4)])
+    return "\n".join(lines)
+
+
+def row(result: dict[str, Any]) -> str:
+    """One recorded result."""
+    setting, gain = result["setting"], result["gain"]["best_control"]
+    controls = (_mean(result, name) for name in ("zero_code", "shuffled_codes", "public_only"))
+    interval = "" if gain["half_width"] is None else f" ± {_figure(gain['half_width'])}"
+    recipe = "" if setting["recipe"] == "joint" else f", recipe {setting['recipe']}"
+    cells = (
+        DATASETS[result["data"]],
+        f"{setting['unit']}; {setting['voters']} × {setting['hospitals']}{recipe}",
+        f"{epsilon_text(setting['epsilon'])}, {delta_text(setting['delta'])}",
+        f"**{_mean(result, 'student')}**",
+        *controls,
+        f"{'−' if gain['mean'] < 0 else '+'}{_figure(abs(gain['mean']))}{interval}",
+        _mean(result, "mean_teacher"),
+        str(result["seeds"]),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _mean(result: dict[str, Any], arm: str) -> str:
+    return _figure(result["dice"][arm]["mean"]) if arm in result["dice"] else "not measured"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3f}".removeprefix("0")
+
+
+def page(text: str) -> str:
+    """A document with the table as recorded."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    for path in DOCUMENTS:
+        path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
