@@ -59,7 +59,7 @@ from common.sealing import SealContext, seal
 
 log = logging.getLogger(__name__)
 
-MAX_ALARMS, MAX_ALARM = 20, 300
+MAX_ALARMS, MAX_ALARM = 10, 200
 
 Ask = Callable[[], NDArray[np.float32] | None]
 """Asks one voter: its probabilities [c, x, y, z], or None for an empty slot. Whatever it raises is that voter's own."""

@@ -48,8 +48,9 @@ MAX_COUNTER = 1_000_000
 """Largest edition and round of a query."""
 MAX_RECEIPTS = 1_000
 MAX_RECEIPTS_BYTES = 16 << 20
-MAX_STATUS = 1 << 15
 """Of all the receipts in one message; the core sends what is left in another."""
+MAX_STATUS = 1 << 15
+"""Characters of a site's account of itself."""
 
 NO_HEAD = "0" * 64
 """The head of one who holds no receipt yet."""

@@ -49,8 +49,10 @@ from common.objects import ObjectStore
 from common.peers import Peer
 from common.privacy.mechanism import QuerySpec
 from common.privacy.training import TrainingEvent
+from common.protocols.base import protocol_name
 from common.protocols.joint.frame import Frame
 from common.sealing import SealContext, unseal
+from server.protocols.appearance.look import first_frame
 from server.protocols.joint.rounds import round_query
 from server.protocols.per_volume import plan_queries
 from server.study.workspace import CodecRecord
@@ -318,7 +320,7 @@ def _save(path: Path, array: np.ndarray, *, shift: float = 0.0, damage: str = ""
 def study_of(choice: Choice) -> Study:
     labels = ("background", *STRUCTURES[: int(str(choice["DataConfig.labels"])) - 1])
     unit, relation = str(choice["PrivacyConfig.unit+relation"]).split("/")
-    codec, _, joint = str(choice["CodecConfig.name+joint"]).partition("/")
+    codec, _, protocol = str(choice["CodecConfig.name+joint+protocol"]).partition("/")
     return Study(
         name="sensitivity",
         data=DataConfig(
@@ -337,7 +339,14 @@ def study_of(choice: Choice) -> Study:
             voters_per_site=int(str(choice["PrivacyConfig.voters_per_site"])),
             aggregation=str(choice["PrivacyConfig.aggregation"]),
         ),
-        codec=CodecConfig(name=codec, radius=RADIUS, max_dimension=6, augmentations=0, joint=bool(joint)),
+        codec=CodecConfig(
+            name=codec,
+            radius=RADIUS,
+            max_dimension=6,
+            augmentations=0,
+            joint=protocol == "joint",
+            protocol="" if protocol == "joint" else protocol,
+        ),
         teacher=TrainingConfig(
             channels=(4, 8),
             steps=3,
@@ -373,7 +382,7 @@ def codec_of(name: str, labels: int) -> Codec:
         {
             **dict.fromkeys(_NEEDED, 1),
             "DataConfig.labels": labels,
-            "CodecConfig.name+joint": name,
+            "CodecConfig.name+joint+protocol": name,
             "DataConfig.spacing_mm": (1.0, 1.0, 1.0),
             "PrivacyConfig.unit+relation": "patient/replace-one",
             "PrivacyConfig.aggregation": "open",
@@ -395,7 +404,7 @@ def codec_of(name: str, labels: int) -> Codec:
 _NEEDED = ("DataConfig.channels", "PrivacyConfig.voters_per_site", "TrainingConfig.batch_size", "TrainingConfig.amp")
 
 
-def frame_of(codec: Codec, codec_hash: str) -> Frame:
+def joint_frame(study: Study, codec: Codec, codec_hash: str) -> Frame:
     """A public frame over the public volumes, with random directions."""
     rng, size = np.random.default_rng(5), PUBLIC * codec.dimension
     rows = np.linalg.qr(rng.normal(size=(size, size)))[0][:5]
@@ -407,6 +416,15 @@ def frame_of(codec: Codec, codec_hash: str) -> Frame:
         temperature=0.9,
         codec=codec_hash,
     )
+
+
+def look_frame(study: Study, codec: Codec, codec_hash: str) -> Frame:
+    """A public frame over what structures look like."""
+    return first_frame(study, codec=codec_hash, noise_std=0.01)
+
+
+FRAMES = {"joint": joint_frame, "appearance": look_frame}
+"""By protocol; one that asks about every volume by itself has none."""
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
@@ -615,8 +633,8 @@ def _serve(
     record = CodecRecord(objects.put(codec.to_bytes()), codec.dimension)
     volumes = tuple(objects.put(_public_volume(number, study)) for number in range(PUBLIC))
     queries = plan_queries(study, codec=record, volumes=volumes)
-    if study.codec.joint:
-        made = frame_of(codec, record.sha256)
+    if study.codec.in_proportion:
+        made = FRAMES[protocol_name(study)](study, codec, record.sha256)
         frame = CodecRecord(objects.put(made.to_bytes()), made.dimension)
         queries = (round_query(study, codec=record, volumes=volumes, frame=frame),)
     teachers = load_teachers(root / "teachers", study)

@@ -74,6 +74,15 @@ def test_a_message_takes_no_status_beyond_its_bound():
         decode(encode(reply).replace(b"x" * MAX_STATUS, b"\\ud800"))
 
 
+def test_however_much_a_site_has_to_say_its_receipts_are_answered(fed, monkeypatch):
+    ledger = fed.site_ledgers["site-0"]
+    monkeypatch.setattr(type(ledger), "alarms", lambda self: ("\U0001f6a8" * 5000,) * 500)
+    status = shared_status("site-0", ledger)
+    reply = ReceiptsReply(ledger_row=0, ledger_head=NO_HEAD, status=status)
+    assert decode(encode(reply)) == reply
+    assert json.loads(status)["alarms"]
+
+
 def test_a_shared_status_says_the_same_whoever_the_patients_are(fed, tmp_path):
     """It has no field about trainings, and a withdrawal leaves it as it was."""
     ledger = fed.site_ledgers["site-0"]
