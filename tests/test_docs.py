@@ -173,6 +173,11 @@ def test_every_decision_has_number_status_and_date_and_stands_in_the_index(path)
     assert row in (ROOT / "docs" / "adr" / "README.md").read_text(encoding="utf-8").splitlines()
 
 
+@pytest.mark.parametrize("path", ADRS, ids=lambda path: path.name)
+def test_a_decision_has_four_hundred_words_at_most(path):
+    assert len(path.read_text(encoding="utf-8").split()) <= 400, "measurements and details belong in a page of docs"
+
+
 def test_decisions_are_numbered_one_after_the_other():
     assert [int(path.name.partition("-")[0]) for path in ADRS] == list(range(1, len(ADRS) + 1))
 
