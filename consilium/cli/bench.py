@@ -187,6 +187,57 @@ def utility(
     _print(summed(setting, rows), rendered, data=data, out=out, as_json=as_json)
 
 
+@app.command("pate")
+def pate(
+    data: Data,
+    layout: Layout = "auto",
+    sites: Sites = None,
+    hospitals: Annotated[int, typer.Option(help="K: teachers, one a hospital.", min=2)] = 8,
+    queries: Annotated[int, typer.Option(help="N: volumes asked about.", min=2)] = 80,
+    public_maps: PublicMaps = 10,
+    grid: Grid = "64,64,64",
+    spacing: Spacing = "",
+    labels: Labels = "",
+    channels: Channels = "",
+    epsilon: Epsilon = 8.0,
+    delta: Delta = 1e-3,
+    network: Annotated[str, typer.Option(help="Of teachers, student and DP-SGD.")] = "paper-unet",
+    width: Annotated[str, typer.Option("--width", help="Feature maps a level.")] = "32,64,128,256,320",
+    teacher_steps: TeacherSteps = 4000,
+    student_steps: StudentSteps = 4000,
+    seeds: Annotated[int, typer.Option(help="Repetitions; each rotates the validation fifth.", min=1)] = 3,
+    jobs: Jobs = None,
+    cache: Cache = Path("bench-cache"),
+    out: Out = None,
+    as_json: TableAsJson = False,
+) -> None:
+    """The experiment of the PATE paper beside its printed numbers: both algorithms, DP-SGD, and the controls it lacks.
+
+    Stop it and run it again at will. At the defaults it is the paper's size; smaller ones say so by their options.
+    Example: consilium bench pate --data Task01_BrainTumour --spacing 3,3,3
+    Example: consilium bench pate --data TCGA_LGG --grid 64,64,32 --queries 12 --network unet --width 16,32,64
+    """
+    from common.data.split import SplitCounts
+    from consilium.research.jobs import PATE
+    from consilium.research.pate import pate_markdown, pate_summary
+    from consilium.research.roles import Source
+    from consilium.research.setting import Setting
+
+    counts = SplitCounts(hospitals, public_images=queries, label_maps=public_maps)
+    source = _source(Source(data, counts, layout, sites, None, names(labels), names(channels)))
+    shape = {"channels": tuple(int(part) for part in names(width)), "network": network, "augmentation": "rotate-mirror"}
+    teacher = TrainingConfig(steps=teacher_steps, **shape)  # type: ignore[arg-type]
+    student = TrainingConfig(steps=student_steps, learning_rate=2e-3, **shape)  # type: ignore[arg-type]
+    terms = (len(source.hospitals()), 1, epsilon, delta, Unit.HOSPITAL, queries)
+    setting = Setting("paper-ae", *terms, teacher, student)
+    on = _study_data(source, grid=grid, spacing=spacing)
+    rows = _measure(setting, (PATE,), source=source, data=on, cache=cache, seeds=seeds, jobs=jobs)
+    document = pate_summary(setting, on, rows)
+    if out is not None:
+        out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    typer.echo(json.dumps(document) if as_json else pate_markdown(document), nl=as_json)
+
+
 @app.command("poison")
 def poison(
     data: Data,

@@ -93,7 +93,7 @@ def _single(bench: Bench) -> float:
 
 
 def _joint(bench: Bench, variant: Variant) -> float:
-    codec = bench.codec
+    codec = bench.linear
     start = bench.start(spread=variant.spread)
     if variant.begun:
         teachers = bench.teachers(start)

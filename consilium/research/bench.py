@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float, UInt8
 
 from client.training.standard import NEAR, near
-from common.canonical import digest
-from common.codecs import fit_codec
+from common.canonical import digest, sha256_bytes
+from common.codecs import Codec, fit_codec, load_codec
 from common.codecs.pca import PcaCodec
 from common.config import DataConfig, TrainingConfig
 from common.models.fit import fit, one_hot, predict
@@ -32,7 +32,7 @@ from common.study_mechanism import study_mechanism
 from consilium.research.kept import Kept, array_hash, weights_hash
 from consilium.research.roles import Cases, Roles
 from consilium.research.scores import at_site, own_cases, scored
-from consilium.research.setting import RECIPE, Setting, study_of
+from consilium.research.setting import PER_VOLUME, RECIPE, Setting, study_of
 from server.protocols.appearance.look import first_frame
 from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS, tangent_kernel
 from server.protocols.joint.rounds import FRAMES, keep_frame
@@ -49,7 +49,7 @@ class Bench:
         self.setting, self.roles, self.seed = setting, roles, seed
         self.study = study_of(setting, data)
         self.joint = setting.recipe == "joint"
-        self.images = roles.public.images[: setting.queries if setting.recipe == "pca" else None]
+        self.images = roles.public.images[: setting.queries if setting.recipe in PER_VOLUME else None]
         self.paired = None
         if setting.paired and roles.paired is not None:
             self.paired = Paired(roles.paired.images, roles.paired.labels, self.classes)
@@ -73,16 +73,29 @@ class Bench:
         return study_mechanism(self.study, dimension=1).mean_noise_std(voters=self.voters)
 
     @cached_property
-    def codec(self) -> PcaCodec:
-        """The study's codec, fitted on the public maps."""
-        codec = fit_codec(self.study, list(self.roles.maps.labels), noise_std=self.noise_std, seed=0)
-        assert isinstance(codec, PcaCodec)
-        return codec
+    def codec(self) -> Codec:
+        """The study's codec, fitted on the public maps; kept, for an autoencoder takes minutes."""
+        maps = list(self.roles.maps.labels)
+        if self.study.codec.name == PcaCodec.name:
+            return fit_codec(self.study, maps, noise_std=self.noise_std, seed=0)
+        parts = [repr(self.study.codec), repr(self.study.data), self.noise_std.hex(), array_hash(*maps)]
+        path = self.kept.file("codec", parts, ".npz")
+        if not path.exists():
+            write_atomically(path, fit_codec(self.study, maps, noise_std=self.noise_std, seed=0).to_bytes())
+        return load_codec(path.read_bytes())
+
+    @property
+    def linear(self) -> PcaCodec:
+        """The codec of a joint query."""
+        assert isinstance(self.codec, PcaCodec)
+        return self.codec
 
     @cached_property
     def codec_hash(self) -> str:
         """Of what the codec does, not of the noise it was planned for: settings that share it share what is kept."""
         codec = self.codec
+        if not isinstance(codec, PcaCodec):
+            return sha256_bytes(codec.to_bytes())
         arrays = (codec.basis, codec.centre, codec.metric, codec.variances, codec.powers)
         return digest("bench-codec", [array_hash(array) for array in arrays])
 
@@ -94,7 +107,7 @@ class Bench:
 
     def start(self, *, spread: float = SPREAD) -> Start:
         """The public start of a joint query, trained once a seed."""
-        codec = self.codec
+        codec = self.linear
         path = self.start_file() if spread == SPREAD else self.start_file().with_suffix(f".{spread:g}.pt")
         if not path.exists():
             start = public_start(
@@ -114,7 +127,7 @@ class Bench:
     def kernel(self, start: Start, *, temperature: float) -> Float[np.ndarray, "k k"]:
         """The tangent kernel of a start, kept: settings and variants of an ablation share one."""
         parts = [self.codec_hash, weights_hash(start.model), temperature, MAX_ROWS, MAX_WEIGHTS]
-        make = partial(tangent_kernel, start.model, self.images, self.codec, temperature=temperature)
+        make = partial(tangent_kernel, start.model, self.images, self.linear, temperature=temperature)
         return self.kept.array("kernel", parts, make)
 
     def frame(self, start: Start) -> Frame:
@@ -122,7 +135,7 @@ class Bench:
         path = self.kept.file("frame", [self.codec_hash, weights_hash(start.model), self.noise_std.hex(), RECIPE], "")
         if not path.exists():
             kernel, radius = self.kernel(start, temperature=TEMPERATURE), self.study.codec.radius
-            frame = joint_frame(start, self.codec, kernel=kernel, noise_std=self.noise_std, radius=radius)
+            frame = joint_frame(start, self.linear, kernel=kernel, noise_std=self.noise_std, radius=radius)
             write_atomically(path, frame.to_bytes())
         return Frame.from_bytes(path.read_bytes())
 
@@ -217,7 +230,7 @@ class Bench:
     def refined(self, start: Start, codes: Float[np.ndarray, "n l"]) -> torch.nn.Module:
         """A joint query's student of these codes."""
         recipe = self.setting.student
-        return refine(start.model, self.images, self.codec, codes, recipe, seed=self.seed, paired=self.paired)
+        return refine(start.model, self.images, self.linear, codes, recipe, seed=self.seed, paired=self.paired)
 
     def dice(self, model: torch.nn.Module, cases: Cases) -> float:
         return score(segmented(model, cases), cases.labels, self.study.data.members).mean

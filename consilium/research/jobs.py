@@ -23,6 +23,7 @@ from common.config import DataConfig
 from common.errors import InvalidInput
 from consilium.research.ablation import ablate
 from consilium.research.bench import Bench
+from consilium.research.pate import measure_pate
 from consilium.research.poison import measure
 from consilium.research.roles import ROTATIONS, Source
 from consilium.research.setting import Setting
@@ -30,6 +31,7 @@ from consilium.research.utility import run_part
 
 ABLATION = "ablation"
 POISON = "poison"
+PATE = "pate"
 REFRESH_S = 0.5
 
 
@@ -101,6 +103,8 @@ def run_job(job: Job) -> dict[str, float]:
             return ablate(bench, report)
         case "poison":
             return measure(bench, report)
+        case "pate":
+            return measure_pate(bench, report)
         case part:
             return run_part(bench, part, report)
 

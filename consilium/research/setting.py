@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from common.codecs.paper import codec_terms
 from common.config import JOINT_ROUNDS, OPEN, SEALED_SUM, CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.protocols.joint.frame import FRAME, MAX_COORDINATES
@@ -23,11 +24,15 @@ RECIPE = (FRAME, MAX_COORDINATES, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
 """The joint recipe's constants: what is kept is named by them too."""
 
 
+PER_VOLUME = {"pca": "pca", "paper-pca": "paper-pca", "paper-ae": "ball-ae"}
+"""Recipes of one query a volume, and their codecs; the paper's have its noise too, eq (15)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table. ``recipe``: ``joint``, ``appearance`` or ``pca``.
+    """One row of the table. ``recipe``: ``joint``, ``appearance`` or one of :data:`PER_VOLUME`.
 
-    ``rounds`` of the first two, ``queries`` of the last. ``central``: also train on all patients in one place with
+    ``rounds`` of the first two, ``queries`` of the others. ``central``: also train on all patients in one place with
     DP-SGD, at the same (ε, δ) for one patient. ``paired``: public cases with their labels, of a joint query.
     ``colluders`` of a sealed sum, whose noise is drawn at the sites; None for an open one.
     """
@@ -52,21 +57,25 @@ def study_of(setting: Setting, data: DataConfig) -> Study:
 
     InvalidInput for terms that its protocol cannot run.
     """
-    pca, protocol = setting.recipe == "pca", setting.recipe if setting.recipe == "appearance" else ""
+    protocol = setting.recipe if setting.recipe == "appearance" else ""
+    codec = PER_VOLUME.get(setting.recipe)
     study = Study(
         name="bench-utility",
         data=data,
         privacy=PrivacyConfig(
             epsilon=setting.epsilon,
             delta=setting.delta,
-            planned_queries=setting.queries if pca else setting.rounds,
+            planned_queries=setting.rounds if codec is None else setting.queries,
+            accountant=AccountantName.PAPER if setting.recipe.startswith("paper-") else AccountantName.EXACT,
             quorum=setting.hospitals,
             unit=setting.unit,
             voters_per_site=setting.voters,
             aggregation=OPEN if setting.colluders is None else SEALED_SUM,
             colluders=1 if setting.colluders is None else setting.colluders,
         ),
-        codec=CodecConfig(joint=setting.recipe == "joint", protocol=protocol, paired=setting.paired),
+        codec=CodecConfig(joint=setting.recipe == "joint", protocol=protocol, paired=setting.paired)
+        if codec is None
+        else codec_terms(codec, labels=len(data.labels), grid=data.grid),
         teacher=setting.teacher,
         student=setting.student,
     )

@@ -208,7 +208,8 @@ def of_sites(bench: Bench, teachers: list[torch.nn.Module]) -> dict[str, float]:
 
 def all_data(bench: Bench) -> torch.nn.Module:
     """One network on everybody's patients: what no hospital may do. The same at every setting, and kept."""
-    recipe = TrainingConfig(steps=bench.setting.student.steps)
+    student = bench.setting.student
+    recipe = TrainingConfig(steps=student.steps, channels=student.channels, network=student.network)
 
     def train() -> torch.nn.Module:
         pooled, model = _pooled(bench), bench.empty(recipe, seed=bench.seed)

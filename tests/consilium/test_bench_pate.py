@@ -1,0 +1,69 @@
+"""The PATE paper's experiment: every arm beside its printed number, taken up again, and charged what it truly costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.config import TrainingConfig
+from common.privacy.mechanism import Unit
+from common.privacy.training import Neighbours
+from consilium.research import pate
+from consilium.research.bench import Bench
+from consilium.research.pate import ALGORITHMS, DP_SGD, costs_of, measure_pate, pate_markdown, pate_summary
+from consilium.research.setting import Setting, study_of
+from tests.consilium.balls import DATA, balls, deal
+
+SMALL = TrainingConfig(channels=(4, 8), steps=8, learning_rate=5e-3)
+SETTING = Setting("paper-ae", 2, 1, 8.0, 1e-3, Unit.HOSPITAL, 3, SMALL, SMALL)
+HEADLINE = replace(SETTING, hospitals=8, queries=80)
+
+
+def test_the_papers_noise_is_the_papers_and_the_exact_accountant_says_less() -> None:
+    costs = costs_of(HEADLINE, DATA)
+    assert costs["Algorithm 2"]["noise_on_the_mean"] == pytest.approx(1.282564, abs=1e-5)
+    for cost in costs.values():
+        assert cost["paper"] == pytest.approx(8, abs=1e-3)
+        assert cost["exact"] == pytest.approx(6.34, abs=0.01)
+        assert cost["exact"] < cost["rdp"] < cost["paper"]
+        assert 34 < cost["ceiling_bits"] < 51  # whatever the code's length
+    assert study_of(replace(HEADLINE, recipe="paper-pca"), DATA).codec.name == "paper-pca"
+
+
+def test_the_printed_variance_is_charged_and_not_believed() -> None:
+    bench = Bench(SETTING, deal(balls(60), hospitals=2), DATA, seed=0, cache=Path("unused"))
+    settings = pate.defaults("dp-sgd", epsilon=8.0, delta=1e-3)
+    plan = pate.printed_plan(bench, settings, 8)
+    layers = 3  # of a network of two levels
+    assert float(plan.event.noise_multiplier) == pytest.approx((6 / layers) ** 0.5, rel=1e-3)
+    assert plan.epsilon == pytest.approx(
+        pate.epsilon_of(plan.event, delta=1e-3, neighbours=Neighbours.ADD_REMOVE), rel=1e-6
+    )
+
+
+@pytest.mark.slow
+def test_a_seed_has_every_arm_is_taken_up_again_and_stands_beside_the_printed_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.codecs.ball_autoencoder.STEPS", 8)
+    bench = Bench(SETTING, deal(balls(60), hospitals=2), DATA, seed=0, cache=tmp_path)
+    found = measure_pate(bench, lambda _stage: None)
+    arms = {key for key in found if "|" not in key and "@" not in key}
+    for algorithm in ALGORITHMS:
+        own = ("student", "zero_code", "public_only", "shuffled_codes", "non_private", "labels")
+        assert {f"{algorithm}: {arm}" for arm in own} <= arms
+    assert {*DP_SGD, "mean_teacher", "ensemble", "all_data"} <= arms
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(pate, "train_privately", never)
+    monkeypatch.setattr("consilium.research.utility.fit_once", never)
+    assert measure_pate(bench, lambda _stage: None) == found
+    text = pate_markdown(pate_summary(SETTING, DATA, [found, found]))
+    assert "| mean teacher | 0.547 |" in text
+    assert "| Algorithm 2: student | 0.561 |" in text
+    assert "| DP-SGD, printed noise | 0.53 |" in text
+    assert "bits about the codes" in text
