@@ -233,9 +233,45 @@ def pate(
     on = _study_data(source, grid=grid, spacing=spacing)
     rows = _measure(setting, (PATE,), source=source, data=on, cache=cache, seeds=seeds, jobs=jobs)
     document = pate_summary(setting, on, rows)
-    if out is not None:
-        out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    typer.echo(json.dumps(document) if as_json else pate_markdown(document), nl=as_json)
+    _print(document, _text(pate_markdown), data=data, out=out, as_json=as_json)
+
+
+@app.command("networks")
+def networks(
+    data: Data,
+    layout: Layout = "auto",
+    sites: Sites = None,
+    public_images: PublicImages = 16,
+    public_maps: PublicMaps = 10,
+    grid: Grid = "",
+    spacing: Spacing = "",
+    labels: Labels = "",
+    channels: Channels = "",
+    seconds: Annotated[float, typer.Option(help="Processor seconds of every training.", min=1)] = 60,
+    seeds: Annotated[int, typer.Option(help="Repetitions; each rotates the validation fifth.", min=1)] = 3,
+    jobs: Jobs = None,
+    cache: Cache = Path("bench-cache"),
+    out: Out = None,
+    as_json: TableAsJson = False,
+) -> None:
+    """The networks a study may name, as teacher and as student, each trained for the same processor time.
+
+    Example: consilium bench networks --data Task04_Hippocampus --seconds 60 --seeds 3
+    """
+    from common.data.split import SplitCounts
+    from consilium.research.jobs import NETWORKS
+    from consilium.research.networks import networks_markdown, networks_summary
+    from consilium.research.roles import Source
+    from consilium.research.setting import Setting
+
+    counts = SplitCounts(2, public_images=public_images, label_maps=public_maps)
+    source = Source(data, counts, layout, sites, None, names(labels), names(channels))
+    on = _study_data(source, grid=grid, spacing=spacing)
+    terms = (2, 1, 8.0, 1e-3, Unit.HOSPITAL, public_images)
+    setting = Setting("pca", *terms, *_recipes(TrainingConfig().steps, 8, joint=False))
+    rows = _measure(setting, (NETWORKS,), source=source, data=on, cache=cache, seeds=seeds, jobs=jobs, seconds=seconds)
+    document = networks_summary(setting, on, seconds, rows)
+    _print(document, _text(networks_markdown), data=data, out=out, as_json=as_json)
 
 
 @app.command("poison")
@@ -329,13 +365,18 @@ def _measure(
     cache: Path,
     seeds: int,
     jobs: int | None,
+    seconds: float = 0.0,
 ) -> list[dict[str, float]]:
     from client.training.side_by_side import default_jobs
     from consilium.research.jobs import Job, run_jobs
 
     cache.mkdir(parents=True, exist_ok=True)
-    work = [[Job(setting, source, data, cache, seed, part) for part in parts] for seed in range(seeds)]
+    work = [[Job(setting, source, data, cache, seed, part, seconds) for part in parts] for seed in range(seeds)]
     return run_jobs(work, jobs=jobs or default_jobs(seeds * len(parts)))
+
+
+def _text(made: Callable[[dict[str, Any]], str]) -> Callable[[dict[str, Any], Console], None]:
+    return lambda document, console: console.out(made(document), end="", highlight=False)
 
 
 def _print(

@@ -23,6 +23,7 @@ from common.config import DataConfig
 from common.errors import InvalidInput
 from consilium.research.ablation import ablate
 from consilium.research.bench import Bench
+from consilium.research.networks import measure_networks
 from consilium.research.pate import measure_pate
 from consilium.research.poison import measure
 from consilium.research.roles import ROTATIONS, Source
@@ -32,13 +33,16 @@ from consilium.research.utility import run_part
 ABLATION = "ablation"
 POISON = "poison"
 PATE = "pate"
+NETWORKS = "networks"
 REFRESH_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One of :data:`~consilium.research.utility.PARTS` of one seed, its offsets, or all of its :data:`ABLATION` or its
-    :data:`POISON`."""
+    """One of :data:`~consilium.research.utility.PARTS` of one seed, its offsets, or all of another benchmark's seed.
+
+    ``seconds`` of processor time for every training of :data:`NETWORKS`.
+    """
 
     setting: Setting
     source: Source
@@ -46,6 +50,7 @@ class Job:
     cache: Path
     seed: int
     part: str
+    seconds: float = 0.0
 
 
 def run_jobs(work: list[list[Job]], *, jobs: int) -> list[dict[str, float]]:
@@ -105,6 +110,8 @@ def run_job(job: Job) -> dict[str, float]:
             return measure(bench, report)
         case "pate":
             return measure_pate(bench, report)
+        case "networks":
+            return measure_networks(bench, job.seconds, report)
         case part:
             return run_part(bench, part, report)
 

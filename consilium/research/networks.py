@@ -1,0 +1,122 @@
+"""``consilium bench networks``: the networks a study may name, each trained for the same processor time.
+
+A teacher learns the private patients' own labels, as if they were one hospital; a student learns the public images
+from what the study's codec keeps of one teacher's answers, the default network's, the same labels for every student
+and without noise. How many steps the time buys is measured first, so that the learning rate ends at nothing as in any
+training. What a network did when it is done is kept.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from common.config import DataConfig, TrainingConfig
+from common.models.fit import fit, one_hot, predict
+from consilium.research.bench import Bench
+from consilium.research.kept import Cell
+from consilium.research.scores import named
+from consilium.research.setting import Setting, settings_json
+from server.protocols.stored_labels import as_stored
+
+WIDTHS = {
+    "unet": (16, 32, 64),
+    "residual": (16, 32, 64),
+    "dynunet": (8, 16, 32),
+    "paper-unet": (8, 8, 16, 32, 64),
+}
+"""Feature maps a level: half as many where the finest level has the full resolution, whose steps cost so much more."""
+
+ROLES = ("teacher", "student")
+_TIMED = 4  # steps, after one that does not count
+
+
+def measure_networks(bench: Bench, seconds: float, report: Callable[[str], None]) -> dict[str, float]:
+    """One seed: Dice, steps and processor seconds of every network as teacher and as student."""
+    cell = Cell(bench.kept.file("networks", [repr(bench.setting), seconds, bench.seed, WIDTHS], ".json"))
+    patients = np.concatenate([site.images for site in bench.roles.private])
+    labels = np.concatenate([site.labels for site in bench.roles.private])
+    targets = np.stack([one_hot(label, bench.classes) for label in labels])
+    taught: np.ndarray | None = None
+    for role in ROLES:
+        for network, channels in WIDTHS.items():
+            arm = f"{network} {role}"
+            if arm in cell.values():
+                continue
+            report(arm)
+            recipe = getattr(bench.setting, role)
+            recipe = replace(recipe, network=network, channels=channels)
+            if role == "student" and taught is None:
+                taught = _labels(bench, patients, targets)
+            data = (patients, targets) if role == "teacher" else (bench.images, taught)
+            cell.add(_trained(bench, arm, recipe, *data, seconds=seconds))
+    return cell.values()
+
+
+def _labels(bench: Bench, patients: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """What the codec keeps of the setting's own teacher's answers for the public images."""
+
+    def train() -> torch.nn.Module:
+        model = bench.empty(bench.setting.teacher, seed=bench.seed)
+        fit(model, patients, targets, bench.setting.teacher, seed=bench.seed)
+        return model
+
+    path = bench.kept.file("networks-teacher", [repr(bench.setting.teacher), bench.seed], ".pt")
+    teacher = bench.kept.network(path, bench.empty(bench.setting.teacher), train)
+    codes = [bench.codec.encode(predict(teacher, image)) for image in bench.images]
+    return np.stack([as_stored(bench.codec.decode(code, noise_std=0.0)) for code in codes])
+
+
+def _trained(
+    bench: Bench, arm: str, recipe: TrainingConfig, images: np.ndarray, targets: np.ndarray, *, seconds: float
+) -> dict[str, float]:
+    marks: list[float] = []
+    timed, note = replace(recipe, steps=_TIMED + 1), lambda _step, _loss: marks.append(time.process_time())
+    fit(bench.empty(recipe), images, targets, timed, seed=bench.seed, on_step=note)
+    recipe = replace(recipe, steps=max(1, round(seconds * _TIMED / (marks[-1] - marks[0]))))
+    model, started = bench.empty(recipe, seed=bench.seed), time.process_time()
+    fit(model, images, targets, recipe, seed=bench.seed)
+    took = time.process_time() - started
+    facts = {"steps": recipe.steps, "seconds": took, "weights": sum(each.numel() for each in model.parameters())}
+    return bench.scored(arm, model) | {named(arm, "cost", name): float(value) for name, value in facts.items()}
+
+
+def networks_summary(
+    setting: Setting, data: DataConfig, seconds: float, rows: Sequence[dict[str, float]]
+) -> dict[str, Any]:
+    """Every network's mean and deviation over seeds, and the paired gap to the default network's, role by role."""
+    found = []
+    for role in ROLES:
+        for network, channels in WIDTHS.items():
+            arm, other = f"{network} {role}", f"{TrainingConfig().network} {role}"
+            each = [row[arm] for row in rows]
+            gaps = [row[arm] - row[other] for row in rows]
+            line: dict[str, Any] = {"role": role, "network": network, "channels": channels, "each": each}
+            line |= {"mean": statistics.fmean(each), "sd": statistics.stdev(each) if rows[1:] else None}
+            line |= {"over_default": statistics.fmean(gaps), "gaps": gaps}
+            for metric, names in (("dice", data.structures), ("cost", ("steps", "seconds", "weights"))):
+                line |= {name: statistics.fmean(row[named(arm, metric, name)] for row in rows) for name in names}
+            found.append(line)
+    return {"setting": settings_json(setting), "cpu_seconds": seconds, "seeds": len(rows), "networks": found}
+
+
+def networks_markdown(document: dict[str, Any]) -> str:
+    """The table for people."""
+    lines = [
+        f"{document['cpu_seconds']:g} processor seconds a training, {document['seeds']} seeds",
+        "",
+        "| role | network | feature maps | weights | steps | Dice | over the default |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in document["networks"]:
+        spread = "" if row["sd"] is None else f" ± {row['sd']:.3f}"
+        widths = ", ".join(map(str, row["channels"]))
+        cells = (row["role"], row["network"], widths, f"{row['weights']:.0f}", f"{row['steps']:.0f}")
+        lines.append(f"| {' | '.join(cells)} | {row['mean']:.3f}{spread} | {row['over_default']:+.3f} |")
+    return "\n".join([*lines, ""])

@@ -1,0 +1,51 @@
+"""Networks by name at equal processor time: each as teacher and as student, kept, and given the time that was asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.config import TrainingConfig
+from common.models.unet import definition
+from common.privacy.mechanism import Unit
+from consilium.research import networks
+from consilium.research.bench import Bench
+from consilium.research.networks import ROLES, WIDTHS, measure_networks, networks_markdown, networks_summary
+from consilium.research.setting import Setting
+from tests.consilium.balls import DATA, balls, deal
+
+SMALL = TrainingConfig(channels=(4, 8), steps=4)
+SETTING = Setting("pca", 2, 1, 8.0, 1e-3, Unit.HOSPITAL, 4, SMALL, replace(SMALL, learning_rate=5e-3))
+SECONDS = 0.1
+
+
+def test_every_network_is_trained_for_the_same_time_and_no_more_than_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = dict.fromkeys(("unet", "dynunet"), (2, 2, 2))
+    monkeypatch.setattr(networks, "WIDTHS", few)
+    bench = Bench(SETTING, deal(balls(60), hospitals=2), DATA, seed=0, cache=tmp_path)
+    found = measure_networks(bench, SECONDS, lambda _stage: None)
+    for role in ROLES:
+        for name in few:
+            assert 0 <= found[f"{name} {role}"] <= 1
+            assert found[f"{name} {role}|cost|steps"] >= 1
+            assert found[f"{name} {role}|cost|seconds"] < 40 * SECONDS  # a loaded machine times a few steps badly
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(networks, "fit", never)
+    assert measure_networks(bench, SECONDS, lambda _stage: None) == found
+    text = networks_markdown(networks_summary(SETTING, DATA, SECONDS, [found, found]))
+    assert text.count("| unet | 2, 2, 2 |") == len(ROLES)
+
+
+def test_every_network_that_a_study_may_name_is_in_the_table() -> None:
+    from common.config import NETWORKS
+
+    assert set(WIDTHS) == set(NETWORKS)
+    for name, widths in WIDTHS.items():
+        assert definition(name, TrainingConfig(channels=widths, network=name).channels, in_channels=1, out_channels=2)
