@@ -258,7 +258,7 @@ class TrainingConfig:
     """Recipe of teachers or the student: a U-Net's channels and the optimiser's schedule. Changes no guarantee.
 
     ``network``: which U-Net (:func:`common.models.unet.definition`). ``modality_dropout``: the chance that a channel is
-    set to 0 in a step of a training without a guarantee, never all of them, so that a network learns to do without one.
+    set to 0 in a step of training, never all of them, so that a network learns to do without one.
 
     ``patch`` in voxels: train on random patches of the grid; empty for whole volumes. ``augmentation``: ``"smooth"`` or
     ``"rotate-mirror"`` (:mod:`common.models.augmentation`). ``amp``: mixed precision, bfloat16 where the device

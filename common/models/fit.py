@@ -246,9 +246,13 @@ Arrays: TypeAlias = "np.ndarray | StoredVolumes"
 
 def kept_channels(shape: Sequence[int], chance: float, *, seed: int, step: int) -> torch.Tensor:
     """1 where a channel of a volume of the batch is shown in this step, else 0: [n, c, 1, 1, 1]; one always is."""
-    draws = np.random.default_rng([seed, step, 7]).random((shape[0], shape[1]))
+    return shown(np.random.default_rng([seed, step, 7]).random((shape[0], shape[1])), chance)
+
+
+def shown(draws: Float[np.ndarray, "n c"], chance: float) -> torch.Tensor:
+    """Uniform draws → 1 for a channel that is shown, else 0: [n, c, 1, 1, 1]; one of each volume always is."""
     kept = draws >= chance
-    kept[np.arange(shape[0]), draws.argmax(axis=1)] = True
+    kept[np.arange(len(draws)), draws.argmax(axis=1)] = True
     return torch.from_numpy(kept.astype(np.float32))[:, :, None, None, None]
 
 

@@ -50,12 +50,12 @@ def measure_networks(bench: Bench, seconds: float, report: Callable[[str], None]
             if arm in cell.values():
                 continue
             report(arm)
-            recipe = getattr(bench.setting, role)
-            recipe = replace(recipe, network=network, channels=channels)
-            if role == "student" and taught is None:
-                taught = _labels(bench, patients, targets)
-            data = (patients, targets) if role == "teacher" else (bench.images, taught)
-            cell.add(_trained(bench, arm, recipe, *data, seconds=seconds))
+            recipe = replace(getattr(bench.setting, role), network=network, channels=channels)
+            if role == "teacher":
+                cell.add(_trained(bench, arm, recipe, patients, targets, seconds=seconds))
+                continue
+            taught = _labels(bench, patients, targets) if taught is None else taught
+            cell.add(_trained(bench, arm, recipe, bench.images, taught, seconds=seconds))
     return cell.values()
 
 

@@ -34,7 +34,7 @@ from client.training.private.gradients import (
 )
 from common.data.volume_cache import StoredVolumes
 from common.errors import InvalidInput
-from common.models.fit import one_hot, soft_dice_ce
+from common.models.fit import one_hot, shown, soft_dice_ce
 
 Volumes: TypeAlias = torch.Tensor | np.ndarray | StoredVolumes
 
@@ -65,9 +65,10 @@ class Patients:
     :class:`~common.data.volume_cache.StoredVolumes`. ``scans`` of a patient (the next in turn, from the start again
     where it has fewer) are averaged before its clip: however many scans a patient has, it is one example. With
     ``patch`` each is a random patch, at a place drawn from ``key``, the turn, the slot and which of the patient's
-    views it is: nothing that another patient could move. The sensitivity holds at every key that was drawn without
-    these patients; a training's is its journal's, 32 bytes of the operating system's that nobody else is told. A
-    slot without a usable scan may be sampled and contributes zero, so n stays what was dealt.
+    views it is: nothing that another patient could move. With ``modality_dropout`` channels are hidden likewise. The
+    sensitivity holds at every key that was drawn without these patients; a training's is its journal's, 32 bytes of
+    the operating system's that nobody else is told. A slot without a usable scan may be sampled and contributes zero,
+    so n stays what was dealt.
     """
 
     images: Volumes
@@ -76,6 +77,7 @@ class Patients:
     scans: int = 1
     classes: int | None = None
     patch: tuple[int, ...] = ()
+    modality_dropout: float = 0.0
     key: bytes = field(default=b"", repr=False)
     _rows: dict[int, list[int]] = field(init=False, repr=False, compare=False)
 
@@ -132,7 +134,10 @@ class Patients:
             image, target = image[(slice(None), *box)], target[(*[slice(None)] * (target.ndim - 3), *box)]
         if self.classes is not None:
             target = one_hot(np.asarray(target), self.classes)
-        return _as_float(image), _as_float(target)
+        seen = _as_float(image)
+        if self.modality_dropout:
+            seen = seen * shown(draws.random((1, len(seen))), self.modality_dropout)[0]
+        return seen, _as_float(target)
 
 
 def _as_float(array: torch.Tensor | np.ndarray) -> torch.Tensor:

@@ -75,6 +75,7 @@ def train_privately(
         scans=settings.scans,
         classes=part.classes,
         patch=recipe.patch,
+        modality_dropout=recipe.modality_dropout,
         key=journal.key,
     )
     if journal.plan.patients < len(set(part.slots)):

@@ -88,6 +88,19 @@ def test_where_a_patch_lies_does_not_depend_on_who_else_is_in_the_batch() -> Non
     assert torch.equal(among[1], alone[0])
 
 
+def test_channels_are_hidden_by_slot_and_turn_whoever_else_is_in_the_batch_and_never_all() -> None:
+    images, labels = np.ones((6, 4, 8, 8, 8), np.float32), np.zeros((6, 8, 8, 8), np.uint8)
+    people = Patients(images, labels, tuple(range(6)), scans=8, classes=CLASSES, modality_dropout=0.5, key=b"1")
+    ((alone, _),) = chunks(people, size=6, batch=[4])
+    ((among, _),) = chunks(people, size=6, batch=[0, 4, 5])
+    assert torch.equal(among[1], alone[0])
+    kept = torch.cat([image for image, _ in chunks(people)]).flatten(3)
+    assert bool(((kept == 0).all(dim=-1) | (kept == 1).all(dim=-1)).all())
+    assert bool(kept[..., 0].sum(dim=2).ge(1).all())
+    assert 0.3 < float(kept.mean()) < 0.8
+    assert not torch.equal(chunks(people, turn=1)[0][0], chunks(people)[0][0])
+
+
 def test_large_patches_are_taken_one_patient_at_a_time() -> None:
     images, labels = scans()
     people = Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, scans=2)
