@@ -146,6 +146,12 @@ def utility(
     offsets: Annotated[
         bool, typer.Option("--offsets", help="Also the release with every volume's offset dealt to another.")
     ] = False,
+    bounds: Annotated[
+        bool,
+        typer.Option(
+            "--bounds/--no-bounds", help="Also what protects nobody: teachers, all patients, a student without noise."
+        ),
+    ] = True,
     ablate: Annotated[
         bool, typer.Option("--ablate", help="Instead: the student without each idea of the recipe.")
     ] = False,
@@ -180,7 +186,8 @@ def utility(
     recipes = _recipes(teacher_steps, student_steps, joint=joint)
     terms = (str(recipe), len(patients), voters, epsilon, delta, unit, queries)
     setting = Setting(*terms, *recipes, central, rounds, paired, None if aggregation == OPEN else colluders)
-    parts = (ABLATION,) if ablate else (*PARTS, OFFSETS) if offsets and joint else PARTS
+    measured = PARTS if bounds else tuple(part for part in PARTS if part != "bounds")
+    parts = (ABLATION,) if ablate else (*measured, OFFSETS) if offsets and joint else measured
     on = _study_data(source, grid=grid, spacing=spacing)
     rows = _measure(setting, parts, source=source, data=on, cache=cache, seeds=seeds, jobs=jobs)
     summed, rendered = (ablation_summary, render_ablation) if ablate else (summary, render)

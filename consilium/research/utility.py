@@ -48,7 +48,8 @@ OFFSETS = "offsets"
 """One piece more, when it is asked for: :data:`~consilium.research.setting.SHARED`."""
 _ARMS_OF: dict[str, tuple[str, ...]] = {
     "student": ("student", "zero_code", "public_only"),
-    "controls": ("shuffled_codes", "non_private"),
+    "controls": ("shuffled_codes",),
+    "bounds": ("non_private",),
     OFFSETS: (SHARED,),
 }
 
@@ -70,7 +71,6 @@ def run_part(bench: Bench, part: str, report: Report) -> dict[str, float]:
     cell = Cell(bench.kept.file("cell", [*named, part], ".json"))
     if part == "bounds":
         bounds(bench, teachers, start, cell, report)
-        return cell.values()
     report("frame")
     study = Asked(bench, start, bench.codes(teachers))
     for arm in _ARMS_OF[part]:
