@@ -124,7 +124,7 @@ def utility(
     spacing: Spacing = "",
     labels: Labels = "",
     channels: Channels = "",
-    recipe: Annotated[Recipe, typer.Option(help="How the teachers are asked.")] = Recipe.JOINT,
+    recipe: Annotated[Recipe | None, typer.Option(help="How the teachers are asked; without it the planner's.")] = None,
     voters: Annotated[
         int | None, typer.Option(help="Teachers a site, on disjoint patients; without it the planner's.", min=1)
     ] = None,
@@ -172,10 +172,9 @@ def utility(
     from consilium.research.table import ablation_summary, render, render_ablation, summary
     from consilium.research.utility import OFFSETS, PARTS
 
-    joint = recipe is Recipe.JOINT
     if aggregation not in (OPEN, SEALED_SUM):
         raise InvalidInput("--aggregation", value=aggregation, limit=f"{OPEN}, {SEALED_SUM}")
-    if paired and not joint:
+    if paired and recipe not in (None, Recipe.JOINT):
         raise InvalidInput(
             "--paired", value=paired, limit=f"none with recipe {recipe}", remedy="recipe joint learns from them"
         )
@@ -183,12 +182,14 @@ def utility(
     source = _source(Source(data, counts, layout, sites, test, names(labels), names(channels)))
     patients = source.hospitals()
     voters = voters or _planned_voters(patients, Budget(epsilon, delta), unit)
+    on = _study_data(source, grid=grid, spacing=spacing)
+    recipe = recipe or _planned_recipe(source, on, paired=paired)
+    joint = recipe is Recipe.JOINT
     recipes = _recipes(teacher_steps, student_steps, joint=joint)
     terms = (str(recipe), len(patients), voters, epsilon, delta, unit, queries)
     setting = Setting(*terms, *recipes, central, rounds, paired, None if aggregation == OPEN else colluders)
     measured = PARTS if bounds else tuple(part for part in PARTS if part != "bounds")
     parts = (ABLATION,) if ablate else (*measured, OFFSETS) if offsets and joint else measured
-    on = _study_data(source, grid=grid, spacing=spacing)
     rows = _measure(setting, parts, source=source, data=on, cache=cache, seeds=seeds, jobs=jobs)
     summed, rendered = (ablation_summary, render_ablation) if ablate else (summary, render)
     _print(summed(setting, rows), rendered, data=data, out=out, as_json=as_json)
@@ -348,6 +349,18 @@ def _study_data(source: Source, *, grid: str, spacing: str) -> DataConfig:
         grid=triple(grid, int, what="--grid") if grid else None,
         spacing_mm=triple(spacing, float, what="--spacing") if spacing else None,
     )
+
+
+def _planned_recipe(source: Source, data: DataConfig, *, paired: int) -> Recipe:
+    """The planner's for the first seed's public label maps."""
+    from common.data.volume import load_label
+    from server.planning.public_shapes import LEAST_MAPS, public_shapes
+    from server.planning.recommend import protocol_for
+
+    maps = [case.label for case in source.split(source.read(), seed=0).label_maps if case.label is not None]
+    if paired or len(maps) < LEAST_MAPS:
+        return Recipe.JOINT
+    return Recipe(protocol_for(public_shapes([load_label(each, data) for each in maps], labels=len(data.labels))))
 
 
 def _planned_voters(patients: Sequence[int], budget: Budget, unit: Unit) -> int:

@@ -60,7 +60,7 @@ def demo(
         bool | None,
         typer.Option(
             "--joint/--no-joint",
-            help="Ask about all public volumes together, in four rounds, or in one release each [joint, with pca].",
+            help="Ask about all volumes together, in four rounds, or in one release each [as public maps advise].",
             **options.PLAIN,
         ),
     ] = None,

@@ -50,7 +50,9 @@ def simulate(
     codec: options.Codec = "pca",
     joint: Annotated[
         bool | None,
-        typer.Option("--joint/--no-joint", help="Ask about all volumes together [joint, with pca].", **options.PLAIN),
+        typer.Option(
+            "--joint/--no-joint", help="Ask about all volumes together [as public maps advise].", **options.PLAIN
+        ),
     ] = None,
     teacher_steps: Annotated[
         int | None, typer.Option(help="Training steps of a teacher [the recipe's].", min=1, **options.PLAIN)

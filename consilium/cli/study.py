@@ -376,6 +376,7 @@ def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -
     """
     from server.planning.planner import Outlook, plan
     from server.planning.recommend import recommend
+    from server.protocols.base import protocol_of
 
     privacy = study.privacy
     terms: dict[str, Any] = {
@@ -389,6 +390,9 @@ def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -
         advised = recommend(**terms, paired=study.codec.paired)
         if study.codec.joint:
             typer.echo(f"plan: {advised.summary}")
+            return
+        if study.codec.in_proportion:
+            typer.echo(f"plan: {protocol_of(study).wording(study).plan}, for which no gain is predicted")
             return
         found = plan(
             **terms,

@@ -55,7 +55,7 @@ class DemoOptions:
 
     @property
     def asks_jointly(self) -> bool:
-        """A joint query is what the planner recommends, for the one codec that it can be made with."""
+        """In rounds about all volumes, as the planner recommends, with the one codec that such queries can have."""
         return self.codec == "pca" if self.joint is None else self.joint
 
     def private(self) -> PrivateSettings | None:

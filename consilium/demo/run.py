@@ -47,7 +47,8 @@ from consilium.demo.simulation import simulate
 from consilium.demo.training import train_all
 from consilium.reports.report_facts import SIMULATION
 from server.operations.supervisor import OnEvent, supervise
-from server.planning.recommend import recommend
+from server.planning.public_shapes import LEAST_MAPS, read_shapes
+from server.planning.recommend import protocol_for, recommend
 from server.study import create_study as setup
 
 HOSPITALS = 3  # where nothing says how many
@@ -219,7 +220,8 @@ def _study(places: Places, options: DemoOptions, watch: Watch) -> Study:
 
 def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: Sequence[int]) -> Study:
     """The study for sites with so many patients: by its options, and where they say nothing as the planner says."""
-    joint = options.asks_jointly
+    protocol = _protocol(options, maps)
+    joint = protocol == "joint"
     if options.data:
         dataset, (spacing, grid) = read_dataset(places.split / "test"), choose_both(maps)
         data = DataConfig(labels=dataset.labels, channels=dataset.channels, spacing_mm=spacing, grid=grid)
@@ -227,6 +229,7 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
     else:
         data, (teacher, student) = PHANTOM_DATA, PHANTOM_RECIPE
     codec = codec_terms(options.codec, labels=len(data.labels), grid=data.grid, joint=joint)
+    codec = replace(codec, protocol=protocol if protocol == "appearance" else "")
     if options.data is None and joint:
         codec = replace(codec, max_dimension=48, augmentations=120)
     aggregation = options.aggregation or usual_aggregation(len(patients))
@@ -237,7 +240,7 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
     privacy = PrivacyConfig(
         epsilon=options.epsilon,
         delta=options.delta,
-        planned_queries=JOINT_ROUNDS if joint else options.queries or VOLUMES,
+        planned_queries=JOINT_ROUNDS if protocol != "per-volume" else options.queries or VOLUMES,
         quorum=quorum,
         accountant=options.accountant,  # type: ignore[arg-type]  # PrivacyConfig parses it
         relation=options.relation,  # type: ignore[arg-type]
@@ -263,6 +266,15 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
     )
     name = SIMULATION if options.simulated else "demo"
     return Study(name=name, data=data, privacy=privacy, codec=codec, teacher=teacher, student=student)
+
+
+def _protocol(options: DemoOptions, maps: Sequence[Path]) -> str:
+    """How to ask: as the options say, and where they say nothing as the planner says of the public label maps."""
+    if not options.asks_jointly:
+        return "per-volume"
+    if not options.data or options.joint or options.strategy != "standard" or len(maps) < LEAST_MAPS:
+        return "joint"
+    return protocol_for(read_shapes(maps[0].parent))
 
 
 def _patients(folder: Path) -> int:

@@ -97,6 +97,11 @@ class Recommendation:
         return AT_MOST * self.gain + UNSURE * (1 - self.recovered)
 
     @property
+    def protocol(self) -> str:
+        """How to ask: :func:`protocol_for` what is public."""
+        return protocol_for(self.shapes, paired=self.paired)
+
+    @property
     def objection(self) -> str:
         """What public cases say against asking at all, whatever the noise; empty where nothing is."""
         if self.paired >= PAIRS:
@@ -123,13 +128,19 @@ class Recommendation:
             f"comes through, Dice {self.gain:+.3f} ({self.low:+.3f} to {self.high:+.3f}) over the best control, "
             + ("as on the hippocampus task" if self.shapes is None else "by the public label maps")
         )
-        if self.shapes is not None and self.shapes.mean_shape < LOOKS and not self.paired:
+        if self.protocol == "appearance":
             what += ", where what structures look like may say more (`study init --protocol appearance`, no prediction)"
         if not self.worth_asking:
             return f"{what}: {self.objection or 'perhaps nothing to be gained'}; do not spend this budget"
         if self.shapes is None:
             return f"{what}; for another task --label-maps says what its own shapes let expect"
         return f"{what}; whether teachers know more than public data shows only when they are asked"
+
+
+def protocol_for(shapes: PublicShapes | None, *, paired: int = 0) -> str:
+    """``appearance`` where public shapes say little of the place and no public pair shows what lies there; else
+    ``joint``, as where nothing is known."""
+    return "appearance" if shapes is not None and shapes.mean_shape < LOOKS and not paired else "joint"
 
 
 def recommend(

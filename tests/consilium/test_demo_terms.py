@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import nibabel as nib
+import numpy as np
 import pytest
 
 from common.errors import InvalidInput
 from consilium.demo.options import DemoOptions, Places
-from consilium.demo.run import terms
+from consilium.demo.run import _protocol, terms
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,18 @@ def test_a_demo_of_three_hospitals_or_more_trusts_no_operator_unless_it_says_so(
 def test_a_sealed_demo_has_two_hospitals_beside_its_colluders() -> None:
     with pytest.raises(InvalidInput, match="hospitals of a sealed sum"):
         terms(DemoOptions(colluders=2), Places(Path()), [], [15] * 3)
+
+
+@pytest.mark.parametrize(("places", "protocol"), [((7.5, 8.5), "joint"), ((3.0, 13.0), "appearance")])
+def test_a_demo_on_data_asks_as_the_planner_says_of_its_public_maps(
+    tmp_path: Path, places: tuple[float, float], protocol: str
+) -> None:
+    maps, draws = [tmp_path / f"map-{number}.nii.gz" for number in range(8)], np.random.default_rng(0)
+    voxels = np.stack(np.meshgrid(*[np.arange(16)] * 3, indexing="ij"), axis=-1)
+    for path in maps:
+        ball = np.linalg.norm(voxels - draws.uniform(*places, 3), axis=-1) < draws.uniform(2, 3)
+        nib.save(nib.Nifti1Image(ball.astype(np.uint8), np.eye(4)), path)
+    assert _protocol(DemoOptions(data="set"), maps) == protocol
+    assert _protocol(DemoOptions(data="set", joint=True), maps) == "joint"
+    assert _protocol(DemoOptions(data="set", joint=False), maps) == "per-volume"
+    assert _protocol(DemoOptions(data="set", codec="paper-pca"), maps) == "per-volume"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -100,3 +101,20 @@ def test_without_label_maps_the_advice_names_the_task_it_stands_on() -> None:
     summary = advised(None, 8, 15, Unit.PATIENT, 8.0, 1e-5).summary
     assert "hippocampus" in summary
     assert "--label-maps" in summary
+
+
+@pytest.mark.parametrize(
+    ("shapes", "paired", "protocol"),
+    [
+        (PublicShapes(0.89, 0.65), 0, "joint"),  # hippocampi
+        (PublicShapes(0.73, 0.37), 0, "appearance"),  # hearts, either draw
+        (PublicShapes(0.70, 0.27), 0, "appearance"),
+        (TUMOURS, 0, "appearance"),
+        (TUMOURS, 8, "joint"),  # an appearance query learns from no pairs
+        (PublicShapes(0.85, 0.42), 0, "joint"),  # the demo's
+        (None, 0, "joint"),
+    ],
+)
+def test_the_way_to_ask_follows_from_public_data(shapes, paired, protocol) -> None:
+    found = advised(shapes, 3, 12, Unit.PATIENT, 8.0, 1e-5)
+    assert replace(found, paired=paired).protocol == protocol
