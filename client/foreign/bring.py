@@ -10,6 +10,7 @@ import json
 import shutil
 import stat
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -165,22 +166,31 @@ def _existing(paths: tuple[Path, ...]) -> list[Path]:
 
 def _own_labels(kind: Kind, model: Path, data: DataConfig) -> tuple[LabelOf, ...]:
     """What a bundle's metadata calls its output's channels, where these are the study's names."""
-    found: dict[str, str] = {}
-    if kind is Kind.BUNDLE and (model / "configs" / "metadata.json").is_file():
-        try:
-            text = json.loads((model / "configs" / "metadata.json").read_text(encoding="utf-8"))
-            found = text["network_data_format"]["outputs"]["pred"]["channel_def"]
-        except (OSError, ValueError, KeyError, TypeError):
-            found = {}
+    found = _channel_names(model / "configs" / "metadata.json") if kind is Kind.BUNDLE else {}
     known = {name.casefold(): name for name in data.labels}
-    if not found or not all(str(name).casefold() in known for name in found.values()):
+    if not found or not all(name.casefold() in known for name in found.values()):
         raise InvalidInput(
             "labels of the teacher",
             value=list(found.values()) or "not said",
             limit=", ".join(data.labels),
             remedy=f"say what each output is in turn: --labels {','.join(data.labels)}",
         )
-    return read_labels(",".join(f"{number}={known[str(name).casefold()]}" for number, name in found.items()))
+    return read_labels(",".join(f"{number}={known[name.casefold()]}" for number, name in found.items()))
+
+
+def _channel_names(metadata: Path) -> dict[str, str]:
+    """A bundle's names by output, as MONAI's metadata says them; empty where it says them in no form that is known."""
+    try:
+        found: object = json.loads(metadata.read_text(encoding="utf-8"))
+        for key in ("network_data_format", "outputs", "pred", "channel_def"):
+            if not isinstance(found, dict):
+                return {}
+            found = found.get(key)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        return {}
+    return found
 
 
 def _copied(source: Path, target: Path) -> Kind:
@@ -196,7 +206,11 @@ def _copied(source: Path, target: Path) -> Kind:
     if source.is_dir():
         if not (source / "configs").is_dir():
             raise InvalidInput("folder of a teacher", value=str(source), limit="a MONAI bundle, with configs/")
-        shutil.copytree(source, target, symlinks=False)
+        try:
+            shutil.copytree(source, target, symlinks=False)
+        except OSError as error:
+            limit = "files that can be read, and links that lead to some"
+            raise InvalidInput("folder of a teacher cannot be copied", value=str(source), limit=limit) from error
         return Kind.BUNDLE
     try:
         with zipfile.ZipFile(source) as archive:
@@ -209,7 +223,7 @@ def _copied(source: Path, target: Path) -> Kind:
                 raise zipfile.BadZipFile
             _unpack(archive, root, target)
             return Kind.BUNDLE
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: encrypted
         raise InvalidInput(
             "file of a teacher",
             value=source.name,

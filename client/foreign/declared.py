@@ -95,7 +95,7 @@ class Declared(Document):
         """InvalidInput for a file that is not a declaration."""
         try:
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InvalidInput(
                 "declaration of a teacher cannot be read",
                 value=str(path),

@@ -144,6 +144,8 @@ def main() -> None:
         probabilities = answer(Declared.read(Path(declared)), Path(model), Path(image))
     except ConsiliumError as error:
         sys.exit(str(error))
+    except Exception as error:  # noqa: BLE001  # whatever a stranger's model raises, in one line
+        sys.exit(f"{type(error).__name__}: {error}")
     array = np.moveaxis(probabilities.numpy(), 0, -1)
     nib.save(nib.Nifti1Image(array, np.asarray(probabilities.affine, dtype=np.float64)), out)
 

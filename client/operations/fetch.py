@@ -114,7 +114,10 @@ class PublicObjects:
                 self._continue(path, partial, on_bytes, limit=limit)
                 return
             except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
-                status = error.code if isinstance(error, urllib.error.HTTPError) else 0
+                status = 0
+                if isinstance(error, urllib.error.HTTPError):
+                    status = error.code
+                    error.close()  # it holds the connection, for as long as somebody looks at it
                 if status == 416:  # what lies here is no beginning of the object
                     partial.unlink(missing_ok=True)
                 if status == 404:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import warnings
@@ -9,15 +10,17 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import hypothesis
 import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 from monai.bundle import init_bundle
 from monai.networks.nets import UNet
 from typer.testing import CliRunner
 
-from client.foreign import bring
+from client.foreign import bring, model
 from client.foreign.bring import Brought
 from client.foreign.confined import can_confine
 from client.foreign.declared import DECLARED, Activation, Declared, Kind, LabelOf
@@ -253,6 +256,86 @@ def test_a_bundle_s_pickled_weights_are_not_unpickled(made: Path, tmp_path: Path
     declared = Declared(Kind.BUNDLE, LABELS, ("image",), {}, 60, 4)
     with pytest.raises(Exception, match=r"(?i)weights.only"):
         answer(declared, tmp_path / "b", tmp_path / "case.nii")
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(DATA.labels),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.sampled_from("0123"), inner, max_size=4),
+)
+METADATA = {"network_data_format": {"outputs": {"pred": {"channel_def": dict(enumerate(DATA.labels))}}}}
+
+
+def with_any(document: object) -> st.SearchStrategy[object]:
+    """The document with any JSON in one of its places, or in place of it all."""
+    items = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    parts = [with_any(part).map(lambda new, key=key: _put(document, key, new)) for key, part in items]
+    return st.one_of(ANY_JSON, *parts)
+
+
+def _put(document: dict | list, key: object, new: object) -> dict | list:
+    changed = document.copy()
+    changed[key] = new
+    return changed
+
+
+@hypothesis.given(with_any(METADATA))
+def test_a_bundle_s_metadata_names_its_labels_or_is_refused_whatever_it_says(
+    tmp_path_factory: pytest.TempPathFactory, metadata: object
+) -> None:
+    bundle = tmp_path_factory.getbasetemp()
+    (bundle / "configs").mkdir(exist_ok=True)
+    (bundle / "configs/metadata.json").write_text(json.dumps(metadata))
+    with contextlib.suppress(InvalidInput):
+        assert {one.label for one in bring._own_labels(Kind.BUNDLE, bundle, DATA)} <= set(DATA.labels)
+
+
+@hypothesis.given(
+    with_any(Declared(Kind.BUNDLE, LABELS, ("image",), {"model": "a" * 64}, 60, 4, spacing_mm=(1, 1, 1)).to_json())
+)
+def test_a_declaration_is_read_or_refused_whatever_it_says(
+    tmp_path_factory: pytest.TempPathFactory, declaration: object
+) -> None:
+    path = tmp_path_factory.getbasetemp() / DECLARED
+    path.write_text(json.dumps(declaration))
+    with contextlib.suppress(InvalidInput):
+        Declared.read(path).label_numbers(DATA)
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b"\xff", b"1" * 6000, b"", b'{"network_data_format": '])
+def test_what_is_no_json_is_refused_as_metadata_and_as_a_declaration(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "configs").mkdir()
+    for path in (tmp_path / DECLARED, tmp_path / "configs/metadata.json"):
+        path.write_bytes(text)
+    with pytest.raises(InvalidInput, match="to fix: say what each output is"):
+        bring._own_labels(Kind.BUNDLE, tmp_path, DATA)
+    with pytest.raises(InvalidInput, match="site teacher add"):
+        Declared.read(tmp_path / DECLARED)
+
+
+def test_whatever_a_model_raises_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bring._write(tmp_path, Declared(Kind.BUNDLE, LABELS, ("image",), {}, 60, 4))
+    monkeypatch.setattr(model, "answer", lambda *given: {}["preprocessing"])
+    monkeypatch.setattr("sys.argv", ["", str(tmp_path / DECLARED), "", "", ""])
+    with pytest.raises(SystemExit, match=r"^KeyError: 'preprocessing'$"):
+        model.main()
+
+
+def test_a_bundle_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop/configs").mkdir(parents=True)
+    (tmp_path / "loop/configs/again").symlink_to(tmp_path / "loop/configs", target_is_directory=True)
+    with zipfile.ZipFile(tmp_path / "b.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("configs/inference.json", "{}" * 900)
+    whole = (tmp_path / "b.zip").read_bytes()
+    locked = bytearray(whole)
+    locked[6] |= 1
+    locked[whole.index(b"PK\1\2") + 8] |= 1
+    (tmp_path / "locked.zip").write_bytes(locked)
+    (tmp_path / "cut.zip").write_bytes(whole[:54] + b"\xff" * 8 + whole[62:])
+    for name in ("loop", "locked.zip", "cut.zip"):
+        with pytest.raises(InvalidInput, match="of a teacher"):
+            bring._copied(tmp_path / name, tmp_path / f"model-{name}")
 
 
 GRID_VOLUME = volume_from_bytes(nifti(noise()), DATA)
