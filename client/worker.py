@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from importlib.metadata import version
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 from client.ledger.site_ledger import SiteLedger
 from client.masked import check_roster, masked_code, strangers
 from client.policy import Consent, SiteConfig, review
+from common import __version__
 from common.codecs.base import Codec, load_codec
 from common.config import DataConfig
 from common.envelope import answered, open_asked
@@ -68,7 +68,7 @@ Ask = Callable[[], NDArray[np.float32] | None]
 def shared_status(site: str, ledger: SiteLedger) -> str:
     """A site's own account for the server's operator, as JSON: what its books say of queries, nothing of patients."""
     alarms = [alarm[:MAX_ALARM] for alarm in ledger.alarms()[:MAX_ALARMS]]
-    return json.dumps({"site": site, "version": version("consilium"), **ledger.account(), "alarms": alarms})
+    return json.dumps({"site": site, "version": __version__, **ledger.account(), "alarms": alarms})
 
 
 class Voters(Protocol):

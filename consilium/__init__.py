@@ -1,7 +1,7 @@
 """Accounting, calibration, noise, codecs, ledger verification and the planner, for who computes with them.
 
 The names of ``consilium.api``, each loaded when it is first asked for; importing this package alone loads nothing.
-``__version__`` is the installed release's. Refuses to be imported where ``common``, ``client`` or ``server`` would come
+``__version__`` is the release's. Refuses to be imported where ``common``, ``client`` or ``server`` would come
 from somewhere else: other distributions use these names too, and whoever is first on the path would run with a ledger's
 key.
 """
@@ -32,7 +32,7 @@ if not TYPE_CHECKING:  # else a type checker would take any name for a public on
     def __getattr__(name: str) -> Any:
         """PEP 562: a public name, ``__all__`` or ``__version__``."""
         if name == "__version__":
-            return import_module("importlib.metadata").version("consilium")
+            return import_module("common").__version__
         if name == "__all__" or not name.startswith("_"):
             api = import_module("consilium.api")
             if name == "__all__" or name in api.__all__:

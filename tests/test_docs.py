@@ -8,14 +8,13 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import click
 import pytest
 import typer
 
-from common import errors
+from common import __version__, errors
 from consilium.cli.main import app
 from server.dashboard.views import alarms
 from server.dashboard.wording import DECLINED, MISSED
@@ -152,12 +151,11 @@ def test_the_architecture_names_every_module_and_none_that_is_gone():
 
 
 def test_the_newest_release_in_the_changelog_is_the_version():
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.search(r"^## \[(\d[^\]]*)\] - \d{4}-\d\d-\d\d\n\nTag `v\1`", changelog, re.MULTILINE)
     assert newest is not None
-    assert newest[1] == version
-    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert newest[1] == __version__
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 ADRS = sorted(path for path in (ROOT / "docs" / "adr").glob("*.md") if path.name != "README.md")

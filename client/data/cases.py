@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from client.data.layouts import open_for_training
+from client.data.layouts import indexed, open_for_training
 from client.policy import SiteConfig, load_site
 from common.config import DataConfig, StatedBudget
 from common.data.dataset import Dataset, Doubled, PatientIdentity, Problem
@@ -46,6 +46,17 @@ class CaseRecord(Document):
 def site_dataset(config: SiteConfig, data: DataConfig) -> Dataset:
     """The site's dataset in the study's terms, as ``[dataset]``, ``[labels]`` and ``[channels]`` of site.toml say."""
     return open_for_training(config.path(config.data), data, config.dataset)
+
+
+def check_index(config: SiteConfig, data: DataConfig) -> None:
+    """InvalidInput unless the index of the site's dataset names labelled cases in the study's terms; opens no scan."""
+    found = indexed(config.path(config.data), data, config.dataset)
+    if not found.labelled:
+        raise InvalidInput(
+            "dataset without a labelled case",
+            value=str(config.path(config.data)),
+            remedy="give the folder that has images and labels, or say in site.toml how they are laid out",
+        )
 
 
 def record_cases(teachers: Path, dataset: Dataset, problems: Iterable[Problem]) -> CaseRecord:

@@ -135,9 +135,13 @@ def open_for_training(directory: Path, data: DataConfig, settings: DatasetSettin
     alike in two, stops nobody. See :func:`open_dataset`, :func:`match_study` and
     :func:`common.data.patients.counted_once`.
     """
+    return counted_once(indexed(directory, data, settings))
+
+
+def indexed(directory: Path, data: DataConfig, settings: DatasetSettings) -> Dataset:
+    """A site's dataset in the study's terms, as far as its index says: no scan is opened."""
     dataset = open_dataset(directory, layout=settings.layout, patients=settings.patients, choice=settings.choice)
-    matched = match_study(dataset, data, labels=settings.labels, channels=settings.channels, absent=settings.absent)
-    return counted_once(matched)
+    return match_study(dataset, data, labels=settings.labels, channels=settings.channels, absent=settings.absent)
 
 
 def open_dataset(

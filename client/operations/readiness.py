@@ -18,13 +18,15 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
+from client.data.cases import check_index
 from client.operations.daemons import daemon_standings, was_let_in
 from client.operations.findings import Finding, State
 from client.policy import SiteConfig, load_site
 from client.site.enrolment import check_data_folder
 from client.site.peers import Standing, look
 from common.admission import read_request
-from common.errors import ConsiliumError
+from common.config import load_study
+from common.errors import ConsiliumError, InvalidInput
 from common.node_auth import MAX_AGE_S, MAX_LEAD_S, signed_headers
 from common.pki import create_node_keys, expires, load_node_key, node_fingerprint, read_node_public_key, shared
 from common.process import proxy_env
@@ -68,8 +70,10 @@ def _data(config: SiteConfig) -> Finding:
     path = config.path(config.data)
     try:
         check_data_folder(path)
-    except ConsiliumError as error:
-        return Finding("data", State.FAIL, str(error), "put it back, or correct `data` in site.toml")
+        check_index(config, load_study(config.path(config.study)).data)
+    except InvalidInput as error:
+        remedy = error.remedy or "put it back, or correct `data` in site.toml"
+        return Finding("data", State.FAIL, str(error).removesuffix(f"; to fix: {error.remedy}"), remedy)
     return Finding("data", State.OK, str(path))
 
 
@@ -231,7 +235,6 @@ def _teachers(config: SiteConfig, *, load: bool) -> Finding:
         return Finding("teachers", State.OK, "trained")
     from client.foreign.declared import has_foreign
     from client.teachers.teacher import Teachers
-    from common.config import load_study
 
     try:
         study = load_study(config.path(config.study))

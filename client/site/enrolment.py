@@ -51,7 +51,12 @@ class SiteKit:
         try:
             record = json.loads((directory / "kit.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise InvalidInput("startup kit", value=str(directory), limit="kit.json, ca.crt, study.toml") from error
+            raise InvalidInput(
+                "startup kit",
+                value=str(directory),
+                limit="a folder with kit.json, ca.crt, study.toml",
+                remedy="unpack what the consortium sent, and give its folder",
+            ) from error
         kit = cls(
             KitFacts.from_json(record),
             root_certificate=directory / "ca.crt",
@@ -149,9 +154,12 @@ def _check_not_joined(books: Path, study: Study) -> None:
 def check_data_folder(data: Path) -> None:
     """InvalidInput unless there is a folder at ``data`` that this user can read."""
     if not data.is_dir():
-        raise InvalidInput("folder of the dataset", value=str(data), limit="a folder that is there")
+        raise InvalidInput(
+            "folder of the dataset", value=str(data), limit="a folder that is there", remedy="check the path"
+        )
     if not os.access(data, os.R_OK | os.X_OK):
-        raise InvalidInput("folder of the dataset", value=str(data), limit=f"one that user {os.getuid()} can read")
+        limit = f"one that user {os.getuid()} can read"
+        raise InvalidInput("folder of the dataset", value=str(data), limit=limit, remedy="give that user the folder")
 
 
 def _check_new(directory: Path) -> None:

@@ -12,13 +12,14 @@ import errno
 import importlib
 import os
 import sys
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import packages_distributions
 from typing import Annotated, Any
 
 import click
 import typer
 from typer.core import TyperGroup
 
+from common import __version__
 from common.errors import ConsiliumError
 
 _GROUPS: dict[str, tuple[str, str, str]] = {
@@ -91,7 +92,7 @@ app = typer.Typer(
 
 def _print_version(value: bool) -> None:
     if value:
-        typer.echo(f"consilium {version('consilium')}")
+        typer.echo(f"consilium {__version__}")
         if shared := _others_with_our_names():
             typer.echo(
                 f"warning: installed as well: {', '.join(shared)}, whose files lie among ours; to fix: install "

@@ -71,5 +71,9 @@ def counting(title: str, *, total: int | None = None, show: bool = True) -> Iter
 
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda done, of=total: bar.update(task, completed=done, total=of)
+
+        def on_done(done: int, of: int | None = total) -> None:
+            for task in bar.task_ids or [bar.add_task(title, total=of)]:  # at the first count: not above an error
+                bar.update(task, completed=done, total=of)
+
+        yield on_done

@@ -90,7 +90,15 @@ def request(site_dir: SiteDir) -> None:
 
 
 def _ask_to_be_admitted(site_dir: Path, request: JoinRequest, kit: SiteKit) -> None:
-    typer.echo(joining_text(load_study(kit.study_file), file=site_dir / "study.toml"))
+    from client.data.cases import check_index
+    from client.policy import load_site
+
+    study = load_study(kit.study_file)
+    try:
+        check_index(load_site(site_dir), study.data)
+    except InvalidInput as error:  # may be put right later: the request is the same
+        typer.echo(f"warning: {error}", err=True)
+    typer.echo(joining_text(study, file=site_dir / "study.toml"))
     typer.echo(f"send {site_dir / 'request.json'} to the consortium, and read them this over the telephone:")
     typer.echo(request.fingerprint)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
@@ -20,6 +20,9 @@ from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli import options
 from consilium.cli.site_peers import consent_to_peers
 from server.study.workspace import Workspace
+
+if TYPE_CHECKING:
+    from server.study.status import StudyStatus
 
 study_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Define, publish, run and follow a study.")
 
@@ -310,18 +313,19 @@ def status(
     _print_status(workspace, as_json=as_json)
 
 
-def _print_status(workspace: Workspace, *, as_json: bool) -> None:
+def _print_status(workspace: Workspace, *, as_json: bool) -> StudyStatus:
     from server.study.status import study_status
 
     status = study_status(workspace)
     typer.echo(json.dumps(status.to_json(), indent=1) if as_json else "\n".join(status.lines()))
+    return status
 
 
 def _print_end(workspace: Workspace, *, as_json: bool) -> None:
     """Where the study stands now that its run has ended, and what its student is worth."""
     from server.dashboard.views.verdict import of_measured, read_measured
 
-    _print_status(workspace, as_json=as_json)
+    warned = _print_status(workspace, as_json=as_json).warnings
     if as_json or not workspace.bundle_dir.exists():
         return
     found = read_measured(workspace.root, workspace.study().id)
@@ -333,6 +337,11 @@ def _print_end(workspace: Workspace, *, as_json: bool) -> None:
         return
     worth = of_measured(found)
     typer.echo(f"Dice on the validation set: {found.line()}\n{worth.words}. {worth.basis}")
+    if worth.learned and warned:
+        typer.echo(
+            "the warning above is of the answers alone, before a student was measured: its worth is what was measured; "
+            "that all sites answered well is not"
+        )
 
 
 @study_app.command("archive")

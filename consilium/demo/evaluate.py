@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from client.site.enrolment import site_status
 from client.teachers.teacher import Teachers
+from common import __version__
 from common.canonical import sha256_file
 from common.config import Study
 from common.data.dataset import Dataset
@@ -96,7 +96,7 @@ def report_facts(
         pictures=tuple(_pictures(study, places, images, truths, predictions, public, labels)),
         ledger_head=head.hash,
         ledger_rows=rows,
-        version=version("consilium"),
+        version=__version__,
         seeds={"data, split and training": options.seed},
         spacing_mm=study.data.spacing_mm,
         finished=datetime.now(UTC),

@@ -24,6 +24,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from common import __version__
 from common.canonical import sha256_file
 from common.config import Study
 from common.errors import InvalidInput
@@ -417,5 +418,5 @@ def _hashes(workspace: Workspace, study: Study) -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    found = {name: version(name) for name in ("consilium", "numpy", "cryptography", "dp-accounting")}
-    return {**found, "python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
+    found = {name: version(name) for name in ("numpy", "cryptography", "dp-accounting")}
+    return {"consilium": __version__, **found, "python": platform.python_version(), "sqlite": sqlite3.sqlite_version}

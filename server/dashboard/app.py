@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 from fastapi import Depends, FastAPI, Request
@@ -24,6 +23,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.staticfiles import StaticFiles
 
+from common import __version__
 from common.errors import ConsiliumError, InvalidInput
 from server.dashboard import api, health, pages, sign_in
 from server.dashboard.auth import Sessions, Throttle, UserFile
@@ -87,7 +87,7 @@ def create_app(options: Options) -> FastAPI:
     live = Live(partial(live_blocks, service, templates), version=lambda: follower.version)
     app = FastAPI(
         title="Consilium dashboard",
-        version=version("consilium"),
+        version=__version__,
         summary="Read a study's standing: budget, sites, ledger, labels, student.",
         dependencies=[Depends(admitted)],
         lifespan=partial(_lifespan, poll_s=options.poll_s),

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup, escape
 
+from common import __version__
 from common.privacy.figures import delta_text, epsilon_text
 from server.dashboard.auth import Session
 from server.dashboard.labels import labels_page, student_page
@@ -113,7 +113,7 @@ def environment() -> jinja2.Environment:
         auto_reload=False,
     )
     made.filters.update(FILTERS)
-    made.globals["asset_version"] = version("consilium") + "-" + static_version(HERE / "static")
+    made.globals["asset_version"] = __version__ + "-" + static_version(HERE / "static")
     return made
 
 

@@ -12,7 +12,6 @@ carries it from a file.
 from __future__ import annotations
 
 import base64
-import importlib.metadata
 import importlib.util
 import json
 import secrets
@@ -27,6 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from common import __version__
 from common.errors import DaemonFailed, InvalidInput
 from common.objects import write_atomically
 from common.pki import ServerIdentity, read_node_public_key, shared
@@ -342,7 +342,7 @@ def app_dir(folder: Path) -> Path:
     lines = [
         "[project]",
         f"name = {_toml(APP_NAME)}",
-        f"version = {_toml(_version())}",
+        f"version = {_toml(__version__)}",
         'description = "Consilium\'s ServerApp and ClientApp"',
         'license = "Apache-2.0"',
         "dependencies = []",
@@ -433,10 +433,3 @@ def _toml(value: str | int | float | bool) -> str:
 
 def _toml_table(values: Mapping[str, str | int | float | bool]) -> str:
     return "".join(f"{key} = {_toml(value)}\n" for key, value in sorted(values.items()))
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version(APP_NAME)
-    except importlib.metadata.PackageNotFoundError:
-        return "0.0.0"

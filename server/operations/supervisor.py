@@ -16,6 +16,7 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -289,6 +290,7 @@ def detach(workspace: Workspace, command: Sequence[str] = ()) -> None:
         process = subprocess.Popen(
             list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
+    threading.Thread(target=process.wait, daemon=True).start()  # whoever stays here leaves no zombie behind
     while process.poll() is None and _runs(workspace) == before:
         time.sleep(POLL_S)
     if process.returncode and _runs(workspace) == before:

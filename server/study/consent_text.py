@@ -70,10 +70,7 @@ def rosters(answers: Sequence[StoredAnswer]) -> tuple[BatchRoster, ...]:
 
 
 def is_spent(ledger: Ledger, study: Study, *, pool: str) -> bool:
-    """Whether nothing more can be asked of a declared pool in this study: every planned query is answered, or the pool
-    or the study's budget for it has no room for one more."""
-    if len(ledger.answers(study.id)) >= study.privacy.planned_queries:
-        return True
+    """Whether the budget of a declared pool, its own or the study's for it, has no room for one more query."""
     mechanism = study_mechanism(study, dimension=1)
     declared = next(declaration for declaration in ledger.pools() if declaration.pool == pool)
     in_study = mechanism.mu_squared(study.privacy.protection)

@@ -35,6 +35,9 @@ def answering(
     thread.start()
     provision.make_kit(workspace, "north", root / "kit")
     (root / "data").mkdir()
+    (root / "data" / "cases.csv").write_text("image,label,patient_id\na.nii,b.nii,p1\n")
+    for name in ("a.nii", "b.nii"):
+        (root / "data" / name).touch()
     create_site(root / "site", pool="north", data=root / "data", kit=SiteKit.load(root / "kit"))
     yield root / "site", workspace, context
     server.shutdown()

@@ -91,6 +91,13 @@ def test_data_that_are_gone_and_teachers_that_were_never_trained_are_named(world
     assert "site train" in failed["teachers"].remedy
 
 
+def test_a_folder_without_a_dataset_is_named(world: World) -> None:
+    (world.site.parent / "data" / "cases.csv").unlink()
+    assert "cases.csv" in world.finding("data").remedy
+    (world.site.parent / "data" / "cases.csv").write_text("image,label,patient_id\na.nii,,p1\n")
+    assert "without a labelled case" in world.finding("data").text
+
+
 def test_a_certificate_that_ends_soon_is_worth_a_word(world: World) -> None:
     folder = world.workspace.gateway_dir
     provision.renew(world.workspace, valid_days=5)

@@ -12,15 +12,21 @@ from typer.testing import CliRunner
 from common.data.synthetic import write_phantoms
 from common.errors import ConsiliumError
 from consilium.cli.main import app
+from consilium.cli.options import counting
+from server.operations import provision
 from server.study import create_study as setup
-from server.study.workspace import Workspace
+from server.study.workspace import Endpoint, Workspace
 from tests.federation import make_study
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("world")
-    setup.create_study(Workspace(root / "trial"), make_study())
+    for name in ("trial", "other"):
+        setup.create_study(Workspace(root / name), make_study())
+    endpoint = Endpoint(host="localhost", port=8443, internal_port=8000)
+    provision.set_up_server(Workspace(root / "other"), endpoint)
+    provision.make_kit(Workspace(root / "other"), "north", root / "kit")
     (root / "empty").mkdir()
     (root / "bundle").mkdir()
     write_phantoms(root / "phantoms", cases=2, seed=1)
@@ -60,6 +66,8 @@ def said(world: Path, command: str) -> str:
         ("study watch @nowhere", "directory of a study: got|one that is there"),
         ("study stop @trial", "no run is going on"),
         ("study watch @trial", "no run to watch|to fix: `consilium study run`"),
+        ("site init --kit @nowhere --data @empty --site-dir @site", "startup kit: got|to fix: unpack what"),
+        ("site init --kit @kit --data @nowhere --site-dir @site", "folder of the dataset: got|to fix: check the path"),
         ("predict @nowhere --model @bundle --out @out", "images: got|a file or folder that is there"),
         ("predict @phantoms --model @nowhere --out @out", "--model: got|a file or folder that is there"),
         (
@@ -74,6 +82,27 @@ def test_a_mistake_is_told_with_what_to_do(world: Path, command: str, words: str
     for word in words.split("|"):
         assert word in message
     assert sorted(world.rglob("*")) == before
+
+
+def test_setting_up_over_a_folder_without_a_dataset_warns_and_goes_on(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    words = ["site", "init", "--kit", f"{world}/kit", "--data", f"{world}/empty", "--site-dir", str(tmp_path / "site")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0
+    assert "warning: data directory has no layout that is known" in done.stderr
+    assert (tmp_path / "site" / "request.json").exists()
+
+
+def test_a_bar_is_not_drawn_above_an_error(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with counting("predicting"):
+        pass
+    assert "predicting" not in capfd.readouterr().err
+    with counting("predicting") as on_done:
+        on_done(1, 2)
+    assert "1/2" in capfd.readouterr().err
 
 
 def test_a_wrong_path_to_predict_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
