@@ -15,8 +15,9 @@ from common.canonical import parse_float
 from common.codecs.base import unpack
 from common.config import Study
 from common.privacy.accounting import Guarantee
-from common.privacy.figures import delta_text, epsilon_text
+from common.privacy.figures import delta_text, epsilon_text, percent_text
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from server.dashboard.wording import ACCOUNTANTS
 from server.planning.planner import MAX_HOSPITALS, Plan, plan
 from server.study.workspace import Workspace
 
@@ -51,13 +52,13 @@ class Wishes(BaseModel, frozen=True):
 
 
 def wishes_of(study: Study, *, hospitals: int, dimension: int) -> Wishes:
-    """The study's own plan."""
+    """The study's own plan, with a quorum of hospitals at least: fewer release nothing."""
     privacy = study.privacy
     return Wishes(
         epsilon=privacy.epsilon,
         delta=privacy.delta,
         queries=privacy.planned_queries,
-        hospitals=max(privacy.quorum if privacy.sealed else 1, hospitals),
+        hospitals=max(privacy.quorum, hospitals),
         voters=privacy.voters_per_site,
         dimension=dimension,
         accountant=privacy.accountant,
@@ -84,6 +85,7 @@ class WishedPlan:
             **plan.to_json(),
             "written": {
                 "guarantees": [_written(one) for one in plan.guarantees],
+                "explained": percent_text(plan.explained_at_most),
                 "known_twice": None if plan.known_twice is None else _written(plan.known_twice),
             },
             "uses_codec_spectrum": self.uses_codec_spectrum,
@@ -140,8 +142,9 @@ class Desk:
 
 
 def _written(one: Guarantee) -> dict[str, object]:
-    """A guarantee for the page, which rounds nothing itself: ε and δ as texts."""
-    return {**one.to_json(), "epsilon": epsilon_text(one.epsilon), "delta": delta_text(one.delta)}
+    """A guarantee for the page, which rounds and names nothing itself: ε, δ and the accountant as texts."""
+    named = ACCOUNTANTS[str(one.accountant)]
+    return {**one.to_json(), "epsilon": epsilon_text(one.epsilon), "delta": delta_text(one.delta), "named": named}
 
 
 class Spectra:

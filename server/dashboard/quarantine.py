@@ -40,9 +40,14 @@ def read_json(path: Path, *, most_bytes: int) -> Any:
 
 
 def parse_json(content: bytes) -> Any:
-    """JSON of finite numbers, nested no deeper than Python reads."""
+    """JSON of finite numbers in UTF-8, nested no deeper than Python reads, whose texts can be written again: half a
+    surrogate pair, which JSON can spell and UTF-8 cannot, would be refused by every page it stands on."""
     try:
-        return json.loads(content, parse_constant=_refuse)
+        text = content.decode()
+        found = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        if "\\u" in text:
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
     except (ValueError, RecursionError) as error:
         raise InvalidInput("what is read here", limit="JSON of finite numbers") from error
 
@@ -107,6 +112,12 @@ _FIELDS: Mapping[tuple[str, str], Callable[[Any], bool]] = {
     **{("", name): _amount for name in ("chance", "delta", "epsilon_exact", "epsilon_rdp", "seconds", "surprise")},
 }
 """Fields by kind and name, and by name alone for every other kind; all others are texts."""
+
+
+def _finite(digits: str) -> float:
+    if not isfinite(value := float(digits)):
+        raise ValueError(digits)
+    return value
 
 
 def _refuse(constant: str) -> Any:

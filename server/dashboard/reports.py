@@ -106,7 +106,7 @@ def _report(data: dict[str, Any], *, site: str, given: str) -> SiteReport:
 
 
 def _text(stated: Any) -> str:
-    if not isinstance(stated, str | int | float):
+    if isinstance(stated, bool) or not isinstance(stated, str | int | float):
         raise InvalidInput("field of a report", limit="a text or a number")
     return str(stated)[:MAX_TEXT]
 

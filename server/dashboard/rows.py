@@ -107,11 +107,11 @@ def row_detail(ledger: Path, seq: int, *, ledger_id: str) -> RowDetail | None:
     parsed = _parsed(body)
     return RowDetail(
         seq=number,
-        time=time,
-        kind=kind,
+        time=str(time),
+        kind=str(kind),
         subject=_said(kind, parsed),
-        prev_hash=prev_hash,
-        hash=row_hash,
+        prev_hash=str(prev_hash),
+        hash=str(row_hash),
         body=parsed,
         head=None if head is None else HeadView("server", ledger_id, *head),
     )
@@ -190,11 +190,12 @@ def subject(kind: str, body: dict[str, Any]) -> str:
 
 def _view(row: tuple[int, str, str, str, str]) -> RowView:
     seq, time, kind, body, row_hash = row
-    return RowView(seq, time, kind, _said(kind, _parsed(body)), row_hash)
+    return RowView(seq, str(time), str(kind), _said(kind, _parsed(body)), str(row_hash))
 
 
 def _parsed(body: str) -> dict[str, Any]:
     """A body as it is shown; one that is no object, which no ledger writes, as the text that it is."""
+    body = str(body)  # what a file holds that somebody put in the ledger's place
     try:
         found = parse_json(body.encode("utf-8", "replace"))
     except InvalidInput:

@@ -21,7 +21,7 @@ from server.dashboard.auth import Session
 from server.dashboard.labels import labels_page, student_page
 from server.dashboard.security import SignedIn
 from server.dashboard.service import Here, Service
-from server.dashboard.wording import MISSED, declined_words, duration
+from server.dashboard.wording import ACCOUNTANTS, MISSED, declined_words, duration
 
 HERE = Path(__file__).parent
 LIVE: Mapping[str, tuple[str, ...]] = {
@@ -110,6 +110,7 @@ def environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_kept_together,
         auto_reload=False,
     )
     made.filters.update(FILTERS)
@@ -148,6 +149,11 @@ def _maybe(make: Callable[[Any], str]) -> Callable[[Any], str]:
     return lambda value: "–" if value is None else make(value)
 
 
+def _kept_together(value: Any) -> Any:
+    """An ε and its number on one line."""
+    return value.replace("ε ", "ε\N{NO-BREAK SPACE}") if isinstance(value, str) else value
+
+
 def _marked(text: str) -> Markup:
     """Commands between backticks are set as code; the rest is escaped."""
     parts = str(text).split("`")
@@ -159,6 +165,7 @@ def _marked(text: str) -> Markup:
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "declined": lambda reason: MISSED.get(reason, declined_words(reason)),
     "queued": lambda labels, queue: sorted(labels, key=lambda one: queue.index(one.volume)),
+    "accountant": lambda name: ACCOUNTANTS[str(name)],
     "marked": _marked,
     "clock": _clock,
     "day": _day,

@@ -25,6 +25,7 @@ DECLINED = {
     "unknown-peers": "nobody there has confirmed enough of the other hospitals' keys (`consilium site peers`)",
     "wrong-mechanism": "the mechanism is not the one it consented to",
 }
+ACCOUNTANTS = {"exact": "exact Gaussian", "rdp": "Rényi DP", "paper": "paper's formula"}
 MISSED = {"offline": "was not connected at the last offer", "deadline": "did not answer the last offer in time"}
 
 
@@ -88,7 +89,7 @@ _EVENTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "stage-started": lambda e: f"stage {e['stage']} began",
     "stage-finished": lambda e: f"stage {e['stage']} done in {duration(e['seconds'])}",
     "offer-answered": _offer,
-    "quorum-missed": lambda e: f"quorum missed: {e['accepted']} of {e['needed']} sites",
+    "quorum-missed": lambda e: f"quorum missed: {many(e['accepted'], 'site')} accepted, {e['needed']} are needed",
     "batch-dispatched": lambda e: f"{many(e['queries'], 'query', 'queries')} asked of {many(e['sites'], 'site')}",
     "reply-received": lambda e: f"{e['site']} sent {many(e['codes'], 'code')} in {duration(e['seconds'])}",
     "reply-missing": lambda e: f"{e['site']} did not answer: {e['reason']}",

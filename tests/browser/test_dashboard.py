@@ -183,7 +183,7 @@ def test_the_viewer_links_three_planes_and_lays_every_layer_over(dashboard, open
     assert pixels(page) != zoomed
     assert float(page.locator("#viewer").get_attribute("data-ms")) < 16 or SLOW
     with page.expect_download() as waiting:
-        page.get_by_role("link", name="label", exact=True).click()
+        page.get_by_role("link", name="pseudo-label", exact=True).click()
     before = page.locator("#voxel").inner_text()
     page.locator(".plane canvas").nth(1).click(position={"x": 40, "y": 50})
     page.wait_for_timeout(150)

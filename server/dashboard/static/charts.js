@@ -27,6 +27,7 @@ function draw(id, make) {
 }
 
 const whole = (u, splits) => splits.map((v) => (Number.isInteger(v) ? v.toLocaleString("en") : ""));
+const plain = (u, v) => (v == null ? "–" : v.toLocaleString("en"));
 const fixed = (u, v) => (v == null ? "–" : v.toPrecision(4));
 
 async function json(path) {
@@ -46,7 +47,7 @@ function epsilonChart(study, c) {
       height: 380,
       scales: { x: { time: false }, y: { range: (u, lo, hi) => [0, Math.max(hi, study.budget.budget) * 1.06] } },
       axes: [{ ...axes(c, "answers released", "ε")[0], values: whole }, axes(c, "", "ε")[1]],
-      series: [{ label: "answers" }, line("exact", "exact", 0), line("RDP", "rdp", 1, [8, 4]), line("paper", "paper", 2, [2, 3]), { label: "budget", stroke: c.bad, width: 1.5, dash: [12, 5], value: (u, v) => (v == null ? "–" : study.budget.budget_text), points: { show: false } }],
+      series: [{ label: "answers", value: plain }, line("exact", "exact", 0), line("RDP", "rdp", 1, [8, 4]), line("paper", "paper", 2, [2, 3]), { label: "budget", stroke: c.bad, width: 1.5, dash: [12, 5], value: (u, v) => (v == null ? "–" : study.budget.budget_text), points: { show: false } }],
       legend: { live: true },
     },
     data: [x, ...series, budget],
@@ -60,7 +61,7 @@ function noiseChart(noise, c) {
       height: 210,
       scales: { x: { time: false }, y: { distr: 3 } },
       axes: [{ ...axes(c, "coordinate of the code", "")[0], values: whole }, axes(c, "", "standard deviation", { values: (u, s) => s.map((v) => (v == null ? "" : v.toPrecision(1))) })[1]],
-      series: [{ label: "coordinate" }, { label: "public shapes", stroke: c.c[0], width: 2, value: fixed, points: { show: x.length < 60, size: 5 } }, { label: "noise on the mean", stroke: c.bad, width: 1.5, dash: [8, 4], value: fixed, points: { show: false } }],
+      series: [{ label: "coordinate", value: plain }, { label: "public shapes", stroke: c.c[0], width: 2, value: fixed, points: { show: x.length < 60, size: 5 } }, { label: "noise on the mean", stroke: c.bad, width: 1.5, dash: [8, 4], value: fixed, points: { show: false } }],
     },
     data: [x, noise.stds, x.map(() => noise.noise)],
   };
@@ -72,7 +73,7 @@ function lossChart(student, c) {
       height: 300,
       scales: { x: { time: false } },
       axes: [{ ...axes(c, "step", "")[0], values: whole }, axes(c, "", "loss")[1]],
-      series: [{ label: "step" }, { label: "loss", stroke: c.c[0], width: 2, value: fixed, points: { show: student.losses.length < 60, size: 5 } }],
+      series: [{ label: "step", value: plain }, { label: "loss", stroke: c.c[0], width: 2, value: fixed, points: { show: student.losses.length < 60, size: 5 } }],
     },
     data: [student.losses.map((p) => p[0]), student.losses.map((p) => p[1])],
   };

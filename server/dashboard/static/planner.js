@@ -9,7 +9,7 @@ function put(plan) {
   verdict.className = `verdict ${plan.verdict}`;
   verdict.textContent = plan.summary;
   document.getElementById("r-words").textContent = plan.in_words;
-  const facts = { ...plan, explained_percent: `${Math.round(100 * plan.explained_at_most)} %` };
+  const facts = { ...plan, explained: plan.written.explained };
   facts.known_twice = plan.known_twice ? `ε ${plan.written.known_twice.epsilon}` : "beyond any use";
   for (const place of document.querySelectorAll("[data-fact]")) {
     const value = facts[place.dataset.fact];
@@ -35,7 +35,7 @@ function put(plan) {
     : "Without a spectrum of this length: all coordinates are taken as equally uncertain.";
   const rows = plan.written.guarantees.map((one) => {
     const row = document.createElement("tr");
-    for (const [text, kind] of [[one.accountant], [one.epsilon, "n"], [one.delta, "n"], [one.unit], [one.relation]]) {
+    for (const [text, kind] of [[one.named], [one.epsilon, "n"], [one.delta, "n"], [one.unit], [one.relation]]) {
       const cell = document.createElement("td");
       cell.textContent = text;
       if (kind) cell.className = kind;

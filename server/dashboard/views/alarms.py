@@ -123,7 +123,8 @@ def _of_the_run(follower: Follower, run: RunView, *, now: datetime) -> Iterator[
         yield Alarm(
             "quorum-missed",
             "critical",
-            f"Quorum missed: {events.quorum_missed.accepted} of {events.quorum_missed.needed} sites needed",
+            f"Quorum missed: {many(events.quorum_missed.accepted, 'site')} accepted, {events.quorum_missed.needed} "
+            "are needed",
             "Nothing was charged or released. Bring the sites below back, then `consilium study resume`.",
         )
     if events.implausible:
@@ -200,7 +201,7 @@ def _of_a_site(site: SiteView) -> Iterator[Alarm]:
         yield Alarm(
             "receipts-missing",
             "warning",
-            f"{site.name} holds no receipts past row {site.receipts_row}",
+            f"{site.name} holds no receipts {f'past row {site.receipts_row}' if site.receipts_row else 'yet'}",
             "It gets them at the next run. If it refuses them, `consilium site status` there says why.",
             site.name,
         )

@@ -79,6 +79,8 @@ def overview(
             outlook=outlook,
             hospitals=len(follower.sites),
             answers=len(ledger.points),
+            running=run.state == "running",
+            trained=follower.events.student is not None,
         ),
         alarms=worst_first((*alarms(follower, run=run, sites=sites, budget=budget, reports=reports, now=now), *more)),
         run=run,

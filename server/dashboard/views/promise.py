@@ -15,13 +15,16 @@ from common.privacy.consent import group_guarantees, group_sentence, guess_sente
 from common.privacy.figures import delta_text, epsilon_text
 from server.study.consent_text import for_site, study_limit
 
+SEEN, COLUMN = "Who sees what", 26
+"""The section of the consent text in two columns, and where its second one begins."""
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading of the consent text, and what stands below it."""
+    """A heading of the consent text, and what stands below it: pairs of whom it is about, if anybody, and sentences."""
 
     title: str
-    text: str
+    said: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,20 @@ def promise(study: Study) -> Promise:
         f"accountant, unit {privacy.unit}, relation {privacy.relation}",
         odds=guess_sentence(privacy.protection, limit),
         groups=group_sentence(groups),
-        sections=tuple(Section(part[0].capitalize(), part[1]) for part in parts if len(part) == 2),
+        sections=tuple(_section(part[0].capitalize(), part[1]) for part in parts if len(part) == 2),
     )
+
+
+def _section(title: str, text: str) -> Section:
+    """The lines of a section put together again as they were before they were cut for a terminal."""
+    column, said = COLUMN if title == SEEN else 0, [("", "")]
+    for line in text.splitlines():
+        who, words = line[:column].strip(), line[column:].strip()
+        if who or said[-1][1].endswith("."):
+            said.append((who, words))
+        else:
+            said[-1] = (said[-1][0], f"{said[-1][1]} {words}".strip())
+    return Section(title, tuple(pair for pair in said if pair[1]))
 
 
 def issued(folder: Path) -> Issued | None:

@@ -106,7 +106,7 @@ def _standing(seen: SiteState, *, run: RunView, now: datetime, patience_s: float
         times = "once" if seen.missing_in_a_row == 1 else f"{seen.missing_in_a_row} times in a row"
         return ("late" if seen.missing_in_a_row < 3 else "offline"), f"did not answer {times}; it is asked again"
     if seen.offer != "accepted" and seen.offer is not None:
-        return "declined", f"declined: {declined_words(seen.offer)}"
+        return "declined", declined_words(seen.offer)
     if run.state != "running":
         return "idle", "answered in the last run"
     if seen.last_seen and (now - datetime.fromisoformat(seen.last_seen)).total_seconds() > patience_s:

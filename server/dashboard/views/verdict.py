@@ -104,6 +104,8 @@ def verdict(
     outlook: Plan | None,
     hospitals: int,
     answers: int,
+    running: bool = False,
+    trained: bool = False,
     broken: bool = False,
 ) -> Verdict:
     """The verdict from what was measured; else what the planner expects, marked as not measured.
@@ -112,8 +114,25 @@ def verdict(
     """
     if measured is not None:
         found = of_measured(measured)
-        return replace(found, learned=False, next=MEND_FIRST) if broken else found
-    how = "Score student and controls on labelled cases that nobody trained on; a report of it counts here."
+    else:
+        found = _unmeasured(
+            study, outlook, hospitals=hospitals, begun=running or answers > 0, how=_how(answers, running, trained)
+        )
+    return replace(found, learned=False, next=MEND_FIRST) if broken else found
+
+
+def _how(answers: int, running: bool, trained: bool) -> str:
+    """What leads to a measurement from where the study stands."""
+    score = "score student and controls on labelled cases that nobody trained on; a report of it counts here."
+    before = (
+        "Wait for the run to end; then "
+        if running
+        else f"`consilium study {'resume` goes on with' if answers else 'run` begins'} the run; then "
+    )
+    return f"{score[0].upper()}{score[1:]}" if trained else before + score
+
+
+def _unmeasured(study: Study, outlook: Plan | None, *, hospitals: int, begun: bool, how: str) -> Verdict:
     if study.codec.joint and hospitals:
         privacy = study.privacy
         noise = joint_noise(
@@ -133,7 +152,7 @@ def verdict(
             f"the answers explain at most {percent_text(outlook.explained_at_most)} of what the teachers' codes vary"
         )
         advised = f"To make it informative, for example {outlook.advice[0]}." if outlook.advice else how
-        return _expected(str(outlook.verdict), share, how if answers else advised)
+        return _expected(str(outlook.verdict), share, how if begun else advised)
     return Verdict(
         "unknown",
         False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ import pytest
 
 from common.errors import InvalidInput
 from common.events import EventLog
+from common.privacy.figures import epsilon_text
 from server.dashboard.app import Options, create_app
 from server.dashboard.notify import FAILED, Webhook
 from server.dashboard.read_model import Follower
@@ -329,3 +331,23 @@ def test_alarms_cross_no_network_in_the_clear(url):
 
 def test_all_answers_are_in_the_hostile_study(workspace):
     assert seen(workspace).answers == QUERIES
+
+
+def test_while_the_ledger_is_in_doubt_every_figure_of_spending_is_at_least_that_and_nothing_is_guaranteed(
+    workspace, state
+):
+    LEDGERS["a row changed"](workspace.ledger_file)
+    with TestClient(create_app(Options(study=workspace.root, state=state)), base_url="http://localhost") as client:
+        client.post("/login", data={"name": "ada", "password": PASSWORD})
+        while client.get("/api/overview").json()["ledger"]["problem"] is None:
+            pass
+        spent = epsilon_text(client.get("/api/overview").json()["budget"]["epsilon"])
+        for path in ("/", "/sites", "/studies", "/study"):
+            main = client.get(path).text.partition("<main")[2]
+            text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", main))
+            before = re.split(rf"ε {re.escape(spent)}\b", text)[:-1]
+            assert before, path
+            assert all(words.rstrip().endswith("at least") for words in before), path
+            assert "whatever is still asked" not in text, path
+        assert "ε spent, at least" in text
+        assert "gate, guaranteed" not in text

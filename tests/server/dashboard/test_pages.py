@@ -72,7 +72,7 @@ def test_the_first_page_says_what_is_spent_and_left_for_the_study_and_every_site
     assert "more fit the budget" in text
     for site in facts["sites"]:
         assert site["name"] in text
-        assert site["budget"]["words"] in text
+        assert site["budget"]["words"].replace("ε ", "ε\N{NO-BREAK SPACE}") in text
         assert site["budget"]["epsilon"] <= site["budget"]["budget"]
 
 
@@ -283,8 +283,10 @@ def test_the_planner_advises_nothing_that_is_so_already(epsilon):
 def test_the_study_page_says_who_sees_what_against_whom_in_the_words_that_were_consented_to(reader, collected):
     text = html.unescape(reader.get("/study").text)
     study = collected.workspace.study()
+    said = " ".join(re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", text)).split())
     for line in for_site(study).splitlines()[2:]:
-        assert line.strip().capitalize() in text or line in text, line
+        for words in re.split(" {2,}", line[:26].strip() + "  " + line[26:].strip() if line[25:26] == " " else line):
+            assert words.strip() in said or words.capitalize() in said, line
     assert guess_sentence(study.privacy.protection, study_limit(study)) in text
     assert reader.get("/api/ledger/head").json()["public_key"] in text
     assert "None was issued here yet" in text

@@ -128,7 +128,7 @@ def test_what_went_wrong_is_an_alarm_with_a_remedy(collected, tmp_path):
     view = overview(followed(workspace), now=now())
     said = " ".join(alarm.title for alarm in view.alarms)
     for words in (
-        "Quorum missed: 1 of 3",
+        "Quorum missed: 1 site accepted, 3 are needed",
         "left has 0.1 times the volume",
         "west: 1 code refused",
         "north holds no receipts",

@@ -57,6 +57,10 @@ REPORTS: Mapping[str, Callable[[Path], object]] = {
     "nothing": _text(""),
     "no utf-8": lambda path: path.write_bytes(b"\xff\xfe{}"),
     "surrogates": _text('{"site": "\\ud800"}'),
+    "half a character in an alarm": _with(alarms=["\ud800"]),
+    "half a character in a name": _with(shared={"\udfff": 1}),
+    "an account of a truth": _with(shared={"a": True}),
+    "an amount without end": _text(json.dumps({**REPORT, "shared": {"a": 0}}).replace('{"a": 0}', '{"a": 1e999}')),
 }
 """Files laid in as ``site-reports/north.json``; none of them is a report of the site north."""
 
@@ -82,11 +86,12 @@ LINES: Mapping[str, bytes] = {
     ),
     "a count of 4,000 digits": _event(event="stage-started", stage="collect", total=10**4000),
     "a time in words": _event(event="run-started", run="1", pid=1, resumed=False, time="yesterday"),
-    "a time that is a number": _event(event="run-started", run="1", pid=1, resumed=False, time=5),
     "a time of no zone": _event(event="run-started", run="1", pid=1, resumed=False, time="2026-01-14T09:41:07"),
     "warnings of numbers": _event(
         event="answers-weighed", surprise=1.0, expected=1, chance=0.5, volumes=[], warnings=[1, 2]
     ),
+    "half a character": _event(event="run-failed", run="1", reason="\ud800"),
+    "half a character in a kind": _event(event="\udc00"),
     "a reason of a megabyte": _event(event="run-failed", run="1", reason="x" * 900_000),
     "a line of two megabytes": _event(event="run-failed", run="1", reason="x" * 2_000_000),
     "queries that are a number": _event(event="budget-refused", batch="b", queries=4),
@@ -107,7 +112,7 @@ def _change(sql: str) -> Callable[[Path], None]:
         triggers = connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall()
         for (name,) in triggers:
             connection.execute(f"DROP TRIGGER {name}")
-        connection.execute(sql)
+        connection.executescript(sql)
         connection.commit()
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.close()
@@ -131,6 +136,12 @@ LEDGERS: Mapping[str, Callable[[Path], object]] = {
     "a row gone": _change("DELETE FROM rows WHERE seq = 9"),
     "a body that is a list": _change("UPDATE rows SET body = '[1]' WHERE seq = 9"),
     "a body of brackets": _change(f"UPDATE rows SET body = '{'[' * 100_000}' WHERE seq = 9"),
+    "a body of half a character": _change('UPDATE rows SET body = \'{"batch_id": "\\ud800"}\' WHERE seq = 9'),
+    "bytes in a text": _change("UPDATE rows SET body = CAST(x'ff00fe' AS TEXT) WHERE seq = 9"),
+    "values of other types": _change(
+        "CREATE TABLE loose AS SELECT * FROM rows; DROP TABLE rows; ALTER TABLE loose RENAME TO rows;"
+        "UPDATE rows SET body = x'ff00fe', time_utc = 5, hash = x'00', kind = 1.5 WHERE seq = 9"
+    ),
     "a body of no text": _change("UPDATE rows SET body = '' WHERE seq = 9"),
     "a kind nobody knows": _change("UPDATE rows SET kind = 'gift' WHERE seq = 9"),
     "a time in words": _change("UPDATE rows SET time_utc = 'yesterday' WHERE seq = 9"),
