@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client.data.layouts import LAYOUTS, DatasetSettings, load_names, match_study, open_dataset
+from common.calibration import NOTHING, Reliability
 from common.data.dataset import Case, Dataset
 from common.data.msd import NIFTI_SUFFIXES, case_id
 from common.data.volume import save_label
@@ -29,6 +30,7 @@ from server.study.workspace import Workspace
 @dataclass(frozen=True, slots=True)
 class Predicted:
     """One case's result. ``dice`` and ``hd95_mm`` a structure, empty without a label map; ``problem`` where it failed.
+    ``uncertainty`` is the entropy map's file, ``sure`` how far the answer's confidence can be believed.
 
     nan: the structure is in neither map. Infinite distance: it is in only one of them. ``unlike`` says in what the
     volume is far from all that the student was trained on.
@@ -40,6 +42,8 @@ class Predicted:
     hd95_mm: tuple[float, ...] = ()
     problem: str = ""
     unlike: str = ""
+    uncertainty: str = ""
+    sure: Reliability = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +62,17 @@ def predict_images(
     *,
     labels: Path | None,
     label_map: Path | None,
+    uncertainty: bool = False,
     progress: Callable[[int, int], None],
 ) -> Predictions:
-    """Segment what is at ``images``; label maps and ``scores.json`` go below ``out``. ``progress``: cases done, of."""
+    """Segment what is at ``images``; label maps and ``scores.json`` go below ``out``, with ``uncertainty`` a map of it
+    for each case. ``progress``: cases done, of."""
     bundle = load_model(model)
     settings = DatasetSettings() if label_map is None else load_names(label_map)
     cases, problems = find_cases(images, bundle, labels=labels, settings=settings)
     progress(0, len(cases))
-    results = [*problems, *predict_cases(cases, bundle, out, on_case=lambda done: progress(done, len(cases)))]
+    done = predict_cases(cases, bundle, out, uncertainty=uncertainty, on_case=lambda done: progress(done, len(cases)))
+    results = [*problems, *done]
     facts = to_json(results, bundle)
     (out / "scores.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return Predictions(to_text(results, bundle), facts, sum(bool(result.file) for result in results))
@@ -111,26 +118,34 @@ def _label_of(image: Path, labels: Path | None) -> Path | None:
 
 
 def predict_cases(
-    cases: list[Case], bundle: Bundle, out: Path, *, on_case: Callable[[int], None] = lambda done: None
+    cases: list[Case],
+    bundle: Bundle,
+    out: Path,
+    *,
+    uncertainty: bool = False,
+    on_case: Callable[[int], None] = lambda done: None,
 ) -> list[Predicted]:
     """Predict every case and write its label map; a case that cannot be used is a result with a problem."""
     out.mkdir(parents=True, exist_ok=True)
     results = []
     for number, case in enumerate(cases, start=1):
         try:
-            results.append(_predict(case, bundle, out))
+            results.append(_predict(case, bundle, out, uncertainty=uncertainty))
         except InvalidInput as error:
             results.append(Predicted(case.id, problem=str(error)))
         on_case(number)
     return results
 
 
-def _predict(case: Case, bundle: Bundle, out: Path) -> Predicted:
-    done = predict_native(case, bundle.network, bundle.data, patch=bundle.patch)
-    path = out / f"{case.id}_seg.nii.gz"
+def _predict(case: Case, bundle: Bundle, out: Path, *, uncertainty: bool) -> Predicted:
+    done = predict_native(case, bundle.network, bundle.data, patch=bundle.patch, uncertainty=uncertainty)
+    path, unsure = out / f"{case.id}_seg.nii.gz", ""
     save_label(path, done.label_map, done.volume)
+    if done.uncertainty is not None:
+        unsure = f"{case.id}_uncertainty.nii.gz"
+        save_label(out / unsure, done.uncertainty, done.volume)
     unlike = "" if bundle.inputs is None else bundle.inputs.unlike(done.volume)
-    return Predicted(case.id, path.name, done.dice, done.hd95_mm, unlike=unlike)
+    return Predicted(case.id, path.name, done.dice, done.hd95_mm, unlike=unlike, uncertainty=unsure, sure=done.sure)
 
 
 def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
@@ -139,6 +154,7 @@ def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
     scored = [result for result in results if result.dice]
     names = bundle.data.structures
     columns = list(zip(*(result.dice for result in scored), strict=True))
+    sure = _sure(results)
     return {
         "schema": 1,
         "structures": list(names),
@@ -150,9 +166,12 @@ def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
                 "hd95_mm": [_number(value) for value in result.hd95_mm],
                 "problem": result.problem,
                 "unlike": result.unlike,
+                **({"uncertainty": result.uncertainty} if result.uncertainty else {}),
             }
             for result in results
         ],
+        "ece": _number(sure.error),
+        "reliability": [list(point) for point in sure.points],
         "mean_dice": {name: _number(mean_present(column)) for name, column in zip(names, columns, strict=False)},
     }
 
@@ -166,6 +185,8 @@ def to_text(results: list[Predicted], bundle: Bundle) -> str:
             for name, dice, distance in zip(bundle.data.structures, result.dice, result.hd95_mm, strict=False)
         )
         lines.append(f"{result.case}: {result.problem or '; '.join(filter(None, (result.file, scores)))}")
+    if not math.isnan(error := _sure(results).error):
+        lines.append(f"expected calibration error in voxels of structures: {error:.3f}")
     if far := [result for result in results if result.unlike]:
         lines.append(
             f"warning: {len(far)} of {len(results)} are unlike every public volume the student was trained on; do not "
@@ -173,6 +194,10 @@ def to_text(results: list[Predicted], bundle: Bundle) -> str:
         )
         lines += [f"  {result.case}: {result.unlike}" for result in far]
     return "\n".join(lines)
+
+
+def _sure(results: list[Predicted]) -> Reliability:
+    return sum((result.sure for result in results), NOTHING)
 
 
 def _shown(value: float, form: str) -> str:

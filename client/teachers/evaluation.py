@@ -14,7 +14,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from client.teachers.student import STUDENT_DIR
 from client.training.patient_deal import load_slots
 from client.training.site import scans_by_patient
 from client.training.task import held_out_count
+from common.calibration import NOTHING, Reliability, reliability
 from common.config import DataConfig, load_study
 from common.data.msd import Case, Dataset, Problem
 from common.data.volume import Volume, load_example
@@ -70,6 +71,7 @@ class CaseScore:
     part: str
     dice: tuple[float, ...]
     hd95_mm: tuple[float, ...]
+    sure: Reliability = NOTHING
 
     @property
     def mean_dice(self) -> float:
@@ -81,6 +83,8 @@ class Evaluation:
     """A student's scores at this site; case ids and figures are for the site's own eyes.
 
     ``native``: on each file's own voxels, not on the study's grid. ``missing`` names what could not be compared with.
+    ``reliability``: how far the confidence of the student can be believed, and of each reference, which is counted on
+    cases it was not trained on.
     """
 
     weights: str
@@ -91,6 +95,7 @@ class Evaluation:
     gone: tuple[Gone, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
     missing: tuple[Missing, ...] = ()
+    reliability: Mapping[str, Reliability] = field(default_factory=dict)
 
     @property
     def voxels(self) -> str:
@@ -134,6 +139,10 @@ class Evaluation:
                 for score in self.scores
             ],
             "comparisons": [comparison.to_json() for comparison in self.comparisons],
+            "calibration": {
+                name: {"ece": _number(one.error), "reliability": [list(map(_number, point)) for point in one.points]}
+                for name, one in self.reliability.items()
+            },
             "not_compared": [{"with": missing.name, "reason": missing.reason} for missing in self.missing],
             "alarms": list(self.alarms),
             "problems": [{"case": problem.case, "reason": problem.reason} for problem in self.problems],
@@ -187,7 +196,7 @@ def evaluate(
     student = scores[STUDENT]
     if not student:
         raise InvalidInput("no usable labelled case", value=len(problems), remedy="see `consilium site train` for why")
-    structures = study.data.structures
+    structures, public = study.data.structures, {STUDENT, *(one.name for one in found if one.public)}
     comparisons, told_nothing = _compared(found, scores, structures)
     result = Evaluation(
         bundle.weights,
@@ -198,6 +207,10 @@ def evaluate(
         gone=tuple(gone(structures, [score.dice for score in student])),
         comparisons=tuple(comparisons),
         missing=(*missing, *told_nothing),
+        reliability={
+            name: sum((one.sure for one in each if name in public or one.part != PARTS[0]), NOTHING)
+            for name, each in scores.items()
+        },
     )
     folder = site_dir / "evaluation" / now.strftime("%Y%m%dT%H%M%S.%fZ")
     folder.mkdir(mode=0o700, parents=True)
@@ -235,6 +248,7 @@ def _write(folder: Path, result: Evaluation, *, cases: Mapping[str, Case], bundl
     for name, score in pictures.items():
         picture = _picture(cases[score.case], bundle, title=f"{score.case}: Dice {score.mean_dice:.3f}")
         write_atomically(folder / f"{name}.png", picture, mode=0o600)
+    write_atomically(folder / "reliability.png", reliability_picture(result.reliability), mode=0o600)
     write_atomically(folder / "evaluation.html", _page(facts, list(pictures)).encode(), mode=0o600)
 
 
@@ -274,14 +288,16 @@ def _score(
     if native:
         volume, drawn = load_native(case, data)
         done = {name: on_native(answer(volume.image), volume, drawn, data) for name, answer in answers.items()}
-        return {name: CaseScore(case.id, part, one.dice, one.hd95_mm) for name, one in done.items()}
+        return {name: CaseScore(case.id, part, one.dice, one.hd95_mm, one.sure) for name, one in done.items()}
     example = load_example(case, data)
     truth, members = example.label, data.members
     scores = {}
     for name, answer in answers.items():
-        found = answer(example.volume.image).argmax(axis=0).astype(np.uint8)
+        probabilities = answer(example.volume.image)
+        found = probabilities.argmax(axis=0).astype(np.uint8)
         distances = hd95_mm(found, truth, members, spacing_mm=data.spacing_mm)
-        scores[name] = CaseScore(case.id, part, dice_per_class(found, truth, members), distances)
+        dice, sure = dice_per_class(found, truth, members), reliability(probabilities, truth)
+        scores[name] = CaseScore(case.id, part, dice, distances, sure)
     return scores
 
 
@@ -322,6 +338,22 @@ def _picture(case: Case, bundle: Bundle, *, title: str) -> bytes:
     return stream.getvalue()
 
 
+def reliability_picture(found: Mapping[str, Reliability]) -> bytes:
+    """The reliability diagram: how often an answer is right, over how sure it was; PNG."""
+    figure = Figure(figsize=(4.6, 4.2), layout="constrained")
+    canvas, axes = FigureCanvasAgg(figure), figure.add_subplot()
+    axes.plot([0, 1], [0, 1], color="#8a94a0", linestyle=":", linewidth=1)
+    for name, one in found.items():
+        if one.points:
+            axes.plot(*zip(*one.points, strict=True), marker="o", markersize=3, label=f"{name}: ECE {one.error:.3f}")
+    axes.set(xlabel="confidence", ylabel="share that is right", xlim=(0, 1), ylim=(0, 1))
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=8)
+    stream = io.BytesIO()
+    canvas.print_png(stream)
+    return stream.getvalue()
+
+
 def _number(value: float) -> float | None:
     return round(value, 5) if math.isfinite(value) else None
 
@@ -355,6 +387,10 @@ def table(result: Evaluation) -> str:
         lines.append(f"Dice, {part or 'all'}".ljust(22) + dice + str(mean["cases"]).rjust(width))
     far = result.mean()["hd95_mm"].values()
     lines.append("HD95 in mm, all".ljust(22) + "".join(("-" if d is None else f"{d:.2f}").rjust(width) for d in far))
+    if not math.isnan(result.reliability[STUDENT].error):
+        lines.append(
+            "expected calibration error, voxels of structures".ljust(54) + f"{result.reliability[STUDENT].error:.3f}"
+        )
     lines.append(f"scored on {result.voxels}")
     missed = sum(math.isinf(distance) for score in result.scores for distance in score.hd95_mm)
     if missed:

@@ -24,6 +24,7 @@ from jaxtyping import Float
 
 from client.foreign.declared import has_foreign
 from client.training.task import TRAIN_SCHEMA, voter_directory
+from common.calibration import entropy
 from common.canonical import check_schema, digest
 from common.config import DataConfig, TrainingConfig
 from common.errors import InvalidInput
@@ -207,22 +208,16 @@ def averaged(samples: Iterable[Float[np.ndarray, "k x y z"]]) -> Float[np.ndarra
     """
     each = iter(samples)
     mean, count = next(each).copy(), 1
-    inner = _entropy(mean)
+    inner = entropy(mean)
     for sample in each:
         mean += sample
-        inner += _entropy(sample)
+        inner += entropy(sample)
         count += 1
     mean /= count
     inner /= count
-    unsure = np.clip((_entropy(mean) - inner) / np.log(len(mean)), 0, 1)
+    unsure = np.clip((entropy(mean) - inner) / np.log(len(mean)), 0, 1)
     flat = mean.mean(axis=(1, 2, 3), keepdims=True)
     result: np.ndarray = ((1 - unsure) * mean + unsure * flat).astype(np.float32)
-    return result
-
-
-def _entropy(probabilities: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "x y z"]:
-    """In nats, voxel by voxel."""
-    result: np.ndarray = -sum(p * np.log(np.maximum(p, 1e-30)) for p in probabilities)
     return result
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 
+from common.calibration import NOTHING, Reliability, entropy, reliability
 from common.config import DataConfig
 from common.data.dataset import Case
 from common.data.geometry import voxel_sizes
@@ -18,23 +19,28 @@ from common.models.fit import predict
 
 @dataclass(frozen=True, slots=True)
 class NativePrediction:
-    """``label_map`` on the voxels of ``volume``'s file; the scores, one a structure, are empty where nobody drew it."""
+    """``label_map`` on the voxels of ``volume``'s file; the scores, one a structure, are empty where nobody drew it.
+
+    ``uncertainty``, where it was asked for: entropy over log k, 0 where the network is certain, 1 where it is lost.
+    """
 
     volume: Volume
     label_map: UInt8[np.ndarray, "x y z"]
     dice: tuple[float, ...] = ()
     hd95_mm: tuple[float, ...] = ()
+    sure: Reliability = NOTHING
+    uncertainty: Float[np.ndarray, "x y z"] | None = None
 
 
 def predict_native(
-    case: Case, network: torch.nn.Module, data: DataConfig, *, patch: tuple[int, ...] = ()
+    case: Case, network: torch.nn.Module, data: DataConfig, *, patch: tuple[int, ...] = (), uncertainty: bool = False
 ) -> NativePrediction:
     """Predict on the study's grid and take the probabilities back; HD95 in mm by the file's own voxel sizes.
 
     InvalidInput for a case that cannot be used, in image or label map.
     """
     volume, truth = load_native(case, data)
-    return on_native(predict(network, volume.image, patch=patch), volume, truth, data)
+    return on_native(predict(network, volume.image, patch=patch), volume, truth, data, uncertainty=uncertainty)
 
 
 def load_native(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray, "x y z"] | None]:
@@ -50,15 +56,21 @@ def on_native(
     volume: Volume,
     truth: UInt8[np.ndarray, "i j l"] | None,
     data: DataConfig,
+    *,
+    uncertainty: bool = False,
 ) -> NativePrediction:
     """Probabilities on the study's grid taken to the file's own voxels, and scored there."""
-    found = to_native(probabilities, volume).argmax(axis=0).astype(np.uint8)
+    native = to_native(probabilities, volume)
+    found = native.argmax(axis=0).astype(np.uint8)
+    unsure = (entropy(native) / np.log(len(native))).astype(np.float32) if uncertainty else None
     if truth is None:
-        return NativePrediction(volume, found)
+        return NativePrediction(volume, found, uncertainty=unsure)
     sizes = voxel_sizes(volume.native_affine)
     return NativePrediction(
         volume,
         found,
         dice_per_class(found, truth, data.members),
         hd95_mm(found, truth, data.members, spacing_mm=(float(sizes[0]), float(sizes[1]), float(sizes[2]))),
+        reliability(native, truth),
+        unsure,
     )

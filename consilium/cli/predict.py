@@ -26,6 +26,9 @@ def predict(
         Path | None,
         typer.Option(help="TOML with the tables labels, channels and bids: a dataset's names = the model's."),
     ] = None,
+    uncertainty: Annotated[
+        bool, typer.Option("--uncertainty", help="Also write CASE_uncertainty.nii.gz: 0 certain, 1 nothing known.")
+    ] = False,
     as_json: ResultAsJson = False,
 ) -> None:
     """Segment volumes with a student; write label maps on each file's own voxels; score them where labels are given.
@@ -41,7 +44,9 @@ def predict(
     from consilium.predict import predict_images
 
     with counting("predicting") as on_case:
-        done = predict_images(images, model, out, labels=labels, label_map=label_map, progress=on_case)
+        done = predict_images(
+            images, model, out, labels=labels, label_map=label_map, uncertainty=uncertainty, progress=on_case
+        )
     typer.echo(json.dumps(done.facts, allow_nan=False) if as_json else done.text)
     if not done.used:
         raise InvalidInput("not one file could be used", remedy="see the reasons above")

@@ -22,6 +22,7 @@ from client.training.private.bbb import Prior
 from client.training.private.clipped_sums import silent
 from client.training.private.engine import Strategy, run
 from client.training.private.journal import Journal, TrainingPlan
+from common.calibration import binned
 from common.errors import InvalidInput
 from common.models.checkpoint import load_checkpoint, save_checkpoint
 from common.privacy.gaussian import Sampler, rounded_gaussian
@@ -32,7 +33,6 @@ from consilium.research.private_pca import private_pca
 from consilium.research.recipes import DELTA, RELATION, Cell, Recipe
 
 SAMPLES = 20  # weight samples a DP-BBB prediction averages
-BINS = 15  # of the expected calibration error
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,23 +180,12 @@ def calibration(strategy: MlpBbb, x: torch.Tensor, y: torch.Tensor, *, seed: int
     result = {}
     for name, probabilities in (("sampled", sampled), ("mean", mean)):
         confidence, guess = probabilities.max(dim=1)
-        right = (guess == labels).double()
-        result[f"{name}_accuracy"] = float(right.mean())
-        result[f"{name}_ece"] = expected_calibration_error(confidence.numpy(), right.numpy())
+        right = guess == labels
+        result[f"{name}_accuracy"] = float(right.double().mean())
+        result[f"{name}_ece"] = binned(confidence.numpy(), right.numpy()).error
         chosen = probabilities[torch.arange(len(labels)), labels].clamp_min(1e-12)
         result[f"{name}_nll"] = float(-chosen.log().mean())
     return result
-
-
-def expected_calibration_error(confidence: Float[np.ndarray, "n"], right: Float[np.ndarray, "n"]) -> float:
-    """Σ over equal bins of confidence of share · |accuracy − mean confidence| (Guo et al. 2017)."""
-    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    gaps = [
-        (bins == b).mean() * abs(right[bins == b].mean() - confidence[bins == b].mean())
-        for b in range(BINS)
-        if (bins == b).any()
-    ]
-    return float(np.sum(gaps))
 
 
 class _Held:

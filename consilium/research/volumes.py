@@ -26,6 +26,7 @@ from client.training.private.journal import Journal
 from client.training.private.settings import PrivateSettings, defaults
 from client.training.private.teachers import train_privately
 from client.training.standard import StandardTrainer
+from common.calibration import NOTHING, reliability
 from common.canonical import digest
 from common.config import STUDENT_RECIPE, DataConfig, TrainingConfig
 from common.errors import InvalidInput
@@ -179,14 +180,22 @@ def _trained(cell: VolumeCell, roles: Roles, cache: Path, checkpoint: Path | Non
     posterior = Posterior(tuple(done.deviations.values()), seed=cell.seed)
     networks = tuple(posterior.around(done.model))
     sampled: Answer = lambda image: np.stack([predict(network, image) for network in networks])  # noqa: E731
+    drawn: Answer = lambda image: _mean(sampled(image))  # noqa: E731
     answers = [sampled(image) for image in roles.held_out.images]
     facts["code_length"] = [
         statistics.fmean(float(np.linalg.norm(codec.encode(each(samples)))) for samples in answers)
         for each in (averaged, _mean)
     ]
-    facts["mean_network"] = scores(lambda image: predict(done.model, image), roles.held_out)["score"]
-    facts["mean_of_samples"] = scores(lambda image: _mean(sampled(image)), roles.held_out)["score"]
+    for name, plain in (("mean_network", lambda image: predict(done.model, image)), ("mean_of_samples", drawn)):
+        found = scores(plain, roles.held_out)
+        facts |= {name: found["score"], f"{name}_ece": found["ece"], f"{name}_reliability": found["reliability"]}
     return lambda image: averaged(sampled(image)), facts
+
+
+def _errors(row: dict[str, Any]) -> str:
+    if "mean_network_ece" not in row:
+        return ""
+    return f" (ECE {row['mean_network_ece']:.4f} and {row['mean_of_samples_ece']:.4f})"
 
 
 def _mean(samples: Float[np.ndarray, "s k x y z"]) -> Float[np.ndarray, "k x y z"]:
@@ -195,16 +204,20 @@ def _mean(samples: Float[np.ndarray, "s k x y z"]) -> Float[np.ndarray, "k x y z
 
 
 def scores(answer: Answer, cases: Cases) -> dict[str, Any]:
-    """Dice: ``score`` is the mean of the structures' means over cases, ``cases`` the mean over structures of each."""
-    each = [
-        dice_per_class(answer(image).argmax(axis=0).astype(np.uint8), label, len(DATA.labels))
-        for image, label in zip(cases.images, cases.labels, strict=True)
-    ]
+    """Dice: ``score`` is the mean of the structures' means over cases, ``cases`` the mean over structures of each.
+    ``ece``, ``reliability``: of the voxels of a structure in either map, over all cases."""
+    each, sure = [], NOTHING
+    for image, label in zip(cases.images, cases.labels, strict=True):
+        probabilities = answer(image)
+        each.append(dice_per_class(probabilities.argmax(axis=0).astype(np.uint8), label, len(DATA.labels)))
+        sure += reliability(probabilities, label)
     structures = [mean_present(values) for values in zip(*each, strict=True)]
     return {
         "score": statistics.fmean(structures),
         "structures": structures,
         "cases": [round(mean_present(values), 4) for values in each],
+        "ece": sure.error,
+        "reliability": [list(point) for point in sure.points],
     }
 
 
@@ -235,7 +248,7 @@ def volume_rows(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         for key in ("noise_multiplier", "relation", "replace_one_epsilon"):
             if key in first:
                 row[key] = first[key]
-        for key in ("mean_network", "mean_of_samples"):
+        for key in ("ece", "mean_network", "mean_of_samples", "mean_network_ece", "mean_of_samples_ece"):
             if key in first:
                 row[key] = statistics.fmean(member[key] for member in members.values())
         if "code_length" in first:
@@ -259,8 +272,8 @@ def volume_markdown(rows: list[dict[str, Any]]) -> list[str]:
         "",
         "unit patient, relation add-remove, Poisson sampling, PLD accountant; `-random`: not from the public start",
         "",
-        "| method | ε | δ | z | Dice | anterior, posterior | over dp-sgd | seeds |",
-        "|---|---|---|---|---|---|---|---|",
+        "| method | ε | δ | z | Dice | anterior, posterior | over dp-sgd | ECE | seeds |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     order = sorted(rows, key=lambda r: (r["epsilon"] is not None, r["method"], r["delta"] or 0))
     for row in order:
@@ -270,7 +283,8 @@ def volume_markdown(rows: list[dict[str, Any]]) -> list[str]:
         spread = "" if row["sd"] is None else f" ± {row['sd']:.4f}"
         structures = ", ".join(f"{value:.3f}" for value in row["structures"])
         gap = "–" if row["over_dp_sgd"] is None else f"{row['over_dp_sgd']:+.4f}"
-        columns = (row["method"], *at, f"{row['mean']:.4f}{spread}", structures, gap, row["seeds"])
+        error = f"{row['ece']:.3f}" if "ece" in row else "–"  # a cell of before has none
+        columns = (row["method"], *at, f"{row['mean']:.4f}{spread}", structures, gap, error, row["seeds"])
         lines.append(f"| {' | '.join(map(str, columns))} |")
     lines.append("")
     for row in order:
@@ -278,7 +292,7 @@ def volume_markdown(rows: list[dict[str, Any]]) -> list[str]:
             shorter, plain = row["code_length"]
             lines.append(
                 f"{row['method']} at δ {delta_text(row['delta'])}: mean network {row['mean_network']:.4f}, mean of "
-                f"samples {row['mean_of_samples']:.4f}; length of the code {plain:.4f}, shortened by disagreement "
-                f"{shorter:.4f}"
+                f"samples {row['mean_of_samples']:.4f}{_errors(row)}; length of the code {plain:.4f}, shortened "
+                f"by disagreement {shorter:.4f}"
             )
     return [*lines, ""]

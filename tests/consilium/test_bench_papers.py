@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from common.calibration import binned
 from common.errors import InvalidInput
 from common.privacy.training import epsilon_of
 from consilium.cli.bench import app
@@ -16,7 +17,6 @@ from consilium.research import cells
 from consilium.research.cells import (
     _in_fixed_batches,
     event_of,
-    expected_calibration_error,
 )
 from consilium.research.papers import _stored, figure1, figure3, markdown, papers, table
 from consilium.research.recipes import DELTA, PUBLISHED, RELATION, all_cells
@@ -122,7 +122,7 @@ def test_second_order_three_partitions_and_analytic_bounds_are_reached_by_the_co
     (row,) = [row for row in made.rows if row["mean"] is not None]
     assert row["recipe"]["order"] == 2
     assert row["method"].startswith("dp-mac[")
-    assert 0 < row["mean"] <= 1
+    assert 0 <= row["mean"] <= 1  # 0 too: the noise is the operating system's, two epochs are few
     assert row["true_epsilon"] <= 8
 
 
@@ -175,9 +175,9 @@ def test_a_cell_that_is_stopped_goes_on_at_its_last_epoch(
 
 
 def test_a_confident_guesser_who_is_right_half_the_time_is_half_off() -> None:
-    right = np.array([1.0, 0.0] * 50)
-    assert expected_calibration_error(np.full(100, 0.99), right) == pytest.approx(0.49)
-    assert expected_calibration_error(np.full(100, 0.5), right) == pytest.approx(0)
+    right = np.array([True, False] * 50)
+    assert binned(np.full(100, 0.99), right).error == pytest.approx(0.49)
+    assert binned(np.full(100, 0.5), right).error == pytest.approx(0)
 
 
 def test_cells_without_privacy_claim_none() -> None:

@@ -28,7 +28,7 @@ SMALL = (2, 2, 2)
 def result(method: str, seed: int, cases: list[float], **more: object) -> dict[str, object]:
     cell = next(c for c in volume_cells(3) if (c.name, c.seed) == (method, seed) and c.delta in (None, 1e-5))
     score = float(np.mean(cases))
-    facts = {"score": score, "structures": [score, score], "cases": cases}
+    facts = {"score": score, "structures": [score, score], "cases": cases, "ece": 0.12}
     return {"cell": cell.to_json(), "noise_multiplier": 2.0, **facts, **more}
 
 
@@ -67,8 +67,8 @@ def test_the_gap_to_dp_sgd_is_paired_by_seed_and_case() -> None:
     sgd = next(row for row in rows if row["method"] == "dp-sgd")
     assert (sgd["seeds"], sgd["mean"]) == (2, pytest.approx(0.725))
     text = "\n".join(volume_markdown(rows))
-    assert "| dp-sgd | 8 | 1e-05 | 2.000 | 0.7250 ± 0.0354 | 0.725, 0.725 | +0.0000 | 2 |" in text
-    assert "| public-start | ∞ | – | – | 0.6000 | 0.600, 0.600 | – | 1 |" in text
+    assert "| dp-sgd | 8 | 1e-05 | 2.000 | 0.7250 ± 0.0354 | 0.725, 0.725 | +0.0000 | 0.120 | 2 |" in text
+    assert "| public-start | ∞ | – | – | 0.6000 | 0.600, 0.600 | – | 0.120 | 1 |" in text
 
 
 def test_dice_is_the_mean_of_the_structures_means() -> None:

@@ -27,6 +27,7 @@ from client.policy import load_site
 from client.teachers.evaluation import evaluate
 from client.teachers.student import check_statement, pull
 from common.bundle_archive import from_archive, to_archive
+from common.calibration import NOTHING, reliability
 from common.canonical import sha256_bytes, sha256_file
 from common.config import Study, render_study
 from common.data.msd import Case, write_dataset
@@ -331,6 +332,12 @@ def test_scores_are_those_of_the_labels_and_a_bad_case_is_counted(
     assert written["all"]["cases"] == 3
     assert written["all"]["mean_dice"] == pytest.approx(np.mean([s.mean_dice for s in result.scores]), abs=1e-5)
     assert (folder / "cases.csv").read_text().splitlines()[2].startswith("c1,not used,1,")
+    sure = sum(
+        (reliability(fixed, ball((4, 4, 3 + i % 2), 2.0)) for i in range(3)),
+        NOTHING,
+    )
+    assert written["calibration"]["the student"]["ece"] == pytest.approx(sure.error, abs=1e-5)
+    assert sure.error > 0.05  # two of three balls lie elsewhere
 
 
 def test_native_scores_are_on_each_files_own_voxels_in_its_own_millimetres(
@@ -377,7 +384,7 @@ def test_figures_stay_below_the_sites_directory_for_its_owner_alone_and_nothing_
     assert "they stay at this site" in done.stdout
     (folder,) = (path for path in (pulled / "evaluation").iterdir() if str(path) in done.stdout)
     files = {path.name for path in folder.iterdir()}
-    assert files == {"evaluation.html", "evaluation.json", "cases.csv", "best.png", "worst.png"}
+    assert files == {"evaluation.html", "evaluation.json", "cases.csv", "best.png", "worst.png", "reliability.png"}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 

@@ -10,6 +10,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from nibabel.orientations import axcodes2ornt, ornt_transform
+from scipy.ndimage import binary_dilation, binary_erosion
 from typer.testing import CliRunner
 
 from common.config import DataConfig, PrivacyConfig, Study, TrainingConfig
@@ -113,6 +114,24 @@ def test_label_maps_lie_on_each_files_own_voxels_and_left_stays_left(bundle: Pat
         np.testing.assert_allclose(by_name[f"doe-{seed}"]["dice"], dice, atol=1e-6)
         places = {v: nib.affines.apply_affine(found.affine, np.argwhere(p == v)).mean(axis=0)[0] for v in (1, 2)}
         assert places[1] < places[2] - 4  # 1 lies towards the patient's left
+
+
+def test_an_uncertainty_map_lies_on_the_files_voxels_and_is_largest_where_structures_end(
+    bundle: Path, scans: Path, tmp_path: Path
+) -> None:
+    given = (scans / "images/doe-12.nii.gz", "--model", bundle, "--labels", scans / "labels")
+    facts = json.loads(run(*given, "--out", tmp_path, "--uncertainty", "--json"))
+    found, drawn = (nib.load(tmp_path / f"doe-12_{what}.nii.gz") for what in ("uncertainty", "seg"))
+    np.testing.assert_allclose(found.affine, drawn.affine)
+    unsure, labels = (np.asarray(image.dataobj) for image in (found, drawn))
+    assert unsure.shape == labels.shape
+    assert 0 <= unsure.min() <= unsure.max() <= 1
+    edge = binary_dilation(labels > 0) & ~binary_erosion(labels > 0)
+    assert unsure[edge].mean() > 3 * unsure[~edge].mean()
+    assert facts["cases"][0]["uncertainty"] == "doe-12_uncertainty.nii.gz"
+    assert 0 < facts["ece"] < 0.5
+    assert "expected calibration error" in run(*given, "--out", tmp_path / "plain")
+    assert not (tmp_path / "plain" / "doe-12_uncertainty.nii.gz").exists()
 
 
 def test_one_file_and_one_label_map_do_too_and_the_text_names_every_structure(
