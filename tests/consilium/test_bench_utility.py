@@ -17,6 +17,7 @@ from scipy import stats
 
 from common.config import DataConfig, TrainingConfig
 from common.data.synthetic import write_phantoms
+from common.data.volume import volume_from_bytes
 from common.errors import InvalidInput
 from common.intervals import mean_interval
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
@@ -130,6 +131,14 @@ def test_looks_are_asked_for_with_their_own_controls_and_a_student_without_noise
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("normalisation", ["volume", "nonzero"])
+def test_labels_of_looks_are_made_of_the_images_that_the_looks_are_of(tmp_path: Path, normalisation: str) -> None:
+    """A study's grid may cut a volume that was normalised whole: what it holds has another mean and spread."""
+    data = replace(DATA, normalisation=normalisation, channels=("T1", "FLAIR"))
+    cut = np.random.default_rng(0).normal([[[[0.4]]], [[[-0.2]]]], 1.3, (2, *data.grid)).astype(np.float32)
+    np.testing.assert_allclose(volume_from_bytes(shared._file(cut, data), data).image, cut, atol=1e-5)
+
+
 def test_dp_sgd_on_pooled_patients_is_run_only_when_asked_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
