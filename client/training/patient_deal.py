@@ -150,13 +150,14 @@ def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | 
     """The slots stored at ``path``, extended by patients that are new; dealt and stored at the first call.
 
     ``seed`` decides the deal and is for synthetic data alone, which the caller answers for; None deals at random.
-    Raises InvalidInput for fewer patients than voters at the first deal, and for another seed or number of voters than
-    stored, since dealing again would put a patient into two voters' released answers.
+    Of fewer patients than voters some voters get none and send the zero code. Raises InvalidInput for nobody at the
+    first deal, and for another seed or number of voters than stored, since dealing again would put a patient into two
+    voters' released answers.
     """
     listed = sorted(set(listed))
     before = load_slots(path) if path.exists() else None
-    if before is None and len(listed) < voters:
-        raise InvalidInput("patients for training", value=len(listed), limit=f"at least one for {voters} voters")
+    if before is None and not listed:
+        raise InvalidInput("patients for training", value=0, limit="at least one")
     if before is not None and before.voters != voters:
         raise InvalidInput(
             "voters per site", value=voters, limit=f"the {before.voters} dealt before", remedy=ANOTHER_DIRECTORY

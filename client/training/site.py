@@ -82,13 +82,16 @@ def plan_site(
     this many voters, ``slots.json`` beside the teachers unless given; ``withdrawn``: patients who left the pool, whom
     no deal takes in any more. The caller holds the locks (:func:`client.training.lock.writing`) of both places.
     Raises InvalidInput for a dataset of other labels or channels, an unknown trainer, a start that is not this
-    network's weights, a seed for patients, fewer patients than voters, and a scan that its table gives to another
-    patient than before: all of it is decided by what a person wrote, none of it by what a scan holds.
+    network's weights, a seed for patients, nobody (for a private training, fewer patients than voters), and a scan that
+    its table gives to another patient than before: all of it is decided by what a person wrote, none of it by what a
+    scan holds.
     """
     _check_plan(dataset, data=data, recipe=recipe, trainer=trainer, start=start, seed=seed)
     scans = {patient: ids for patient, ids in scans_by_patient(dataset).items() if patient not in withdrawn}
     slots = load_or_deal(slots_file or teachers / "slots.json", scans, voters=voters, seed=seed)
     _refuse_regrouped(scans, slots)
+    if private is not None and len(slots.order) < voters:
+        raise InvalidInput("patients for private training", value=len(slots.order), limit=f"one for {voters} voters")
     tasks = []
     for voter in range(voters):
         patients = tuple((name, scans.get(name, (name,))) for name in slots.part(voter) if not slots.is_empty(name))

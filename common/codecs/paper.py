@@ -135,11 +135,12 @@ def paper_radius(*, labels: int, grid: Sequence[int]) -> float:
     return math.sqrt(labels * math.prod(grid)) / 2
 
 
-def codec_terms(name: str, *, labels: int, grid: Sequence[int], joint: bool = False) -> CodecConfig:
-    """A codec's settings where only its name is chosen: the defaults, and for ``paper-pca`` its only radius."""
-    if name == PaperPcaCodec.name:
-        return CodecConfig(name=name, radius=paper_radius(labels=labels, grid=grid), joint=joint)
-    return CodecConfig(name=name, joint=joint)
+def codec_terms(name: str, *, labels: int, grid: Sequence[int], protocol: str = "per-volume") -> CodecConfig:
+    """A codec's settings where its name and the ``protocol`` are chosen: the defaults, and for ``paper-pca`` its only
+    radius."""
+    radius = paper_radius(labels=labels, grid=grid) if name == PaperPcaCodec.name else 1.0
+    other = "" if protocol in ("per-volume", "joint") else protocol
+    return CodecConfig(name=name, radius=radius, joint=protocol == "joint", protocol=other)
 
 
 def _check_radius(radius: float, *, numbers: int) -> None:

@@ -354,13 +354,13 @@ def _study_data(source: Source, *, grid: str, spacing: str) -> DataConfig:
 def _planned_recipe(source: Source, data: DataConfig, *, paired: int) -> Recipe:
     """The planner's for the first seed's public label maps."""
     from common.data.volume import load_label
-    from server.planning.public_shapes import LEAST_MAPS, public_shapes
+    from server.planning.public_shapes import LEAST_MAPS, mean_shape_dice
     from server.planning.recommend import protocol_for
 
     maps = [case.label for case in source.split(source.read(), seed=0).label_maps if case.label is not None]
     if paired or len(maps) < LEAST_MAPS:
         return Recipe.JOINT
-    return Recipe(protocol_for(public_shapes([load_label(each, data) for each in maps], labels=len(data.labels))))
+    return Recipe(protocol_for(mean_shape_dice([load_label(each, data) for each in maps], labels=len(data.labels))))
 
 
 def _planned_voters(patients: Sequence[int], budget: Budget, unit: Unit) -> int:

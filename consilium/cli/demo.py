@@ -56,14 +56,8 @@ def demo(
     colluders: options.Colluders = 1,
     spare_draws: options.SpareDraws = 0,
     codec: options.Codec = "pca",
-    joint: Annotated[
-        bool | None,
-        typer.Option(
-            "--joint/--no-joint",
-            help="Ask about all volumes together, in four rounds, or in one release each [as public maps advise].",
-            **options.PLAIN,
-        ),
-    ] = None,
+    joint: options.Jointly = None,
+    paired: options.Paired = 0,
     strategy: Strategy = "standard",
     training_epsilon: Annotated[
         float, typer.Option(help="ε a private training may cost each patient, at the study's δ and relation.")
@@ -96,6 +90,7 @@ def demo(
         spare_draws=spare_draws,
         codec=codec,
         joint=joint,
+        paired=paired,
         strategy=strategy,
         training_epsilon=training_epsilon,
         seed=seed,

@@ -46,6 +46,17 @@ Codec = Annotated[str, typer.Option("--codec", help="Codec: pca, ball-ae or pape
 PLAIN: dict[str, Any] = {"show_default": False}
 """Where the help text says the default, in the same words as for the others."""
 
+Jointly = Annotated[
+    bool | None,
+    typer.Option(
+        "--joint/--no-joint",
+        help="Ask where structures are in all public volumes together, in four rounds, or in one release each "
+        "[with pca rounds, about where or what they look like, as the public label maps suit].",
+        **PLAIN,
+    ),
+]
+Paired = Annotated[int, typer.Option("--paired", help="Public cases that keep their label maps (joint).")]
+
 
 def names(text: str) -> tuple[str, ...]:
     """Names separated by commas; none of an empty text."""

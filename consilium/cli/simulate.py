@@ -48,12 +48,8 @@ def simulate(
     aggregation: options.Aggregation = None,
     colluders: options.Colluders = 1,
     codec: options.Codec = "pca",
-    joint: Annotated[
-        bool | None,
-        typer.Option(
-            "--joint/--no-joint", help="Ask about all volumes together [as public maps advise].", **options.PLAIN
-        ),
-    ] = None,
+    joint: options.Jointly = None,
+    paired: options.Paired = 0,
     teacher_steps: Annotated[
         int | None, typer.Option(help="Training steps of a teacher [the recipe's].", min=1, **options.PLAIN)
     ] = None,
@@ -91,6 +87,7 @@ def simulate(
         colluders=colluders,
         codec=codec,
         joint=joint,
+        paired=paired,
         seed=seed,
         data=None if data is None else str(data.absolute()),
         simulated=True,

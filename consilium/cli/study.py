@@ -66,6 +66,12 @@ def init(
             help="Another way to ask, by name: appearance, about what structures look like, in --queries rounds."
         ),
     ] = "",
+    label_maps: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of public label maps: they say which of the two suits the task, in --queries rounds."
+        ),
+    ] = None,
     paired: Annotated[
         int, typer.Option(help="Public volumes with label maps that start, student and controls learn from (joint).")
     ] = 0,
@@ -79,6 +85,7 @@ def init(
     from common.codecs.paper import codec_terms
     from common.protocols.base import halves
 
+    asked = _asked(joint=joint, protocol=protocol, label_maps=label_maps, paired=paired)
     study = Study(
         name=name,
         data=DataConfig(
@@ -101,14 +108,29 @@ def init(
         ),
         codec=replace(
             codec_terms(
-                codec, labels=len(labels.split(",")), grid=options.triple(grid, int, what="--grid"), joint=joint
+                codec, labels=len(labels.split(",")), grid=options.triple(grid, int, what="--grid"), protocol=asked
             ),
             paired=paired,
-            protocol=protocol,
         ),
     )
     halves(study)  # refuses a protocol that nobody registered
     _create(directory, study, ledger=ledger, standing=standing)
+
+
+def _asked(*, joint: bool, protocol: str, label_maps: Path | None, paired: int) -> str:
+    """The protocol's name, as said or as the planner chooses it by public label maps."""
+    from server.planning.public_shapes import mean_shape_dice, read_maps
+    from server.planning.recommend import protocol_for
+
+    if sum(map(bool, (joint, protocol, label_maps))) > 1:
+        raise InvalidInput("--joint, --protocol, --label-maps", limit="one of them: each says how to ask")
+    if label_maps is None:
+        return "joint" if joint else protocol or "per-volume"
+    maps, count = read_maps(label_maps)
+    found = mean_shape_dice(maps, labels=count)
+    asked = protocol_for(found, paired=paired)
+    typer.echo(f"asked by the protocol {asked}: these maps' mean shape has Dice {found:.2f}")
+    return asked
 
 
 @study_app.command("template")

@@ -5,13 +5,14 @@ Reads every party's data, as no party of a real study can. Nothing computed here
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from client.site.enrolment import site_status
 from client.teachers.teacher import Teachers
@@ -35,15 +36,22 @@ from consilium.reports.report_facts import DaemonFact, DiceScore, NamedScore, Pr
 from consilium.reports.report_pictures import Picture
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Ledger
-from server.postprocess.labels import read_released
+from server.postprocess.labels import Released, read_released
 from server.postprocess.scores import STUDENT, kept_scores
 from server.postprocess.student import load_student
+from server.protocols.base import protocol_of
 from server.protocols.controls import CONTROLS
 from server.protocols.student import Score, score
 from server.study.consent_text import rosters
 from server.study.workspace import Workspace
 
 PICTURES = 2
+STEPS = {
+    "nobody asked": "before anybody was asked",
+    "teachers": "all teachers, without noise",
+    "pseudo-label": "label after the noise",
+    "student": "the student",
+}
 
 
 def report_facts(
@@ -68,8 +76,9 @@ def report_facts(
     scores = {name: _dice(one) for name, one in kept_scores(workspace).items()}
     student = load_student(study, workspace.student_dir)
     predictions = [_hard(predict(student, image)) for image in images[:PICTURES]]
+    released = read_released(workspace)
     public = _public_truths(places, study, dataset_of(source, options))
-    labels = read_released(workspace).labels()
+    labels = released.labels()
     told = [volume for volume in labels if volume in public]
     decoded = _score([_hard(labels[v]) for v in told], [public[v] for v in told], members) if told else None
     with Ledger.open(workspace.ledger_file) as ledger:
@@ -93,7 +102,10 @@ def report_facts(
         releases=rosters(answers),
         seconds=seconds,
         run_seconds=_stage_seconds(workspace),
-        pictures=tuple(_pictures(study, places, images, truths, predictions, public, labels)),
+        pictures=(
+            *_public_pictures(places, released, student, public),
+            *_test_pictures(images, truths, predictions),
+        ),
         ledger_head=head.hash,
         ledger_rows=rows,
         version=__version__,
@@ -207,25 +219,39 @@ def _public_truths(places: Places, study: Study, dataset: Dataset) -> dict[str, 
     return truths
 
 
-def _pictures(
-    study: Study,
-    places: Places,
-    images: Sequence[np.ndarray],
-    truths: Sequence[np.ndarray],
-    predictions: Sequence[np.ndarray],
-    public: Mapping[str, np.ndarray],
-    labels: Mapping[str, np.ndarray],
-) -> list[Picture]:
+def _public_pictures(
+    places: Places, released: Released, student: torch.nn.Module, truths: Mapping[str, np.ndarray]
+) -> Iterator[Picture]:
+    """A few public volumes step by step: before anybody was asked, by all teachers, after the noise, by the student."""
     from common.data.volume import volume_from_bytes
 
-    pictures = []
-    for volume in list(labels)[:PICTURES]:
-        image = volume_from_bytes(places.workspace.objects.get(volume), study.data).image[0]
-        outlines = {"pseudo-label": _hard(labels[volume])}
-        if volume in public:
-            outlines["truth"] = public[volume]
-        pictures.append(Picture(title=f"public volume {volume[:8]}", kind="public", image=image, outlines=outlines))
+    study, labels = released.public.study, released.labels()
+    asked = {one.volume: one.centre for one in protocol_of(study).standings(released.public, released.answers, draws=1)}
+    for volume in [each for each in labels if each in asked][:PICTURES]:
+        image = volume_from_bytes(places.workspace.objects.get(volume), study.data).image
+        steps = {
+            "nobody asked": asked[volume],
+            "teachers": _hard(_votes(places, image)),
+            "pseudo-label": _hard(labels[volume]),
+            "student": _hard(predict(student, image)),
+        }
+        known = {"truth": truths[volume]} if volume in truths else {}
+        for name, found in steps.items():
+            yield Picture(f"public volume {volume[:8]}: {STEPS[name]}", "public", image[0], {**known, name: found})
+
+
+def _votes(places: Places, image: np.ndarray) -> np.ndarray:
+    """The sum of all teachers' probabilities."""
+    total: np.ndarray = np.zeros(1)
+    for site in sorted(site.name for site in places.workspace.sites()):
+        for found in Teachers.load(places.sites / site / "teachers").predict(image):
+            total = total if found is None else total + found
+    return total
+
+
+def _test_pictures(
+    images: Sequence[np.ndarray], truths: Sequence[np.ndarray], predictions: Sequence[np.ndarray]
+) -> Iterator[Picture]:
     for index, prediction in enumerate(predictions):
         outlines = {"truth": truths[index], "student": prediction}
-        pictures.append(Picture(title=f"test case {index + 1}", kind="test", image=images[index][0], outlines=outlines))
-    return pictures
+        yield Picture(f"test case {index + 1}", "test", images[index][0], outlines)

@@ -19,7 +19,8 @@ class DemoOptions:
     phantoms, ``labels`` and ``channels`` its names where it has none. ``simulated``: without daemons, and called so.
 
     None stands for what the data says (``hospitals``, ``queries``: public volumes) or the planner recommends
-    (``voters`` a site, ``joint``). ``strategy`` trains the teachers; a private one may cost each patient
+    (``voters`` a site; ``joint``: how to ask, by the public label maps). ``paired``: public cases that keep their label
+    maps. ``strategy`` trains the teachers; a private one may cost each patient
     ``training_epsilon`` at the study's δ.
     """
 
@@ -36,6 +37,7 @@ class DemoOptions:
     spare_draws: int = 0
     codec: str = "pca"
     joint: bool | None = None
+    paired: int = 0
     seed: int = 0
     data: str | None = None
     strategy: str = "standard"
@@ -51,19 +53,15 @@ class DemoOptions:
     def __post_init__(self) -> None:
         if self.hospitals is not None and not 1 <= self.hospitals <= 64:
             raise InvalidInput("--hospitals", value=self.hospitals, limit="1 to 64")
-        self.private()
+        self.private(begun=False)
 
-    @property
-    def asks_jointly(self) -> bool:
-        """In rounds about all volumes, as the planner recommends, with the one codec that such queries can have."""
-        return self.codec == "pca" if self.joint is None else self.joint
-
-    def private(self) -> PrivateSettings | None:
-        """What each patient pays for its teacher, None for teachers without a guarantee of their own."""
+    def private(self, *, begun: bool) -> PrivateSettings | None:
+        """What each patient pays for its teacher, which may have ``begun`` from a public start; None for teachers
+        without a guarantee of their own."""
         if self.strategy == "standard":
             return None
         same = Neighbours.REPLACE_ONE if self.relation == Neighbours.REPLACE_ONE else Neighbours.ADD_REMOVE
-        recipe = defaults(self.strategy, epsilon=self.training_epsilon, delta=self.delta, begun=self.asks_jointly)
+        recipe = defaults(self.strategy, epsilon=self.training_epsilon, delta=self.delta, begun=begun)
         return replace(recipe, neighbours=same)
 
 

@@ -47,7 +47,7 @@ from consilium.demo.simulation import simulate
 from consilium.demo.training import train_all
 from consilium.reports.report_facts import SIMULATION
 from server.operations.supervisor import OnEvent, supervise
-from server.planning.public_shapes import LEAST_MAPS, read_shapes
+from server.planning.public_shapes import LEAST_MAPS, mean_shape_dice, read_maps
 from server.planning.recommend import protocol_for, recommend
 from server.study import create_study as setup
 
@@ -66,8 +66,10 @@ PHANTOM_RECIPE = (
     TrainingConfig(steps=60, batch_size=1),
     TrainingConfig(steps=280, batch_size=1, learning_rate=5e-3),
 )
-JOINT_TEACHER = TrainingConfig(steps=150, learning_rate=5e-3)
-"""Teachers that begin from a public start need half the steps."""
+BEGUN_TEACHER = TrainingConfig(steps=150, learning_rate=5e-3)
+"""Teachers that begin from a public start need half the steps, and so do those that say what structures look like."""
+MOST_VOXELS = 1 << 16
+"""Of the grid of a demo on other data: it takes minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
         study = _study(places, options, watch)
     names = sorted(path.name for path in (places.split / "sites").iterdir() if path.is_dir())
     sites = write_sites(places.workspace, places.sites, names=names, data=places.split / "sites")
-    private = options.private()
+    private = options.private(begun=study.codec.joint)
     steps = study.teacher.steps if private is None else private.steps
     with seconds.stage("teachers", total=steps * study.privacy.voters_per_site * len(names)):
         train_all(
@@ -177,6 +179,7 @@ def _counts(dataset: Dataset, options: DemoOptions) -> SplitCounts:
         hospitals=options.hospitals or (None if named else HOSPITALS),
         public_images=options.queries or min(30, max(8, cases // 5)),
         label_maps=options.label_maps or max(8, cases // 8),
+        paired=options.paired,
         validation=max(2, cases // 20),
         test=max(4, cases // 6),
     )
@@ -185,7 +188,9 @@ def _counts(dataset: Dataset, options: DemoOptions) -> SplitCounts:
 def _phantoms(places: Places, options: DemoOptions) -> tuple[Dataset, Split]:
     """The hospitals' phantoms, dealt; the public label maps are of others, and drawn by the atlas's rule."""
     hospitals = options.hospitals or HOSPITALS
-    counts = SplitCounts(public_images=options.queries or VOLUMES, label_maps=0, validation=3, test=15)
+    counts = SplitCounts(
+        public_images=options.queries or VOLUMES, label_maps=0, paired=options.paired, validation=3, test=15
+    )
     total = PATIENTS * hospitals + counts.set_aside
     for directory, cases, first, drawing in (
         (places.source, total, 0, CLINIC),
@@ -207,7 +212,8 @@ def _study(places: Places, options: DemoOptions, watch: Watch) -> Study:
     if not workspace.study_file.exists():
         setup.create_study(workspace, terms(options, places, maps, patients))
     if not (workspace.root / "public.json").exists():
-        setup.publish_volumes(workspace, sorted((places.split / "public" / "images").glob("*.nii.gz")))
+        pairs = read_dataset(places.split / "public" / "paired") if options.paired else None
+        setup.publish_volumes(workspace, sorted((places.split / "public" / "images").glob("*.nii.gz")), paired=pairs)
     if not workspace.validation():
         setup.publish_validation(workspace, read_dataset(places.split / "test"))
     if not (workspace.root / "codec.json").exists():
@@ -220,17 +226,19 @@ def _study(places: Places, options: DemoOptions, watch: Watch) -> Study:
 
 def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: Sequence[int]) -> Study:
     """The study for sites with so many patients: by its options, and where they say nothing as the planner says."""
-    protocol = _protocol(options, maps)
-    joint = protocol == "joint"
     if options.data:
-        dataset, (spacing, grid) = read_dataset(places.split / "test"), choose_both(maps)
+        dataset, (spacing, grid) = read_dataset(places.split / "test"), choose_both(maps, most=MOST_VOXELS)
         data = DataConfig(labels=dataset.labels, channels=dataset.channels, spacing_mm=spacing, grid=grid)
-        teacher, student = JOINT_TEACHER if joint else TrainingConfig(), STUDENT_RECIPE
+        teacher, student = BEGUN_TEACHER, STUDENT_RECIPE
     else:
         data, (teacher, student) = PHANTOM_DATA, PHANTOM_RECIPE
-    codec = codec_terms(options.codec, labels=len(data.labels), grid=data.grid, joint=joint)
-    codec = replace(codec, protocol=protocol if protocol == "appearance" else "")
-    if options.data is None and joint:
+    protocol = _protocol(options, maps)
+    rounds = protocol != "per-volume"
+    if options.data and not rounds:
+        teacher = TrainingConfig()
+    codec = codec_terms(options.codec, labels=len(data.labels), grid=data.grid, protocol=protocol)
+    codec = replace(codec, paired=options.paired)
+    if options.data is None and rounds:
         codec = replace(codec, max_dimension=48, augmentations=120)
     aggregation = options.aggregation or usual_aggregation(len(patients))
     least = options.colluders + HONEST_SITES if aggregation == SEALED_SUM else 1  # a smaller roster would hide nobody
@@ -240,7 +248,7 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
     privacy = PrivacyConfig(
         epsilon=options.epsilon,
         delta=options.delta,
-        planned_queries=JOINT_ROUNDS if protocol != "per-volume" else options.queries or VOLUMES,
+        planned_queries=JOINT_ROUNDS if rounds else options.queries or VOLUMES,
         quorum=quorum,
         accountant=options.accountant,  # type: ignore[arg-type]  # PrivacyConfig parses it
         relation=options.relation,  # type: ignore[arg-type]
@@ -259,7 +267,7 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
             patients=median_low(patients),
             colluders=privacy.colluders if privacy.sealed else None,
         )
-        privacy = replace(privacy, voters_per_site=min(advised.voters, *patients))  # no voter without a patient
+        privacy = replace(privacy, voters_per_site=advised.voters)
     teacher, student = (
         replace(teacher, steps=options.teacher_steps or teacher.steps),
         replace(student, steps=options.student_steps or student.steps),
@@ -269,12 +277,13 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
 
 
 def _protocol(options: DemoOptions, maps: Sequence[Path]) -> str:
-    """How to ask: as the options say, and where they say nothing as the planner says of the public label maps."""
-    if not options.asks_jointly:
+    """As the options say; where they say nothing, for the one codec that rounds are made with, as the planner says."""
+    if options.joint is False or (options.joint is None and options.codec != "pca"):
         return "per-volume"
     if not options.data or options.joint or options.strategy != "standard" or len(maps) < LEAST_MAPS:
         return "joint"
-    return protocol_for(read_shapes(maps[0].parent))
+    found, labels = read_maps(maps[0].parent)
+    return protocol_for(mean_shape_dice(found, labels=labels), paired=options.paired)
 
 
 def _patients(folder: Path) -> int:

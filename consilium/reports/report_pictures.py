@@ -37,6 +37,8 @@ class LineStyle:
 OUTLINES: Mapping[str, LineStyle] = MappingProxyType(
     {
         "truth": LineStyle("#f0e442", ()),
+        "nobody asked": LineStyle("#cc79a7", (6.0, 1.2)),
+        "teachers": LineStyle("#00c08b", (3.0, 1.0, 1.0, 1.0)),
         "pseudo-label": LineStyle("#56b4e9", (4.0, 1.6)),
         "student": LineStyle("#ff7a2f", (1.1, 1.3)),
     }

@@ -22,6 +22,8 @@ from common.errors import InvalidInput
 LEAST_MAPS = 4
 CONFIG = CodecConfig(joint=True)
 NOISE_STD = 0.1  # of no effect on the codec of a joint query
+MOST_VOXELS = 1 << 16
+"""Of a grid that is chosen to look at maps: finer ones take minutes and tell the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +45,24 @@ class PublicShapes:
         return max(0.0, self.held - self.mean_shape)
 
 
-def read_shapes(folder: Path) -> PublicShapes:
-    """:func:`public_shapes` of the label maps (.nii, .nii.gz) in a folder, on a grid that suits them."""
+def read_maps(folder: Path) -> tuple[list[UInt8[np.ndarray, "x y z"]], int]:
+    """The label maps (.nii, .nii.gz) in a folder, on a grid that suits them, and how many labels they have."""
     from common.data.grid import choose_both
     from common.data.volume import load_label
 
     files = sorted(path for path in folder.glob("*.nii*") if path.is_file())
     if len(files) < LEAST_MAPS:
         raise InvalidInput("public label maps", value=len(files), limit=f"at least {LEAST_MAPS} in {folder}")
-    spacing, grid = choose_both(files)
+    spacing, grid = choose_both(files, most=MOST_VOXELS)
     names = ("background", *(f"structure {number}" for number in range(1, _most(files) + 1)))
     data = DataConfig(labels=names, spacing_mm=spacing, grid=grid)
-    return public_shapes([load_label(path, data) for path in files], labels=len(names))
+    return [load_label(path, data) for path in files], len(names)
+
+
+def read_shapes(folder: Path) -> PublicShapes:
+    """:func:`public_shapes` of the label maps in a folder."""
+    maps, labels = read_maps(folder)
+    return public_shapes(maps, labels=labels)
 
 
 def public_shapes(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -> PublicShapes:
@@ -64,26 +72,38 @@ def public_shapes(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: i
     from common.codecs.pca import PcaCodec
     from server.protocols.student import score
 
+    mean_shape = mean_shape_dice(label_maps, labels=labels)
+    held: list[float] = []
+    for own, others in _halves(label_maps):
+        provenance = Provenance(tuple(sha256_bytes(each.tobytes()) for each in own), CONFIG.augmentations, 0, NOISE_STD)
+        codec = PcaCodec.fit(own, labels=labels, config=CONFIG, provenance=provenance)
+        codes = (codec.encode(shapes.one_hot(each, labels=labels)) for each in others)
+        drawn = [codec.decode(code, noise_std=0.0).argmax(axis=0).astype(np.uint8) for code in codes]
+        held.append(score(drawn, others, labels).mean)
+    return PublicShapes(held=float(np.mean(held)), mean_shape=mean_shape)
+
+
+def mean_shape_dice(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -> float:
+    """Mean Dice, over structures and maps, of the mean shape of either half of the maps with the other half."""
+    from common.codecs import shapes
+    from common.codecs.pca import centre_and_metric
+    from server.protocols.student import score
+
     if len(label_maps) < LEAST_MAPS:
         raise InvalidInput("public label maps", value=len(label_maps), limit=f"at least {LEAST_MAPS}")
-    held: list[float] = []
-    mean_shape: list[float] = []
+    factor = shapes.pooling_factor(label_maps[0].shape, labels=labels)
+    found = []
+    for own, others in _halves(label_maps):
+        exact = [shapes.pool(shapes.one_hot(each, labels=labels).astype(np.float64), factor=factor) for each in own]
+        centre, _ = centre_and_metric(exact, factor=1)
+        drawn = shapes.to_probabilities(centre, factor=factor).argmax(axis=0).astype(np.uint8)
+        found.append(score([drawn] * len(others), others, labels).mean)
+    return float(np.mean(found))
+
+
+def _halves(label_maps: Sequence[np.ndarray]) -> tuple[tuple[Sequence[np.ndarray], Sequence[np.ndarray]], ...]:
     halves = label_maps[::2], label_maps[1::2]
-    for own, others in (halves, halves[::-1]):
-        codec = PcaCodec.fit(
-            own,
-            labels=labels,
-            config=CONFIG,
-            provenance=Provenance(
-                tuple(sha256_bytes(each.tobytes()) for each in own), CONFIG.augmentations, 0, NOISE_STD
-            ),
-        )
-        codes = [codec.encode(shapes.one_hot(each, labels=labels).astype(np.float32)) for each in others]
-        silence = np.zeros(codec.dimension)
-        for into, each in ((held, codes), (mean_shape, [silence] * len(others))):
-            drawn = [codec.decode(code, noise_std=0.0).argmax(axis=0).astype(np.uint8) for code in each]
-            into.append(score(drawn, others, labels).mean)
-    return PublicShapes(held=float(np.mean(held)), mean_shape=float(np.mean(mean_shape)))
+    return halves, halves[::-1]
 
 
 def _most(files: Sequence[Path]) -> int:

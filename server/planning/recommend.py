@@ -99,7 +99,7 @@ class Recommendation:
     @property
     def protocol(self) -> str:
         """How to ask: :func:`protocol_for` what is public."""
-        return protocol_for(self.shapes, paired=self.paired)
+        return protocol_for(None if self.shapes is None else self.shapes.mean_shape, paired=self.paired)
 
     @property
     def objection(self) -> str:
@@ -137,10 +137,10 @@ class Recommendation:
         return f"{what}; whether teachers know more than public data shows only when they are asked"
 
 
-def protocol_for(shapes: PublicShapes | None, *, paired: int = 0) -> str:
-    """``appearance`` where public shapes say little of the place and no public pair shows what lies there; else
-    ``joint``, as where nothing is known."""
-    return "appearance" if shapes is not None and shapes.mean_shape < LOOKS and not paired else "joint"
+def protocol_for(mean_shape: float | None, *, paired: int = 0) -> str:
+    """``appearance`` where the mean public shape has little Dice, so that it says little of the place, and no public
+    pair shows what lies there; else ``joint``, as where nothing is known."""
+    return "appearance" if mean_shape is not None and mean_shape < LOOKS and not paired else "joint"
 
 
 def recommend(

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -22,13 +23,18 @@ from common.data.volume import load_label
 from common.errors import InvalidInput
 from common.events import read_events
 from common.ledger.keys import load_signing_key
+from common.protocols.base import protocol_name
 from consilium.cli.simulate import app
+from consilium.cli.study import study_app
 from consilium.demo import run
 from consilium.demo.evaluate import _public_truths
 from consilium.demo.options import DemoOptions, Places, dataset_of
 from consilium.reports.certificate import certificate_facts
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
+from server.planning import public_shapes
+from server.planning.public_shapes import PublicShapes
+from server.planning.recommend import recommend
 from server.study.create_study import create_study
 from server.study.workspace import Workspace
 from tests.consilium.balls import balls
@@ -83,6 +89,7 @@ def test_every_layout_that_a_site_may_have_is_dealt_with_its_truths(tmp_path: Pa
         hospitals=3,
         queries=4,
         label_maps=4,
+        joint=True,
         simulated=True,
         channels="" if layout in ("msd", "nnunet") else "T1w" if layout == "bids" else "image",
     )
@@ -101,17 +108,40 @@ def test_every_layout_that_a_site_may_have_is_dealt_with_its_truths(tmp_path: Pa
         assert all(load_label(case.label, study.data).max() == 1 for case in site.labelled if case.label)
 
 
-def test_no_hospital_gets_more_voters_than_it_has_patients(tmp_path: Path) -> None:
-    """A hospital of one patient among larger ones could not deal its patients at all."""
+def test_a_hospital_of_one_patient_lowers_nobodys_voters(tmp_path: Path) -> None:
+    """It has one teacher, its other voters say nothing."""
+    terms = [run.terms(DemoOptions(), Places(tmp_path), [], patients) for patients in ([10] * 5, [1, *[10] * 4])]
+    assert terms[0].privacy.voters_per_site == terms[1].privacy.voters_per_site > 1
+
+
+@pytest.mark.parametrize(("found", "protocol"), [(0.5, "joint"), (0.3, "appearance")])
+def test_how_to_ask_is_one_rule_about_public_label_maps_in_plan_demo_and_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: float, protocol: str
+) -> None:
+    """The rule alone decides; what the maps say is measured elsewhere."""
+    for module in (public_shapes, run):
+        monkeypatch.setattr(module, "mean_shape_dice", lambda _maps, labels: found)
     lay(tmp_path / "set", "msd")
-    sites = ["small", *("large",) * 10, *("larger",) * (CASES - 11)]
-    with (tmp_path / "set" / "sites.csv").open("w") as file:
-        csv.writer(file).writerows([("case_id", "site"), *((f"case{i:02d}", site) for i, site in enumerate(sites))])
-    places, options = Places(tmp_path / "out"), DemoOptions(data=str(tmp_path / "set"), queries=2, simulated=True)
+    options, places = DemoOptions(data=str(tmp_path / "set"), hospitals=3, queries=4), Places(tmp_path / "out")
     run._data(places, options)
-    patients = [run._patients(folder) for folder in sorted((places.split / "sites").iterdir())]
-    maps = sorted((places.split / "public" / "label-maps").glob("*.nii.gz"))
-    assert run.terms(options, places, maps, patients).privacy.voters_per_site <= min(patients)
+    folder = places.split / "public" / "label-maps"
+    maps = sorted(folder.glob("*.nii.gz"))
+    study = run.terms(options, places, maps, [4, 4, 4])
+    asked = recommend(
+        budget=study.privacy.budget,
+        accountant=study.privacy.accountant,
+        protection=study.privacy.protection,
+        hospitals=3,
+        shapes=PublicShapes(0.9, found),
+    )
+    said = ["study", "init", str(tmp_path / "trial"), "--name", "trial", "--labels", "background,core"]
+    said += ["--grid", "16,16,16", "--queries", "4", "--quorum", "3", "--label-maps", str(folder)]
+    done = CliRunner().invoke(study_app, said[1:])
+    assert done.exit_code == 0, done.output
+    started = load_study(tmp_path / "trial" / "study.toml")
+    assert protocol_name(study) == protocol_name(started) == asked.protocol == protocol
+    assert protocol_name(run.terms(replace(options, joint=False), places, maps, [4, 4, 4])) == "per-volume"
+    assert protocol_name(run.terms(replace(options, paired=2), places, maps, [4, 4, 4])) == "joint"
 
 
 def test_no_certificate_is_made_of_a_simulation(tmp_path: Path) -> None:

@@ -88,14 +88,16 @@ def test_without_a_seed_nothing_stored_tells_how_newcomers_will_be_dealt(tmp_pat
     assert all(order[:3] == first.order for order in orders)
 
 
-def test_fewer_patients_than_voters_cannot_be_dealt_but_may_stay_away_later(tmp_path: Path) -> None:
-    """At the first deal the number is the site's own fact; afterwards it would say who is there."""
+def test_of_fewer_patients_than_voters_each_is_in_one_voter_and_nobody_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "slots.json"
     with pytest.raises(InvalidInput, match="patients"):
-        load_or_deal(path, NAMES[:3], voters=4)
+        load_or_deal(path, [], voters=4)
     assert not path.exists()
-    slots = load_or_deal(path, NAMES[:4], voters=4)
-    assert load_or_deal(path, NAMES[:1], voters=4) == slots == load_slots(path)
+    slots = load_or_deal(path, NAMES[:3], voters=4)
+    assert sorted(len(slots.part(voter)) for voter in range(4)) == [0, 1, 1, 1]
+    later = load_or_deal(path, NAMES[:5], voters=4)
+    assert later.order[:3] == slots.order
+    assert load_or_deal(path, NAMES[:1], voters=4) == later == load_slots(path)
 
 
 def test_stored_slots_are_kept_when_patients_come_and_go(tmp_path: Path) -> None:

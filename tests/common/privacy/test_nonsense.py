@@ -347,7 +347,10 @@ TAKES_NO_NUMBER = {
     "planner.SpectrumErrors",  # what the planner answers
     "planner.Plan",
     "recommend.Recommendation",
+    "recommend.protocol_for",  # a way to ask, which shapes no guarantee
     "public_shapes.public_shapes",  # label maps, which whoever reads them has checked
+    "public_shapes.mean_shape_dice",
+    "public_shapes.read_maps",
     "public_shapes.read_shapes",
 }
 
