@@ -129,6 +129,19 @@ def joint() -> None:
     _save("joint")
 
 
+def core() -> None:
+    """The server's processor for one code before and after, as docs/performance.md tells it."""
+    _, axes = plt.subplots(figsize=(6.4, 3.0), layout="constrained")
+    sites = (8, 64, 256, 1000)
+    for values, style, name in (((0.92, 1.27, 3.47, 3.58), "--", "before"), ((0.50, 0.42, 0.45, 0.44), "-", "after")):
+        axes.plot(sites, values, style, marker="o", color=INK, label=name)
+    axes.set(xscale="log", xlabel="sites", ylabel="ms a code", ylim=(0, 4))
+    axes.set_xticks(sites, list(map(str, sites)))
+    axes.minorticks_off()
+    axes.legend(frameon=False, title="D = 64, ten volumes", fontsize=8)
+    _save("core")
+
+
 def _spent(epsilon: float, delta: float) -> Fraction:
     return max_mu_squared(AccountantName.EXACT, Budget(epsilon=epsilon, delta=delta))
 
@@ -166,5 +179,5 @@ def _save(name: str) -> None:
 
 if __name__ == "__main__":
     matplotlib.rcParams.update({"svg.hashsalt": "consilium", "font.size": 9})
-    for draw in (odds, noise, student, sealed, joint):
+    for draw in (odds, noise, student, sealed, joint, core):
         draw()

@@ -1,9 +1,36 @@
-"""What the site's build does beyond MkDocs: search in files on disk takes its helper from the site itself."""
+"""What the site's build does beyond MkDocs: search in files on disk takes its helper from the site itself, and a page
+shows a notebook's cells."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 SHIM, OURS = "https://unpkg.com/iframe-worker/shim", "assets/iframe-worker/shim.js"  # iframe-worker 1.0.4, MIT
+CELLS = "<!-- cells -->"
 
 
 def on_post_page(output: str, *, page: Any, config: Any) -> str:
     return output.replace(SHIM, "../" * page.url.count("/") + OURS)
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
+    if CELLS not in markdown:
+        return markdown
+    notebook = Path(page.file.abs_src_path).with_suffix(".ipynb")
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return markdown.replace(CELLS, "\n\n".join(part for cell in cells for part in _parts(cell)))
+
+
+def _parts(cell: dict[str, Any]) -> list[str]:
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return [source.removeprefix("# ").partition("\n")[2] if source.startswith("# ") else source]
+    shown = [f"```python\n{source}\n```"]
+    for output in cell["outputs"]:
+        if output["output_type"] == "stream":
+            shown.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+        else:
+            shown.append(
+                f'<img alt="What the cell above draws" src="data:image/png;base64,{output["data"]["image/png"]}">'
+            )
+    return shown

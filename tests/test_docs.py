@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -18,7 +19,7 @@ from common import __version__, errors
 from consilium.cli.main import app
 from server.dashboard.views import alarms
 from server.dashboard.wording import DECLINED, MISSED
-from tests import command_reference, configuration_reference, module_table, results_table
+from tests import command_reference, configuration_reference, module_table, notebook, results_table
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -148,6 +149,16 @@ def test_the_architecture_names_every_module_and_none_that_is_gone():
     assert {folder: set(names) for folder, names in named.items() if names} == there, (
         "docs/architecture.md is old: python -m tests.module_table brings it up to date"
     )
+
+
+def test_the_notebook_runs_and_shows_what_it_gives_now():
+    stored = json.loads(notebook.DOCUMENT.read_text(encoding="utf-8"))
+    now = notebook.run(stored)
+    assert notebook.texts(now) == notebook.texts(stored), "python -m tests.notebook writes its outputs anew"
+    assert [len(cell.get("outputs", [])) for cell in now["cells"]] == [
+        len(cell.get("outputs", [])) for cell in stored["cells"]
+    ]
+    assert notebook.DOCUMENT.stat().st_size < 300_000
 
 
 def test_the_newest_release_in_the_changelog_is_the_version():
