@@ -139,8 +139,8 @@ def utility(
     rounds: Annotated[
         int, typer.Option(help="Rounds of a release about all volumes (recipe joint).", min=1, max=MAX_JOINT_ROUNDS)
     ] = JOINT_ROUNDS,
-    teacher_steps: TeacherSteps = 150,
-    student_steps: StudentSteps = 600,
+    teacher_steps: Annotated[int | None, typer.Option(help="Of a teacher [the recipe's].", min=1)] = None,
+    student_steps: Annotated[int | None, typer.Option(help="Of the student [the recipe's].", min=8)] = None,
     seeds: Annotated[int, typer.Option(help="Repetitions; without --test each rotates the validation fifth.")] = 5,
     central: Annotated[bool, typer.Option("--central", help="Also DP-SGD on all patients in one place.")] = False,
     offsets: Annotated[
@@ -171,6 +171,7 @@ def utility(
     from consilium.research.setting import Setting
     from consilium.research.table import ablation_summary, render, render_ablation, summary
     from consilium.research.utility import OFFSETS, PARTS
+    from server.planning.recommend import training_for
 
     if aggregation not in (OPEN, SEALED_SUM):
         raise InvalidInput("--aggregation", value=aggregation, limit=f"{OPEN}, {SEALED_SUM}")
@@ -185,7 +186,11 @@ def utility(
     on = _study_data(source, grid=grid, spacing=spacing)
     recipe = recipe or _planned_recipe(source, on, paired=paired)
     joint = recipe is Recipe.JOINT
-    recipes = _recipes(teacher_steps, student_steps, joint=joint)
+    teacher, student = _recipes(150, 600, joint=False) if recipe is Recipe.PCA else training_for(recipe)
+    recipes = (
+        replace(teacher, steps=teacher_steps or teacher.steps),
+        replace(student, steps=student_steps or student.steps),
+    )
     terms = (str(recipe), len(patients), voters, epsilon, delta, unit, queries)
     setting = Setting(*terms, *recipes, central, rounds, paired, None if aggregation == OPEN else colluders)
     measured = PARTS if bounds else tuple(part for part in PARTS if part != "bounds")

@@ -84,8 +84,10 @@ def init(
     """
     from common.codecs.paper import codec_terms
     from common.protocols.base import halves
+    from server.planning.recommend import training_for
 
     asked = _asked(joint=joint, protocol=protocol, label_maps=label_maps, paired=paired)
+    teacher, student = training_for(asked)
     study = Study(
         name=name,
         data=DataConfig(
@@ -112,6 +114,8 @@ def init(
             ),
             paired=paired,
         ),
+        teacher=teacher,
+        student=student,
     )
     halves(study)  # refuses a protocol that nobody registered
     _create(directory, study, ledger=ledger, standing=standing)

@@ -24,7 +24,6 @@ from common.codecs.paper import codec_terms
 from common.config import (
     JOINT_ROUNDS,
     SEALED_SUM,
-    STUDENT_RECIPE,
     DataConfig,
     PrivacyConfig,
     Study,
@@ -48,7 +47,7 @@ from consilium.demo.training import train_all
 from consilium.reports.report_facts import SIMULATION
 from server.operations.supervisor import OnEvent, supervise
 from server.planning.public_shapes import LEAST_MAPS, mean_shape_dice, read_maps
-from server.planning.recommend import protocol_for, recommend
+from server.planning.recommend import protocol_for, recommend, training_for
 from server.study import create_study as setup
 
 HOSPITALS = 3  # where nothing says how many
@@ -66,7 +65,6 @@ PHANTOM_RECIPE = (
     TrainingConfig(steps=60, batch_size=1),
     TrainingConfig(steps=280, batch_size=1, learning_rate=5e-3),
 )
-BEGUN_TEACHER = TrainingConfig(steps=150, learning_rate=5e-3)
 """Teachers that begin from a public start need half the steps, and so do those that say what structures look like."""
 MOST_VOXELS = 1 << 16
 """Of the grid of a demo on other data: it takes minutes."""
@@ -226,16 +224,14 @@ def _study(places: Places, options: DemoOptions, watch: Watch) -> Study:
 
 def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: Sequence[int]) -> Study:
     """The study for sites with so many patients: by its options, and where they say nothing as the planner says."""
+    protocol = _protocol(options, maps)
     if options.data:
         dataset, (spacing, grid) = read_dataset(places.split / "test"), choose_both(maps, most=MOST_VOXELS)
         data = DataConfig(labels=dataset.labels, channels=dataset.channels, spacing_mm=spacing, grid=grid)
-        teacher, student = BEGUN_TEACHER, STUDENT_RECIPE
+        teacher, student = training_for(protocol)
     else:
         data, (teacher, student) = PHANTOM_DATA, PHANTOM_RECIPE
-    protocol = _protocol(options, maps)
     rounds = protocol != "per-volume"
-    if options.data and not rounds:
-        teacher = TrainingConfig()
     codec = codec_terms(options.codec, labels=len(data.labels), grid=data.grid, protocol=protocol)
     codec = replace(codec, paired=options.paired)
     if options.data is None and rounds:

@@ -11,13 +11,13 @@ more than a network of public data cannot be seen from label maps, and is not pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 import numpy as np
 
 from common.codecs.pca import water_fill
-from common.config import JOINT_ROUNDS
+from common.config import JOINT_ROUNDS, STUDENT_RECIPE, TrainingConfig
 from common.errors import InvalidInput
 from common.privacy.calibration import calibrate
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Unit, radius_int
@@ -141,6 +141,16 @@ def protocol_for(mean_shape: float | None, *, paired: int = 0) -> str:
     """``appearance`` where the mean public shape has little Dice, so that it says little of the place, and no public
     pair shows what lies there; else ``joint``, as where nothing is known."""
     return "appearance" if mean_shape is not None and mean_shape < LOOKS and not paired else "joint"
+
+
+def training_for(protocol: str) -> tuple[TrainingConfig, TrainingConfig]:
+    """How teachers and student are trained, as it was measured: teachers of a joint query begin from its public start,
+    others from nothing."""
+    if protocol == "joint":
+        return TrainingConfig(steps=150, learning_rate=5e-3), STUDENT_RECIPE
+    if protocol == "appearance":
+        return TrainingConfig(steps=100), replace(STUDENT_RECIPE, steps=400)
+    return TrainingConfig(), STUDENT_RECIPE
 
 
 def recommend(

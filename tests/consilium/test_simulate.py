@@ -34,7 +34,7 @@ from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from server.planning import public_shapes
 from server.planning.public_shapes import PublicShapes
-from server.planning.recommend import recommend
+from server.planning.recommend import recommend, training_for
 from server.study.create_study import create_study
 from server.study.workspace import Workspace
 from tests.consilium.balls import balls
@@ -140,6 +140,8 @@ def test_how_to_ask_is_one_rule_about_public_label_maps_in_plan_demo_and_study(
     assert done.exit_code == 0, done.output
     started = load_study(tmp_path / "trial" / "study.toml")
     assert protocol_name(study) == protocol_name(started) == asked.protocol == protocol
+    measured = training_for(protocol)  # as the benchmark trains
+    assert (study.teacher, study.student) == (started.teacher, started.student) == measured
     assert protocol_name(run.terms(replace(options, joint=False), places, maps, [4, 4, 4])) == "per-volume"
     assert protocol_name(run.terms(replace(options, paired=2), places, maps, [4, 4, 4])) == "joint"
 
