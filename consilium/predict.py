@@ -30,7 +30,8 @@ from server.study.workspace import Workspace
 @dataclass(frozen=True, slots=True)
 class Predicted:
     """One case's result. ``dice`` and ``hd95_mm`` a structure, empty without a label map; ``problem`` where it failed.
-    ``uncertainty`` is the entropy map's file, ``sure`` how far the answer's confidence can be believed.
+    ``uncertainty`` is the entropy map's file, ``sure`` how far the answer's confidence can be believed,
+    ``lesions`` every structure's Dice and HD95 lesion by lesion.
 
     nan: the structure is in neither map. Infinite distance: it is in only one of them. ``unlike`` says in what the
     volume is far from all that the student was trained on.
@@ -44,6 +45,7 @@ class Predicted:
     unlike: str = ""
     uncertainty: str = ""
     sure: Reliability = NOTHING
+    lesions: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ def predict_images(
     labels: Path | None,
     label_map: Path | None,
     uncertainty: bool = False,
+    lesions: bool = False,
     progress: Callable[[int, int], None],
 ) -> Predictions:
     """Segment what is at ``images``; label maps and ``scores.json`` go below ``out``, with ``uncertainty`` a map of it
@@ -71,7 +74,8 @@ def predict_images(
     settings = DatasetSettings() if label_map is None else load_names(label_map)
     cases, problems = find_cases(images, bundle, labels=labels, settings=settings)
     progress(0, len(cases))
-    done = predict_cases(cases, bundle, out, uncertainty=uncertainty, on_case=lambda done: progress(done, len(cases)))
+    tell: Callable[[int], None] = lambda done: progress(done, len(cases))  # noqa: E731
+    done = predict_cases(cases, bundle, out, uncertainty=uncertainty, lesions=lesions, on_case=tell)
     results = [*problems, *done]
     facts = to_json(results, bundle)
     (out / "scores.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -123,6 +127,7 @@ def predict_cases(
     out: Path,
     *,
     uncertainty: bool = False,
+    lesions: bool = False,
     on_case: Callable[[int], None] = lambda done: None,
 ) -> list[Predicted]:
     """Predict every case and write its label map; a case that cannot be used is a result with a problem."""
@@ -130,22 +135,33 @@ def predict_cases(
     results = []
     for number, case in enumerate(cases, start=1):
         try:
-            results.append(_predict(case, bundle, out, uncertainty=uncertainty))
+            results.append(_predict(case, bundle, out, uncertainty=uncertainty, lesions=lesions))
         except InvalidInput as error:
             results.append(Predicted(case.id, problem=str(error)))
         on_case(number)
     return results
 
 
-def _predict(case: Case, bundle: Bundle, out: Path, *, uncertainty: bool) -> Predicted:
-    done = predict_native(case, bundle.network, bundle.data, patch=bundle.patch, uncertainty=uncertainty)
+def _predict(case: Case, bundle: Bundle, out: Path, *, uncertainty: bool, lesions: bool) -> Predicted:
+    done = predict_native(
+        case, bundle.network, bundle.data, patch=bundle.patch, uncertainty=uncertainty, lesions=lesions
+    )
     path, unsure = out / f"{case.id}_seg.nii.gz", ""
     save_label(path, done.label_map, done.volume)
     if done.uncertainty is not None:
         unsure = f"{case.id}_uncertainty.nii.gz"
         save_label(out / unsure, done.uncertainty, done.volume)
     unlike = "" if bundle.inputs is None else bundle.inputs.unlike(done.volume)
-    return Predicted(case.id, path.name, done.dice, done.hd95_mm, unlike=unlike, uncertainty=unsure, sure=done.sure)
+    return Predicted(
+        case.id,
+        path.name,
+        done.dice,
+        done.hd95_mm,
+        unlike=unlike,
+        uncertainty=unsure,
+        sure=done.sure,
+        lesions=done.lesions,
+    )
 
 
 def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
@@ -167,6 +183,7 @@ def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
                 "problem": result.problem,
                 "unlike": result.unlike,
                 **({"uncertainty": result.uncertainty} if result.uncertainty else {}),
+                **({"lesion_wise": [list(pair) for pair in result.lesions]} if result.lesions else {}),
             }
             for result in results
         ],
@@ -183,6 +200,10 @@ def to_text(results: list[Predicted], bundle: Bundle) -> str:
         scores = ", ".join(
             f"{name} Dice {_shown(dice, '.3f')} HD95 {_shown(distance, '.1f')} mm"
             for name, dice, distance in zip(bundle.data.structures, result.dice, result.hd95_mm, strict=False)
+        )
+        scores += "".join(
+            f", {name} lesion-wise Dice {dice:.3f} HD95 {far:.1f} mm"
+            for name, (dice, far) in zip(bundle.data.structures, result.lesions, strict=False)
         )
         lines.append(f"{result.case}: {result.problem or '; '.join(filter(None, (result.file, scores)))}")
     if not math.isnan(error := _sure(results).error):

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from common.data.dataset import Case, Dataset, Problem, check_labels
 from common.data.patients import find_table, with_patients, write_patients
 from common.errors import InvalidInput
+from common.names import check_regions
 
 __all__ = ["Case", "Dataset", "Problem", "case_id", "check_labels", "read_dataset", "write_dataset"]
 
@@ -118,6 +119,7 @@ def read_dataset(directory: Path) -> Dataset:
         problems=tuple(problems.values()),
         listed=tuple(listed),
         synthetic=document.get("synthetic") is True,
+        regions=_regions(document.get("regions", []), labels),
     )
     table = find_table(directory)
     return dataset if table is None else with_patients(dataset, table)
@@ -131,10 +133,12 @@ def write_dataset(
     channels: Iterable[str],
     cases: Iterable[Case],
     synthetic: bool = False,
+    regions: Iterable[str] = (),
 ) -> Dataset:
     """Write an MSD dataset: copy each case's files to imagesTr and labelsTr (imagesTs without a label), then the index.
 
     Where cases say whose scans they are, ``patients.tsv`` says so too. ``synthetic``: Consilium made the cases itself.
+    ``regions``: as ``DataConfig.regions`` has them, under a key of Consilium's own.
 
     A file that already lies in its place is left there, so a producer may write volumes first and the index last.
     Returns the dataset as :func:`read_dataset` reads it back. Raises InvalidInput for a missing file.
@@ -163,6 +167,8 @@ def write_dataset(
         document["hospitals"] = hospitals
     if synthetic:
         document["synthetic"] = True
+    if own := list(regions):
+        document["regions"] = own
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "dataset.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if any(case.patient is not None for case in cases):
@@ -181,6 +187,13 @@ def _numbered(table: object, *, key: str) -> tuple[str, ...]:
     if len(set(names)) != len(names):
         raise InvalidInput(f"dataset.json: {key}", value=names, limit="no name twice")
     return names
+
+
+def _regions(found: object, labels: tuple[str, ...]) -> tuple[str, ...]:
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise InvalidInput("dataset.json: regions", value=found, limit='a list such as ["WT = core + edema"]')
+    check_regions(tuple(found), labels)
+    return tuple(found)
 
 
 def _entry_name(entry: object, position: int) -> str:

@@ -19,7 +19,7 @@ import nibabel as nib
 import numpy as np
 
 from common.canonical import sha256_file
-from common.data.msd import Case, Dataset, Problem, write_dataset
+from common.data.msd import Case, Dataset, Problem, read_dataset, write_dataset
 from common.data.patients import content_hash, read_table
 from common.errors import InvalidInput
 
@@ -242,6 +242,7 @@ def _write(split: Split, dataset: Dataset, out: Path) -> dict[str, object]:
                 channels=dataset.channels,
                 cases=cases,
                 synthetic=dataset.synthetic,
+                regions=dataset.regions,
             )
     _copy({case.id: case.image for case in split.public_images}, out / "public" / "images")
     _copy({case.id: case.label for case in split.label_maps if case.label}, out / "public" / "label-maps")
@@ -297,6 +298,29 @@ def _as_files(case: Case, folder: Path) -> Case:
             own[found == value] = number
         label = _saved(own, drawn.affine, folder / f"{case.id}-label.nii.gz")
     return replace(case, image=image, label=label, channel_files=(), channel_order=(), label_map=())
+
+
+def without_channel(directory: Path, channel: str) -> Dataset:
+    """Take a channel out of every image of an MSD dataset that :func:`write_split` wrote: a hospital that has none."""
+    dataset = read_dataset(directory)
+    if channel not in dataset.channels or len(dataset.channels) == 1:
+        raise InvalidInput(
+            "channel to leave out", value=channel, limit=f"one of {', '.join(dataset.channels)}, not all"
+        )
+    kept = [place for place, name in enumerate(dataset.channels) if name != channel]
+    for case in dataset.cases:
+        scan = nib.load(case.image)
+        array = np.asanyarray(scan.dataobj)[..., kept]
+        _saved(array[..., 0] if len(kept) == 1 else array, scan.affine, case.image)
+    return write_dataset(
+        directory,
+        name=dataset.name,
+        labels=dataset.labels,
+        channels=[dataset.channels[place] for place in kept],
+        cases=dataset.cases,
+        synthetic=dataset.synthetic,
+        regions=dataset.regions,
+    )
 
 
 def _saved(array: np.ndarray, affine: np.ndarray, path: Path) -> Path:

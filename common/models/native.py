@@ -13,7 +13,7 @@ from common.config import DataConfig
 from common.data.dataset import Case
 from common.data.geometry import voxel_sizes
 from common.data.volume import Volume, load_case, load_native_label, to_native
-from common.metrics import dice_per_class, hd95_mm
+from common.metrics import dice_per_class, hd95_mm, lesion_wise
 from common.models.fit import predict
 
 
@@ -22,6 +22,7 @@ class NativePrediction:
     """``label_map`` on the voxels of ``volume``'s file; the scores, one a structure, are empty where nobody drew it.
 
     ``uncertainty``, where it was asked for: entropy over log k, 0 where the network is certain, 1 where it is lost.
+    ``lesions``, where asked for: (Dice, HD95) of every structure, lesion by lesion.
     """
 
     volume: Volume
@@ -30,17 +31,25 @@ class NativePrediction:
     hd95_mm: tuple[float, ...] = ()
     sure: Reliability = NOTHING
     uncertainty: Float[np.ndarray, "x y z"] | None = None
+    lesions: tuple[tuple[float, float], ...] = ()
 
 
 def predict_native(
-    case: Case, network: torch.nn.Module, data: DataConfig, *, patch: tuple[int, ...] = (), uncertainty: bool = False
+    case: Case,
+    network: torch.nn.Module,
+    data: DataConfig,
+    *,
+    patch: tuple[int, ...] = (),
+    uncertainty: bool = False,
+    lesions: bool = False,
 ) -> NativePrediction:
     """Predict on the study's grid and take the probabilities back; HD95 in mm by the file's own voxel sizes.
 
     InvalidInput for a case that cannot be used, in image or label map.
     """
     volume, truth = load_native(case, data)
-    return on_native(predict(network, volume.image, patch=patch), volume, truth, data, uncertainty=uncertainty)
+    found = predict(network, volume.image, patch=patch)
+    return on_native(found, volume, truth, data, uncertainty=uncertainty, lesions=lesions)
 
 
 def load_native(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray, "x y z"] | None]:
@@ -58,6 +67,7 @@ def on_native(
     data: DataConfig,
     *,
     uncertainty: bool = False,
+    lesions: bool = False,
 ) -> NativePrediction:
     """Probabilities on the study's grid taken to the file's own voxels, and scored there."""
     native = to_native(probabilities, volume)
@@ -65,12 +75,13 @@ def on_native(
     unsure = (entropy(native) / np.log(len(native))).astype(np.float32) if uncertainty else None
     if truth is None:
         return NativePrediction(volume, found, uncertainty=unsure)
-    sizes = voxel_sizes(volume.native_affine)
+    x, y, z = voxel_sizes(volume.native_affine).tolist()
     return NativePrediction(
         volume,
         found,
         dice_per_class(found, truth, data.members),
-        hd95_mm(found, truth, data.members, spacing_mm=(float(sizes[0]), float(sizes[1]), float(sizes[2]))),
+        hd95_mm(found, truth, data.members, spacing_mm=(x, y, z)),
         reliability(native, truth),
         unsure,
+        lesion_wise(found, truth, data.members, spacing_mm=(x, y, z)) if lesions else (),
     )

@@ -22,14 +22,25 @@ def synth(
     seed: Seed,
     hospitals: Annotated[int, typer.Option(help="How many scanners they come from.", min=1)] = 1,
     structures: Annotated[int, typer.Option(help="Structures to segment, 2 or 3.", min=2, max=3)] = 2,
+    tumours: Annotated[
+        bool, typer.Option("--tumours", help="Brain tumours as BraTS keeps them: four contrasts, nested regions.")
+    ] = False,
     as_json: ResultAsJson = False,
 ) -> None:
-    """Write an MSD dataset of 3D phantoms: shapes vary by patient, scanners by hospital.
+    """Write an MSD dataset of 3D phantoms: shapes vary by patient, scanners by hospital. Or raw BraTS folders.
 
     Example: consilium data synth --out phantoms --cases 108 --seed 1 --hospitals 4
+    Example: consilium data synth --out brats --cases 60 --seed 1 --tumours
     """
     from common.data.synthetic import write_phantoms
+    from common.data.synthetic_tumours import write_tumours
 
+    if tumours:
+        with counting("tumours", total=cases) as on_case:
+            write_tumours(out, cases=cases, seed=seed, on_case=on_case)
+        facts = {"dataset": str(out), "cases": cases, "seed": seed}
+        typer.echo(json.dumps(facts) if as_json else f"{out}: {cases} cases of four contrasts, regions WT, TC, ET")
+        return
     with counting("phantoms", total=cases) as on_case:
         dataset = write_phantoms(
             out, cases=cases, seed=seed, hospitals=hospitals, structures=structures, on_case=on_case

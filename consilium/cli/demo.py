@@ -32,8 +32,9 @@ Strategy = Annotated[
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for everything the demo makes.")] = Path("demo-out"),
     data: Annotated[
-        Path | None, typer.Option(help="An MSD dataset with labels; phantoms are made without one.")
+        Path | None, typer.Option(help="A dataset with labels, in any layout; phantoms without one.")
     ] = None,
+    channels: Annotated[str, typer.Option(help="Channel names, in order; without it the data's.")] = "",
     hospitals: Annotated[
         int | None, typer.Option(help="Hospitals K [as the data's sites.csv names, or 3].", **options.PLAIN)
     ] = None,
@@ -65,11 +66,13 @@ def demo(
     seed: Annotated[
         int, typer.Option(help="Seed of phantoms, split and training; noise has none, nor other data's deal.")
     ] = 0,
+    absent: options.Absent = "",
     dashboard: Annotated[bool, typer.Option(help="Serve the study's dashboard while the demo goes on.")] = True,
 ) -> None:
     """The whole road on this machine: hospitals' data, teachers, a federation of real daemons, a student, a report.
 
     Run the same command again to resume. Example: consilium demo --out demo-out
+    Example: consilium demo --data brats --channels FLAIR,T1,T1ce,T2 --hospitals 3 --absent hospital-02=T1ce
     """
     from rich.console import Console
 
@@ -95,6 +98,8 @@ def demo(
         training_epsilon=training_epsilon,
         seed=seed,
         data=None if data is None else str(data.absolute()),
+        absent=absent,
+        channels=channels,
     )
     with watching(Console(stderr=True)) as watch:
         report = run_demo(out, asked, watch=watch, show_dashboard=dashboard)

@@ -88,3 +88,8 @@ def counting(title: str, *, total: int | None = None, show: bool = True) -> Iter
                 bar.update(task, completed=done, total=of)
 
         yield on_done
+
+
+Absent = Annotated[
+    str, typer.Option(help="SITE=CHANNEL: a channel that a hospital has of nobody; of each one at most.")
+]

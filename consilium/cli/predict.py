@@ -29,6 +29,9 @@ def predict(
     uncertainty: Annotated[
         bool, typer.Option("--uncertainty", help="Also write CASE_uncertainty.nii.gz: 0 certain, 1 nothing known.")
     ] = False,
+    lesions: Annotated[
+        bool, typer.Option("--lesion-wise", help="Also Dice and HD95 lesion by lesion, as BraTS 2023 scores.")
+    ] = False,
     as_json: ResultAsJson = False,
 ) -> None:
     """Segment volumes with a student; write label maps on each file's own voxels; score them where labels are given.
@@ -45,7 +48,14 @@ def predict(
 
     with counting("predicting") as on_case:
         done = predict_images(
-            images, model, out, labels=labels, label_map=label_map, uncertainty=uncertainty, progress=on_case
+            images,
+            model,
+            out,
+            labels=labels,
+            label_map=label_map,
+            uncertainty=uncertainty,
+            lesions=lesions,
+            progress=on_case,
         )
     typer.echo(json.dumps(done.facts, allow_nan=False) if as_json else done.text)
     if not done.used:

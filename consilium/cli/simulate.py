@@ -57,6 +57,7 @@ def simulate(
         int | None, typer.Option(help="Training steps of the student [the recipe's].", min=8, **options.PLAIN)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of phantoms, split and training; noise has none.")] = 0,
+    absent: options.Absent = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """A whole study on your own data in this process: teachers, codes, noise, ledgers, student, controls, report.
@@ -90,6 +91,7 @@ def simulate(
         paired=paired,
         seed=seed,
         data=None if data is None else str(data.absolute()),
+        absent=absent,
         simulated=True,
         layout=layout,
         labels=labels,

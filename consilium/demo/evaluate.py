@@ -5,7 +5,9 @@ Reads every party's data, as no party of a real study can. Nothing computed here
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
@@ -17,13 +19,15 @@ import torch
 from client.site.enrolment import site_status
 from client.teachers.teacher import Teachers
 from common import __version__
+from common.calibration import NOTHING, reliability
 from common.canonical import sha256_file
 from common.config import Study
 from common.data.dataset import Dataset
+from common.data.grid import Triple
 from common.data.msd import Case, read_dataset
 from common.data.volume import load_label, load_volume
 from common.events import read_events
-from common.metrics import Structures
+from common.metrics import Structures, hd95_mm, mean_present
 from common.models.fit import one_hot, predict
 from common.privacy.accounting import Guarantee
 from common.privacy.calibration import noise_multiplier
@@ -75,7 +79,9 @@ def report_facts(
     mean_shape = _hard(_mean_shape(places, study))
     scores = {name: _dice(one) for name, one in kept_scores(workspace).items()}
     student = load_student(study, workspace.student_dir)
-    predictions = [_hard(predict(student, image)) for image in images[:PICTURES]]
+    maps = [predict(student, image) for image in images]
+    predictions = [_hard(one) for one in maps]
+    sure = (reliability(one, truth) for one, truth in zip(maps, truths, strict=True))
     released = read_released(workspace)
     public = _public_truths(places, study, dataset_of(source, options))
     labels = released.labels()
@@ -91,9 +97,12 @@ def report_facts(
         study=study,
         privacy=_privacy(study, guarantees, worst, answers),
         teachers=tuple(teachers),
-        ensemble=_score([_hard(total) for total in sums], truths, members),
-        mean_shape=_score([mean_shape] * len(truths), truths, members),
-        student=scores[STUDENT],
+        ensemble=_score([_hard(total) for total in sums], truths, members, spacing_mm=study.data.spacing_mm),
+        mean_shape=_score([mean_shape] * len(truths), truths, members, spacing_mm=study.data.spacing_mm),
+        student=replace(
+            scores[STUDENT], hd95_mm=_distances(predictions, truths, members, spacing_mm=study.data.spacing_mm)
+        ),
+        student_ece=sum(sure, NOTHING).error,
         controls={name: scores.get(name) for name in CONTROLS},
         decoded_labels=decoded,
         daemons=() if federation is None else tuple(DaemonFact(role, pid) for role, pid in federation.daemons),
@@ -104,7 +113,7 @@ def report_facts(
         run_seconds=_stage_seconds(workspace),
         pictures=(
             *_public_pictures(places, released, student, public),
-            *_test_pictures(images, truths, predictions),
+            *_test_pictures(images, truths, predictions[:PICTURES]),
         ),
         ledger_head=head.hash,
         ledger_rows=rows,
@@ -180,8 +189,24 @@ def _site(places: Places, name: str, *, released: Guarantee) -> SiteFact:
     )
 
 
-def _score(predictions: Sequence[np.ndarray], truths: Sequence[np.ndarray], structures: Structures) -> DiceScore:
-    return _dice(score(predictions, truths, structures))
+def _score(
+    predictions: Sequence[np.ndarray],
+    truths: Sequence[np.ndarray],
+    structures: Structures,
+    *,
+    spacing_mm: Triple | None = None,
+) -> DiceScore:
+    """Dice, and with a spacing HD95."""
+    far = () if spacing_mm is None else _distances(predictions, truths, structures, spacing_mm=spacing_mm)
+    return replace(_dice(score(predictions, truths, structures)), hd95_mm=far)
+
+
+def _distances(
+    predictions: Sequence[np.ndarray], truths: Sequence[np.ndarray], structures: Structures, *, spacing_mm: Triple
+) -> tuple[float, ...]:
+    """Every structure's mean HD95 over the cases in which both maps have it."""
+    each = [hd95_mm(a, b, structures, spacing_mm=spacing_mm) for a, b in zip(predictions, truths, strict=True)]
+    return tuple(mean_present(d for d in column if not math.isinf(d)) for column in zip(*each, strict=True))
 
 
 def _dice(one: Score) -> DiceScore:

@@ -7,7 +7,7 @@ the process group leaves none of them behind.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +45,13 @@ def write_server(workspace: Workspace) -> None:
     provision.set_up_server(workspace, Endpoint(host=HOST, port=port, internal_port=internal_port))
 
 
-def write_sites(workspace: Workspace, root: Path, *, names: Sequence[str], data: Path) -> dict[str, Path]:
-    """One directory a hospital, made from its kit as a hospital would; their pools are on a list of the demo's own."""
+def write_sites(
+    workspace: Workspace, root: Path, *, names: Sequence[str], data: Path, absent: Mapping[str, str] | None = None
+) -> dict[str, Path]:
+    """One directory a hospital, made from its kit as a hospital would; their pools are on a list of the demo's own.
+
+    ``absent``: the channel that a hospital has of nobody, as its staff write it in site.toml.
+    """
     registry = Registry(root / "pools.json")
     directories = {}
     for name in names:
@@ -55,6 +60,9 @@ def write_sites(workspace: Workspace, root: Path, *, names: Sequence[str], data:
             kit = root.with_name("kits") / name
             provision.make_kit(workspace, name, kit)
             create_site(directory, pool=f"{name}/patients", data=data / name, kit=SiteKit.load(kit), registry=registry)
+            if absent and name in absent:
+                with (directory / "site.toml").open("a", encoding="utf-8") as file:
+                    file.write(f'\n[dataset]\nabsent = "{absent[name]}"\n')
         directories[name] = directory
     return directories
 

@@ -17,6 +17,7 @@ from server.study.workspace import Workspace
 class DemoOptions:
     """What one demo is; a directory belongs to one set of options. ``data`` is a dataset in ``layout``, None for
     phantoms, ``labels`` and ``channels`` its names where it has none. ``simulated``: without daemons, and called so.
+    ``absent``: SITE=CHANNEL, comma-separated.
 
     None stands for what the data says (``hospitals``, ``queries``: public volumes) or the planner recommends
     (``voters`` a site; ``joint``: how to ask, by the public label maps). ``paired``: public cases that keep their label
@@ -49,11 +50,21 @@ class DemoOptions:
     label_maps: int | None = None
     teacher_steps: int | None = None
     student_steps: int | None = None
+    absent: str = ""
 
     def __post_init__(self) -> None:
         if self.hospitals is not None and not 1 <= self.hospitals <= 64:
             raise InvalidInput("--hospitals", value=self.hospitals, limit="1 to 64")
         self.private(begun=False)
+        if self.absent and (not self.data or not all(self.lacking.values())):
+            raise InvalidInput(
+                "--absent", value=self.absent, limit="SITE=CHANNEL, with --data", remedy="hospital-01=T1ce"
+            )
+
+    @property
+    def lacking(self) -> dict[str, str]:
+        """The channel that a hospital has of none of its patients, by hospital."""
+        return dict(pair.partition("=")[::2] for pair in self.absent.split(",") if pair)
 
     def private(self, *, begun: bool) -> PrivateSettings | None:
         """What each patient pays for its teacher, which may have ``begun`` from a public start; None for teachers

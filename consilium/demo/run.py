@@ -34,7 +34,15 @@ from common.data.dataset import Dataset
 from common.data.grid import choose_both
 from common.data.msd import read_dataset
 from common.data.patients import read_table
-from common.data.split import Split, SplitCounts, plan_split, private_label_hashes, with_sites, write_split
+from common.data.split import (
+    Split,
+    SplitCounts,
+    plan_split,
+    private_label_hashes,
+    with_sites,
+    without_channel,
+    write_split,
+)
 from common.data.synthetic import Drawing, study_data, write_phantoms
 from common.errors import InvalidInput
 from common.objects import write_atomically
@@ -97,7 +105,9 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
     with seconds.stage("study"):
         study = _study(places, options, watch)
     names = sorted(path.name for path in (places.split / "sites").iterdir() if path.is_dir())
-    sites = write_sites(places.workspace, places.sites, names=names, data=places.split / "sites")
+    sites = write_sites(
+        places.workspace, places.sites, names=names, data=places.split / "sites", absent=options.lacking
+    )
     private = options.private(begun=study.codec.joint)
     steps = study.teacher.steps if private is None else private.steps
     with seconds.stage("teachers", total=steps * study.privacy.voters_per_site * len(names)):
@@ -167,6 +177,8 @@ def _data(places: Places, options: DemoOptions) -> Path:
         dataset, split = _phantoms(places, options)
     shutil.rmtree(places.split, ignore_errors=True)
     write_split(split, dataset, places.split)
+    for site, contrast in options.lacking.items():
+        without_channel(places.split / "sites" / site, contrast)
     return source
 
 
@@ -227,7 +239,7 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
     protocol = _protocol(options, maps)
     if options.data:
         dataset, (spacing, grid) = read_dataset(places.split / "test"), choose_both(maps, most=MOST_VOXELS)
-        data = DataConfig(labels=dataset.labels, channels=dataset.channels, spacing_mm=spacing, grid=grid)
+        data = DataConfig(dataset.labels, spacing, grid, dataset.channels, dataset.regions)
         teacher, student = training_for(protocol)
     else:
         data, (teacher, student) = PHANTOM_DATA, PHANTOM_RECIPE

@@ -38,12 +38,14 @@ CONTROLS: Mapping[str, tuple[str, str]] = MappingProxyType(
 class DiceScore:
     """Dice on the test set: the mean, and one figure per structure in the order of the study's labels 1, 2, …
 
-    A figure that could not be computed is NaN. ``cases``: every case's own mean, in one order for all.
+    A figure that could not be computed is NaN. ``cases``: every case's own mean, in one order for all. ``hd95_mm`` of
+    every structure, over the cases in which both maps have it; empty where it was not taken.
     """
 
     mean: float
     per_class: tuple[float, ...]
     cases: tuple[float, ...] = ()
+    hd95_mm: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "per_class", tuple(self.per_class))
@@ -126,8 +128,9 @@ class ReportFacts:
     """Everything a report says. ``refused_node`` is the evidence that an unregistered node was turned away;
     ``decoded_labels`` scores the pseudo-labels against the demo's truth; ``controls`` has a score for every name in
     :data:`CONTROLS`, None for one that could not be trained; ``finished`` dates the page; ``known`` says what the
-    hospitals know and public data does not, where the data were made so; ``run_seconds`` are the stages within what
-    ``seconds`` calls the study's run."""
+    hospitals know and public data does not, where the data were made so; ``student_ece`` is the student's expected
+    calibration error in the voxels of structures; ``run_seconds`` are the stages within what ``seconds`` calls the
+    study's run."""
 
     study: Study
     privacy: PrivacyFacts
@@ -151,6 +154,7 @@ class ReportFacts:
     spacing_mm: tuple[float, float, float]
     finished: datetime | None = field(default=None)
     known: str = ""
+    student_ece: float = math.nan
 
     def __post_init__(self) -> None:
         for name in ("teachers", "daemons", "sites", "releases", "pictures", "spacing_mm"):

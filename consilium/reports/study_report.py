@@ -45,7 +45,8 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
     def dice(score: DiceScore) -> dict[str, object]:
         per_class = dict(zip(facts.labels, score.per_class, strict=True))
         cases = {"cases": list(score.cases)} if score.cases else {}
-        return {"mean": score.mean, "per_class": per_class, **cases}
+        far = {"hd95_mm": dict(zip(facts.labels, score.hd95_mm, strict=True))} if score.hd95_mm else {}
+        return {"mean": score.mean, "per_class": per_class, **cases, **far}
 
     mean_teacher = facts.mean_teacher
     document = {
@@ -65,7 +66,7 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
         **({"simulation": True} if facts.simulated else {}),
         "known": facts.known,
         "bought": facts.bought,
-        "student": {"dice": dice(facts.student)},
+        "student": {"dice": dice(facts.student), "ece": facts.student_ece},
         "controls": {
             name: {"dice": None if (score := facts.controls[name]) is None else dice(score)} for name in CONTROLS
         },
@@ -143,6 +144,7 @@ def render_html(facts: ReportFacts) -> str:
         "epsilon": _epsilon_or_unknown,
         "delta": delta_text,
         "dice": _format_dice,
+        "mm": _format_mm,
         "duration": format_duration,
         "number": lambda value: f"{value:,}".replace(",", "\u202f"),
     }
@@ -283,6 +285,10 @@ def _share(part: float, whole: float) -> float:
     if not (math.isfinite(part) and math.isfinite(whole)) or whole <= 0:
         return 0.0
     return round(100 * min(1.0, max(0.0, part / whole)), 2)
+
+
+def _format_mm(value: float) -> str:
+    return f"{value:.1f}" if math.isfinite(value) else "–"
 
 
 def _format_dice(value: float) -> str:

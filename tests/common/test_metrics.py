@@ -10,7 +10,7 @@ from scipy import ndimage
 
 from common.config import DataConfig
 from common.errors import InvalidInput
-from common.metrics import dice_per_class, hd95_mm, mean_dice
+from common.metrics import dice_per_class, hd95_mm, lesion_wise, mean_dice
 from tests.tumours import nested
 
 
@@ -177,3 +177,27 @@ def test_overlapping_regions_are_scored_as_the_unions_they_are() -> None:
 def test_regions_that_leave_a_structure_out_or_name_none_are_refused(regions: tuple[str, ...]) -> None:
     with pytest.raises(InvalidInput, match="regions"):
         DataConfig(("background", "core", "edema"), (1, 1, 1), (32, 32, 32), regions=regions)
+
+
+def test_lesion_by_lesion_a_missed_and_a_made_up_one_count_and_an_absent_structure_is_right() -> None:
+    """Four cubes of 64 voxels: one found whole, one missed, one made up, one found with a stray part beside it."""
+    truth, found = np.zeros((40, 40, 40), np.uint8), np.zeros((40, 40, 40), np.uint8)
+    for where, in_truth, in_found in (((4, 4, 4), 1, 1), ((4, 4, 30), 1, 0), ((30, 4, 4), 0, 1), ((30, 30, 30), 1, 1)):
+        box = tuple(slice(at, at + 4) for at in where)
+        truth[box], found[box] = in_truth, in_found
+    found[35, 30:34, 30:34] = 1  # apart from its lesion, within its reach
+    ((dice, far), absent) = lesion_wise(found, truth, 3, spacing_mm=(1, 1, 1))
+    stray = 2 * 64 / (64 + 64 + 16)
+    assert dice == pytest.approx((1 + 0 + 0 + stray) / 4)
+    assert 374 * 2 / 4 < far < (374 * 2 + 3) / 4
+    assert absent == (1.0, 0.0)
+    assert lesion_wise(found * 0, truth * 0 + (truth > 0) * 2, 3, spacing_mm=(1, 1, 1))[1] == (0.0, 374.0)
+
+
+def test_a_drawn_speck_is_not_a_lesion_and_what_touches_it_is_not_made_up() -> None:
+    truth, found = np.zeros((20, 20, 20), np.uint8), np.zeros((20, 20, 20), np.uint8)
+    truth[5:7, 5:8, 5:8] = 1  # 18 mm³
+    assert lesion_wise(found, truth, 2, spacing_mm=(1, 1, 1)) == ((1.0, 0.0),)
+    found[6, 6, 6] = 1
+    assert lesion_wise(found, truth, 2, spacing_mm=(1, 1, 1)) == ((1.0, 0.0),)
+    assert lesion_wise(found, truth, 2, spacing_mm=(2, 2, 2))[0][0] == pytest.approx(2 / 19)

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from common.config import load_study
 from common.data.msd import read_dataset
+from common.data.synthetic_tumours import write_tumours
 from common.data.volume import load_label
 from common.errors import InvalidInput
 from common.events import read_events
@@ -198,3 +199,20 @@ def test_a_simulation_that_was_killed_goes_on_and_its_report_says_what_it_is(tmp
     assert report["daemons"] == []
     page = (out / "report.html").read_text()
     assert "This is a simulation, not a certificate." in page
+
+
+@pytest.mark.slow
+def test_four_contrasts_are_scored_by_region_and_a_hospital_without_t1ce_takes_part(tmp_path: Path) -> None:
+    write_tumours(tmp_path / "raw", cases=24, seed=1)
+    words = ["--data", tmp_path / "raw", "--channels", "FLAIR,T1,T1ce,T2", "--absent", "hospital-02=T1ce"]
+    words += ["--hospitals", "2", "--voters", "1", "--public-images", "4", "--label-maps", "6", "--no-joint"]
+    words += ["--teacher-steps", "4", "--student-steps", "8", "--json", "--out", tmp_path / "out"]
+    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    report = json.loads(done.stdout)
+    for who in (report["student"], report["ensemble"], report["mean_shape"]):
+        assert list(who["dice"]["per_class"]) == list(who["dice"]["hd95_mm"]) == ["WT", "TC", "ET"]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "HD95 in mm" in page
+    assert 'absent = "T1ce"' in (tmp_path / "out" / "sites" / "hospital-02" / "site.toml").read_text()
+    codes = {site["name"]: site["codes_sent"] for site in report["sites"]}
+    assert codes["hospital-01"] == codes["hospital-02"] == 4

@@ -120,7 +120,7 @@ def test_an_uncertainty_map_lies_on_the_files_voxels_and_is_largest_where_struct
     bundle: Path, scans: Path, tmp_path: Path
 ) -> None:
     given = (scans / "images/doe-12.nii.gz", "--model", bundle, "--labels", scans / "labels")
-    facts = json.loads(run(*given, "--out", tmp_path, "--uncertainty", "--json"))
+    facts = json.loads(run(*given, "--out", tmp_path, "--uncertainty", "--lesion-wise", "--json"))
     found, drawn = (nib.load(tmp_path / f"doe-12_{what}.nii.gz") for what in ("uncertainty", "seg"))
     np.testing.assert_allclose(found.affine, drawn.affine)
     unsure, labels = (np.asarray(image.dataobj) for image in (found, drawn))
@@ -130,6 +130,7 @@ def test_an_uncertainty_map_lies_on_the_files_voxels_and_is_largest_where_struct
     assert unsure[edge].mean() > 3 * unsure[~edge].mean()
     assert facts["cases"][0]["uncertainty"] == "doe-12_uncertainty.nii.gz"
     assert 0 < facts["ece"] < 0.5
+    assert [pair[0] > 0.6 for pair in facts["cases"][0]["lesion_wise"]] == [True, True]
     assert "expected calibration error" in run(*given, "--out", tmp_path / "plain")
     assert not (tmp_path / "plain" / "doe-12_uncertainty.nii.gz").exists()
 

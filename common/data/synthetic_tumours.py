@@ -1,0 +1,80 @@
+"""Made-up brain tumours as BraTS keeps them: a raw folder a case, four contrasts, three nested regions.
+
+A whole tumour holds a core of enhancing rim and dead middle, each seen best in another contrast: oedema in FLAIR and
+T2, the rim in T1ce alone. One case in six has no enhancing tumour, one in four a second lesion. Outside the brain every
+voxel is 0, as after skull stripping. Every case is a function of (seed, its number).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+from jaxtyping import Float, UInt8
+from scipy.ndimage import gaussian_filter
+
+from common.errors import InvalidInput
+
+SHAPE = (32, 32, 32)
+SPACING_MM = 4.0
+DEAD, OEDEMA, ENHANCING = 1, 2, 3
+BRIGHTNESS = {
+    "t1n": (1.0, 0.55, 0.8, 0.9),
+    "t1c": (1.0, 0.6, 0.85, 2.0),
+    "t2w": (1.0, 2.0, 1.6, 1.3),
+    "t2f": (1.0, 1.2, 1.9, 1.5),
+}
+"""Of brain, dead core, oedema and enhancing tumour in each contrast."""
+
+
+def tumour(number: int, *, seed: int) -> tuple[dict[str, Float[np.ndarray, "x y z"]], UInt8[np.ndarray, "x y z"]]:
+    """One case: its contrasts by BraTS' name for them, and its label map."""
+    rng = np.random.default_rng([seed, number])
+    place = np.stack(np.meshgrid(*map(np.arange, SHAPE), indexing="ij"))
+    middle = np.array(SHAPE)[:, None, None, None] / 2
+    wobble = 1.2 * np.stack([_smooth(rng) for _ in range(3)])
+    brain = np.linalg.norm((place - middle + wobble) / np.array([14, 15, 13])[:, None, None, None], axis=0) < 1
+    labels = np.zeros(SHAPE, np.uint8)
+    for _ in range(1 + (number % 4 == 3)):
+        centre = middle + rng.uniform(-6, 6, 3)[:, None, None, None]
+        far = np.linalg.norm((place - centre + 2 * wobble) * rng.uniform(0.8, 1.25, 3)[:, None, None, None], axis=0)
+        outer, inner = rng.uniform(5, 8), rng.uniform(0.45, 0.65)
+        labels[far < outer] = OEDEMA
+        labels[far < outer * inner] = DEAD if number % 6 == 5 else ENHANCING
+        labels[far < outer * inner * 0.6] = DEAD
+    labels[~brain] = 0
+    contrasts = {}
+    for name, levels in BRIGHTNESS.items():
+        tissue = np.array(levels)[labels] * (1 + 0.1 * _smooth(rng))
+        blurred = gaussian_filter(np.where(brain, tissue, 0), 0.6)
+        contrasts[name] = np.where(brain, 500 * np.maximum(blurred + rng.normal(0, 0.12, SHAPE), 0.01), 0)
+    return contrasts, labels
+
+
+def write_tumours(
+    out: Path, *, cases: int, seed: int, on_case: Callable[[int], None] = lambda _done: None
+) -> tuple[Path, ...]:
+    """Write ``cases`` raw BraTS folders; InvalidInput for a directory that already holds something."""
+    if out.exists() and any(out.iterdir()):
+        raise InvalidInput("directory is not empty", value=str(out), remedy="give a new or empty one")
+    folders = []
+    for number in range(cases):
+        folder = out / f"BraTS-GLI-{number:05d}-000"
+        folder.mkdir(parents=True)
+        contrasts, labels = tumour(number, seed=seed)
+        for name, array in {**contrasts, "seg": labels}.items():
+            kind = np.uint8 if name == "seg" else np.int16
+            image = nib.Nifti1Image(array.astype(kind), np.diag([SPACING_MM] * 3 + [1.0]))
+            nib.save(image, folder / f"{folder.name}-{name}.nii.gz")
+        folders.append(folder)
+        on_case(number + 1)
+    return tuple(folders)
+
+
+def _smooth(rng: np.random.Generator) -> Float[np.ndarray, "x y z"]:
+    """A smooth field of mean 0 and deviation 1."""
+    field = gaussian_filter(rng.normal(size=SHAPE), 4)
+    result: np.ndarray = (field - field.mean()) / field.std()
+    return result
