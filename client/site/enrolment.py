@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from client.data.cases import counts_for_server, has_trained
 from client.operations.daemons import write_link
@@ -23,10 +24,13 @@ from client.site.books import forget_joined, note_joined, open_books, read_books
 from client.site.peers import Standing, look
 from client.site.registry import KeptPool, Registry
 from common.admission import JoinRequest, KitFacts, read_request, write_request
+from common.clock import utc_now
 from common.config import PrivacyConfig, Study, load_study
 from common.errors import InvalidInput
+from common.ledger.keys import load_signing_key
 from common.objects import write_atomically
 from common.pki import create_node_keys
+from common.site_account import signed_account
 
 REQUEST = "request.json"
 START = "start.pt"
@@ -241,6 +245,15 @@ def site_status(directory: Path) -> dict[str, object]:
         problems = [f"{problem.text}; to fix: {problem.remedy}" for problem in view.problems()]
         facts["peers"] = {"confirmed": len(view.standing(Standing.CONFIRMED)), "problems": problems}
     return facts
+
+
+def signed_status(directory: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of a site, signed by its ledger's key; unsigned for whoever may not read that."""
+    try:
+        key = load_signing_key(load_site(directory).ledger_file.with_suffix(".key"))
+    except (InvalidInput, OSError):
+        return dict(facts)
+    return signed_account(facts, sign=key.sign, now=utc_now())
 
 
 def _site_toml(

@@ -235,11 +235,12 @@ def status(
     from client.operations.daemons import daemon_standings
     from client.policy import load_site
     from client.site.books import empty_slots
-    from client.site.enrolment import site_status
+    from client.site.enrolment import signed_status, site_status
 
     facts, daemons = site_status(site_dir), daemon_standings(site_dir)
     if as_json:  # fit to be handed over, so it does not tell how many patients the site has
-        typer.echo(json.dumps({**facts, "daemons": {one.daemon: one.state for one in daemons}}, indent=1))
+        said = {**facts, "daemons": {one.daemon: one.state for one in daemons}}
+        typer.echo(json.dumps(signed_status(site_dir, said), indent=1))
         return
     typer.echo(status_text(facts))
     typer.echo(

@@ -18,8 +18,16 @@ from fastapi import Path as InPath
 from fastapi.responses import FileResponse, Response, StreamingResponse
 
 from server.dashboard.jobs import Job, JobState
-from server.dashboard.labels import LabelsPage, LabelView, StudentPage, bundle, labels_page, student_page, take_decision
-from server.dashboard.live import LivePages
+from server.dashboard.labels import (
+    LabelsPage,
+    LabelView,
+    StudentPage,
+    bundle,
+    labels_page,
+    student_page,
+    take_decisions,
+)
+from server.dashboard.live import MOST_STREAMS, LivePages
 from server.dashboard.pictures import (
     VOXELS,
     Picture,
@@ -321,7 +329,8 @@ def decisions(service: Here) -> list[Decision]:
 )
 def decide(service: Here, session: Decider, volume: Volume, wish: DecisionWish) -> Decision:
     """Accept or reject a label as it is now; the same again returns the decision that stands."""
-    return take_decision(service, volume, user=session.user, verdict=wish.verdict, note=wish.note)
+    (taken,) = take_decisions(service, [volume], user=session.user, verdict=wish.verdict, note=wish.note)
+    return taken
 
 
 # --- student
@@ -374,11 +383,13 @@ def blocks(live: LivePages, page: PageName) -> dict[str, dict[str, str]]:
 
 
 @routes.get("/live/{page}", tags=["live"], response_class=StreamingResponse, responses={404: _NONE})
-def stream(request: Request, live: LivePages, page: PageName) -> StreamingResponse:
-    """Server-sent events: the blocks of a page that changed, as HTML in JSON."""
+async def stream(request: Request, session: SignedIn, live: LivePages, page: PageName) -> StreamingResponse:
+    """Server-sent events: the blocks of a page that changed, as HTML in JSON. 429 for a user who has many open."""
     check_live(page)
+    if live.open[session.user] >= MOST_STREAMS:
+        raise HTTPException(429, f"{MOST_STREAMS} pages of yours are live already; ask for the blocks instead")
     gate: Gate = request.app.state.gate
-    events = live.stream(page, allowed=lambda: gate.session(request) is not None)
+    events = live.stream(page, user=session.user, allowed=lambda: gate.session(request) is not None)
     return StreamingResponse(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 

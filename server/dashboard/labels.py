@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,15 +125,22 @@ def _turn(one: LabelView) -> tuple[bool, float, int]:
     return one.verdict != "none", -(one.facts.suspicion if one.facts else 0.0), one.number
 
 
-def take_decision(service: Service, volume: str, *, user: str, verdict: Verdict, note: str) -> Decision:
-    """Enter a decision about a volume's label as it is now; 404 for a volume without one."""
-    study = service.follower.study
-    label = service.label_files.hash(volume)
-    if label is None or volume not in published(service.follower.workspace, study):
+def take_decisions(
+    service: Service, volumes: Sequence[str], *, user: str, verdict: Verdict, note: str
+) -> list[Decision]:
+    """Enter a decision about each volume's label as it is now. 404 where one has none: then nothing is entered."""
+    study, files = service.follower.study, service.label_files
+    known = set(published(service.follower.workspace, study))
+    labels = {volume: files.hash(volume) if volume in known else None for volume in volumes}
+    if None in labels.values():
         raise HTTPException(404, "there is no label of this volume")
     if len(note) > MAX_NOTE_CHARACTERS:
         raise HTTPException(400, f"a note has at most {MAX_NOTE_CHARACTERS} characters")
-    return service.decisions.decide(user=user, study=study.id, volume=volume, label=label, verdict=verdict, note=note)
+    return [
+        service.decisions.decide(user=user, study=study.id, volume=volume, label=label, verdict=verdict, note=note)
+        for volume, label in labels.items()
+        if label is not None
+    ]
 
 
 def student_page(service: Service, labels: LabelsPage) -> StudentPage:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ from fastapi import Depends, Request
 PERIOD_S = 1.0
 TICK_S = 5.0
 HEARTBEAT_S = 15.0
+MOST_STREAMS = 100
+"""Of a user at once; a page that gets none asks every few seconds."""
+
 ALIVE = b"event: alive\ndata: {}\n\n"
 """Tells a page that nothing changed: without it for long the page knows that nobody is there."""
 
@@ -45,6 +49,7 @@ class Live:
     def __init__(self, render: Render, *, version: Callable[[], int]) -> None:
         self.render, self._version = render, version
         self._pages: dict[str, _Page] = {}
+        self.open: Counter[str] = Counter()
         self._news = asyncio.Event()
         self._wanted = asyncio.Event()
 
@@ -88,10 +93,11 @@ class Live:
             page.changed = message(page.seq, changed)
             page.full = message(page.seq, blocks)
 
-    async def stream(self, name: str, *, allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
+    async def stream(self, name: str, *, user: str, allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
         """Server-sent events for one reader of a page; ends with ``signed-out`` once ``allowed`` says no."""
         page = self._pages.setdefault(name, _Page())
         page.readers += 1
+        self.open[user] += 1
         try:
             await self._render(name, page)
             self._wanted.set()
@@ -113,6 +119,8 @@ class Live:
                     sent = page.seq
         finally:
             page.readers -= 1
+            self.open[user] -= 1
+            self.open += Counter()  # without users who have none
 
 
 def message(seq: int, blocks: Mapping[str, str]) -> bytes:

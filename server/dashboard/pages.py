@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from common.study_mechanism import sealed_sentences
-from server.dashboard.labels import labels_page, take_decision
+from server.dashboard.labels import labels_page, take_decisions
 from server.dashboard.pictures import LAYERS, PLANES, VOXELS, VolumeFacts, picture_key
 from server.dashboard.planning import Wishes, wishes_of
 from server.dashboard.rows import KINDS, HeadView, RowPage, in_words, newest_head, row_detail, row_page
@@ -62,6 +62,12 @@ def newest(service: Service) -> HeadView | None:
 @routes.get("/sites")
 def sites(screen: OnScreen) -> HTMLResponse:
     return screen.show("sites")
+
+
+@routes.post("/sites/report")
+def report(service: Here, session: Decider, form: Form) -> Response:
+    """Keep what a site's operator sent by mail."""
+    return RedirectResponse(f"/sites#{service.take_report(form.get('report', ''))}", 303)
 
 
 @routes.get("/ledger")
@@ -194,7 +200,7 @@ def decide(service: Here, session: Decider, form: Form, volume: str) -> Response
         verdict = Verdict(form.get("verdict", "").removesuffix("-next"))
     except ValueError as error:
         raise InvalidInput("verdict", limit="accept or reject") from error
-    take_decision(service, volume, user=session.user, verdict=verdict, note=form.get("note", "").strip())
+    take_decisions(service, [volume], user=session.user, verdict=verdict, note=form.get("note", "").strip())
     then = form.get("then", "")
     if form["verdict"].endswith("-next") and VOLUME.fullmatch(then):
         return RedirectResponse(f"/labels/{then}", 303)
@@ -209,8 +215,7 @@ def decide_many(service: Here, session: Decider, form: Form) -> Response:
         verdict = Verdict(form.get("verdict", ""))
     except ValueError as error:
         raise InvalidInput("verdict", limit="accept or reject") from error
-    for volume in volumes:
-        take_decision(service, volume, user=session.user, verdict=verdict, note=form.get("note", "").strip())
+    take_decisions(service, volumes, user=session.user, verdict=verdict, note=form.get("note", "").strip())
     return RedirectResponse("/labels", 303)
 
 

@@ -2,29 +2,38 @@
 
 Each is what ``consilium site status --json`` prints at a hospital: its own account of what it spent, and how its
 teachers were trained, with the ε that gives one patient against everyone; or the account alone, as a site sends it
-whenever receipts come if it shares its status. Figures of its own are shown only if the hospital adds them, as
-``shared``: they are outside the guarantee. A report that is ill-formed, too large, or speaks for another site than its
-file is named after is set aside and named, never guessed at.
+whenever receipts come if it shares its status. What is printed bears the signature of the site's ledger; it may also be
+handed in at the Sites page, which takes nothing unsigned. Figures of its own are shown only if the hospital adds them,
+as ``shared``: they are outside the guarantee. A report that is ill-formed, too large, or speaks for another site than
+its file is named after is set aside and named, never guessed at.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
+from common.objects import write_atomically
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.training import Neighbours
-from server.dashboard.quarantine import MAX_NUMBER, read_json
+from common.site_account import check_account
+from server.dashboard.quarantine import MAX_NUMBER, parse_json, read_json
 
 MAX_REPORTS = 1_000
 MAX_BYTES = 1 << 16
 MAX_SHARED = 24
 MAX_LISTED = 20
 MAX_TEXT = 300
+LATER = timedelta(minutes=15)
+"""Clocks of two machines differ by no more."""
+
+NO_KEYS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +64,74 @@ class SiteReport:
     patient_is: str = ""
     shared: tuple[SharedFigure, ...] = ()
     version: str = ""
+    signed: bool = False
 
 
-def read_reports(folder: Path) -> dict[str, SiteReport]:
-    """Every report by the site that its file is named after."""
-    paths = sorted(folder.glob("*.json"))[:MAX_REPORTS] if folder.is_dir() else []
-    return {path.stem: _read(path) for path in paths}
+def read_reports(*folders: Path, keys: Mapping[str, str] = NO_KEYS) -> dict[str, SiteReport]:
+    """Every report by the site that its file is named after, of two the later one; ``keys`` are the sites' own."""
+    found: dict[str, SiteReport] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*.json"))[:MAX_REPORTS] if folder.is_dir() else []:
+            report = _read(path, key=keys.get(path.stem, ""))
+            if path.stem not in found or report.given > found[path.stem].given:
+                found[path.stem] = report
+    return found
 
 
-def _read(path: Path) -> SiteReport:
-    given, site = "", path.stem
+def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: datetime) -> str:
+    """Keep a report that was handed in, and say of which site it is.
+
+    InvalidInput unless it bears the signature of a registered site's key, reads as a report, and is newer than the one
+    that was handed in before.
+    """
+    data = parse_json(text.encode("utf-8", "replace"))
+    site = data.get("site") if isinstance(data, dict) else None
+    if not isinstance(site, str) or site not in keys:
+        raise InvalidInput("site that the report speaks for", limit="a site that is registered here")
+    said = check_account(data, key=keys[site])
+    if said > now + LATER:
+        raise InvalidInput("time of the report", limit="no later than now", remedy="set the clock at the site")
+    path = folder / f"{site}.json"
+    report = _checked(data, path, key=keys[site])
+    before = _read(path, key=keys[site]) if path.exists() else None
+    if before is not None and not before.problem and before.given >= report.given:
+        raise InvalidInput("report", limit=f"newer than the one of {site} that is here, of {before.given}")
+    write_atomically(path, text.encode())
+    return site
+
+
+def _checked(data: dict[str, Any], path: Path, *, key: str) -> SiteReport:
+    report = _given(data, path, given="", key=key)
+    if report.problem:
+        raise InvalidInput("report", limit=report.problem)
+    return report
+
+
+def _read(path: Path, *, key: str) -> SiteReport:
+    given = ""
     try:
         given = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
-        return _report(read_json(path, most_bytes=MAX_BYTES), site=site, given=given)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, InvalidInput) as error:
-        why = f"{error}" if isinstance(error, InvalidInput) else type(error).__name__
-        return SiteReport(
-            site=site,
-            given=given,
-            problem=f"{path.name} is set aside: it is not what `consilium site status --json` prints there ({why})"[
-                :MAX_TEXT
-            ],
-        )
+        return _given(read_json(path, most_bytes=MAX_BYTES), path, given=given, key=key)
+    except (OSError, InvalidInput) as error:
+        return _aside(path, given, error)
+
+
+def _given(data: dict[str, Any], path: Path, *, given: str, key: str) -> SiteReport:
+    """The report in a file's JSON; set aside for whatever is wrong with it."""
+    try:
+        report = _report(data, site=path.stem, given=given)
+        if key and "signature" in data:
+            said = check_account(data, key=key).astimezone(UTC)
+            report = replace(report, signed=True, given=said.isoformat(timespec="seconds"))
+        return report
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, InvalidInput) as error:
+        return _aside(path, given, error)
+
+
+def _aside(path: Path, given: str, error: Exception) -> SiteReport:
+    why = f"{error}" if isinstance(error, InvalidInput) else type(error).__name__
+    words = f"{path.name} is set aside: it is not what `consilium site status --json` prints there ({why})"
+    return SiteReport(site=path.stem, given=given, problem=words[:MAX_TEXT])
 
 
 def _report(data: dict[str, Any], *, site: str, given: str) -> SiteReport:

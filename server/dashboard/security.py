@@ -8,6 +8,7 @@ it, a form without its session's token, and a form sent from another site.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from fastapi.responses import PlainTextResponse
 from server.dashboard.auth import Session
 
 MAX_BODY_BYTES = 1 << 16
+BODY_S = 30.0
+MAX_FIELDS = 1_000
+"""Of a form: as many labels decided together as its body holds."""
 
 POLICY = "; ".join(
     (
@@ -76,7 +80,8 @@ class SecureHeaders:
 
 
 class SmallBodies:
-    """ASGI middleware: a request's body is read here, whole, before anything else sees it; 413 above 64 KiB.
+    """ASGI middleware: a request's body is read here, whole, before anything else sees it; 413 above 64 KiB, 408 where
+    it takes longer than :data:`BODY_S`.
 
     Nobody has signed in at this point, so no more of it is ever held than that.
     """
@@ -93,14 +98,19 @@ class SmallBodies:
         if any(int(value[:20]) > MAX_BODY_BYTES for value in stated):
             await _too_large(scope, receive, send)
             return
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body, more = body + message.get("body", b""), message.get("more_body", False)
-            if len(body) > MAX_BODY_BYTES:
-                await _too_large(scope, receive, send)
-                return
+        try:
+            async with asyncio.timeout(BODY_S):
+                while more and len(body) <= MAX_BODY_BYTES:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return
+                    body, more = body + message.get("body", b""), message.get("more_body", False)
+        except TimeoutError:
+            await _refused(scope, receive, send, 408, f"a request is sent within {BODY_S:.0f} s\n")
+            return
+        if len(body) > MAX_BODY_BYTES:
+            await _too_large(scope, receive, send)
+            return
         held: list[MutableMapping[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> MutableMapping[str, Any]:
@@ -110,8 +120,11 @@ class SmallBodies:
 
 
 async def _too_large(scope: Scope, receive: Receive, send: Send) -> None:
-    words = f"a request has at most {MAX_BODY_BYTES} bytes\n"
-    await PlainTextResponse(words, status_code=413, headers={"connection": "close"})(scope, receive, send)
+    await _refused(scope, receive, send, 413, f"a request has at most {MAX_BODY_BYTES} bytes\n")
+
+
+async def _refused(scope: Scope, receive: Receive, send: Send, status: int, words: str) -> None:
+    await PlainTextResponse(words, status_code=status, headers={"connection": "close"})(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +181,7 @@ async def _form(request: Request) -> dict[str, str]:
 
 async def _decider(session: SignedIn) -> Session:
     if not session.role.may_decide:
-        raise HTTPException(403, "a privacy officer reads; decisions about labels are an operator's")
+        raise HTTPException(403, "a privacy officer reads; decisions about labels and sites' reports are an operator's")
     return session
 
 
@@ -210,7 +223,7 @@ async def read_form(request: Request) -> dict[str, str]:
     if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
         raise HTTPException(415, "expected an urlencoded form")
     try:
-        return dict(parse_qsl((await request.body()).decode(), keep_blank_values=True, max_num_fields=64))
+        return dict(parse_qsl((await request.body()).decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS))
     except ValueError as error:
         raise HTTPException(400, "the form cannot be read") from error
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.errors import InvalidInput
 from server.dashboard.app import Options, create_app
@@ -15,6 +17,29 @@ from server.dashboard.service import Certifier
 from server.operations.exact import CertificateHosts
 
 SHUTDOWN_S = 2
+HEAD_S = 15.0
+"""How long a connection may take to ask for something, twice at most."""
+
+
+class Connection(H11Protocol):
+    """A connection that is closed where nothing was asked on it for :data:`HEAD_S`: nobody holds one by half a request.
+
+    Its parser takes no more than 64 KiB of a request's head; uvicorn's other one takes any amount.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch = self.loop.call_later(HEAD_S, self._look, self.cycle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._watch.cancel()
+        super().connection_lost(exc)
+
+    def _look(self, before: object) -> None:
+        if (self.cycle is None or self.cycle.response_complete) and self.cycle is before:
+            self.transport.close()
+        else:
+            self._watch = self.loop.call_later(HEAD_S, self._look, self.cycle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +119,8 @@ def serve(options: Options, listen: Listen) -> None:
         create_app(options),
         host=listen.host,
         port=listen.port,
+        http=Connection,
+        ws="none",
         ssl_certfile=None if listen.certificate is None else str(listen.certificate),
         ssl_keyfile=None if listen.key is None else str(listen.key),
         proxy_headers=listen.proxy is not None,

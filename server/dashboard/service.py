@@ -20,7 +20,7 @@ from server.dashboard.notify import FAILED, Telling, Webhook
 from server.dashboard.pictures import Picture
 from server.dashboard.planning import Desk, Spectra, planned, wishes_of
 from server.dashboard.read_model import Follower
-from server.dashboard.reports import SiteReport, read_reports
+from server.dashboard.reports import SiteReport, read_reports, take_report
 from server.dashboard.views.alarms import Alarm
 from server.dashboard.views.overview import Overview, overview
 from server.dashboard.views.studies import StudyRow, study_rows
@@ -61,6 +61,7 @@ class Service:
         root = follower.workspace.root.absolute()
         self.pictures_dir = state / "pictures"
         self.certificate_dir = state / "certificate"
+        self.reports_dir = state / "site-reports"
         self.verify = Job(
             state / "verify.json", lambda: work("verify", str(follower.workspace.ledger_file.absolute())), now=now
         )
@@ -195,7 +196,16 @@ class Service:
         return None if spectrum is None else self.view("noise", lambda: noise_view(self.follower, spectrum.stds))
 
     def reports(self) -> dict[str, SiteReport]:
-        return read_reports(self.follower.workspace.reports_dir)
+        return read_reports(self.follower.workspace.reports_dir, self.reports_dir, keys=self._site_keys())
+
+    def take_report(self, text: str) -> str:
+        """Keep a site's report that was handed in here; of which site it is."""
+        site = take_report(text, self.reports_dir, keys=self._site_keys(), now=self.now())
+        self._views.clear()
+        return site
+
+    def _site_keys(self) -> dict[str, str]:
+        return {site.name: site.answer_key for site in self.follower.sites if site.answer_key}
 
     def close(self) -> None:
         """End what runs."""

@@ -302,6 +302,8 @@ def test_every_page_fits_a_phone_and_shows_all_its_tabs(dashboard, open_page, da
         page.goto(f"/{path.lstrip('/')}")
         overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert overflow <= 0, (path, overflow)
+        hidden = "() => [...document.querySelectorAll('div.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+        assert page.evaluate(hidden) == 0, (path, "a table hides columns")
         for tab in page.locator(".nav a").all():
             box = tab.bounding_box()
             assert box["x"] >= 0, path

@@ -150,3 +150,12 @@ for (const [id, path] of [["verify-state", "/api/ledger/verify"], ["certificate-
   const place = document.getElementById(id);
   if (place && /since/.test(place.textContent)) watchJob(path, place, () => location.reload());
 }
+
+// --- a file's text into the field that is sent
+
+for (const file of document.querySelectorAll("input[type=file][data-into]")) {
+  file.closest("label").hidden = false;
+  file.addEventListener("change", async () => {
+    if (file.files.length) document.getElementById(file.dataset.into).value = await file.files[0].text();
+  });
+}

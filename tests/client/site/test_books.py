@@ -17,17 +17,19 @@ from typer.testing import CliRunner
 
 from client.operations import staff_decisions as control
 from client.policy import load_site
-from client.site.books import open_books, read_books, slots_file, writing_teachers
-from client.site.enrolment import SiteKit, create_site, join_site, site_status
+from client.site.books import open_books, read_books, slots_file, stated_books, writing_teachers
+from client.site.enrolment import SiteKit, create_site, join_site, signed_status, site_status
 from client.site.registry import Registry
 from client.training.lock import writing
 from client.training.patient_deal import load_or_deal, load_slots
 from client.training.site import plan_site
 from common.admission import JoinRequest, read_request
+from common.clock import utc_now
 from common.config import Study
 from common.data.dataset import Case, Dataset, PatientIdentity
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.privacy.mechanism import QuerySpec
+from common.site_account import check_account
 from common.study_mechanism import study_mechanism
 from consilium.cli.site import site_app
 from server.ledger.backup import backup
@@ -102,6 +104,21 @@ def accept(directory: Path, study: Study, *numbers: int) -> None:
     with open_books(load_site(directory)) as ledger:
         ledger.consent(study)
         ledger.reserve(study.id, queries(study, *numbers))
+
+
+# --- what is handed over
+
+
+def test_what_a_site_prints_of_itself_bears_the_key_it_was_admitted_with(first, north: Path, joined: Path) -> None:
+    accept(north, first.study(), 1)
+    key = stated_books(load_site(north)).answer_key
+    for directory in (north, joined):
+        printed = json.loads(json.dumps(signed_status(directory, site_status(directory))))
+        assert check_account(printed, key=key) <= utc_now()
+        with pytest.raises(InvalidInput, match="signature"):
+            check_account({**printed, "queries_accepted": 0}, key=key)
+    (north / "site-ledger.key").chmod(0o644)  # somebody else's eyes: printed all the same, and nobody's word
+    assert "signature" not in signed_status(north, site_status(north))
 
 
 # --- joining

@@ -75,7 +75,7 @@ def test_what_an_operator_decides_is_closed_to_a_privacy_officer_and_nothing_els
             continue
         sent = {"json": {"verdict": "reject"}} if path.startswith("/api/") else {"data": {"csrf": token}}
         answer = client.post(path, headers={"x-csrf-token": token}, **sent)
-        assert (answer.status_code == 403) == path.endswith(("/decision", "/decisions")), path
+        assert (answer.status_code == 403) == path.endswith(("/decision", "/decisions", "/report")), path
 
 
 @pytest.mark.parametrize("path", ["/new", "/api/new"])

@@ -1,0 +1,137 @@
+"""What a site's operator sent by mail is taken where it is the site's word, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from common.errors import InvalidInput
+from common.ledger.keys import public_hex
+from common.site_account import check_account, signed_account
+from server.dashboard.app import Options, create_app
+from server.dashboard.reports import read_reports, take_report
+from server.study.workspace import Workspace
+from tests.server.dashboard.conftest import PASSWORD, TestClient, until_followed
+from tests.server.dashboard.hostile.files import REPORT
+
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
+NORTH, EAST = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+KEYS = {"north": public_hex(NORTH), "east": public_hex(EAST)}
+
+
+def said(*, key: Ed25519PrivateKey = NORTH, at: datetime = NOW, **changed: object) -> dict[str, object]:
+    return signed_account({**REPORT, **changed}, sign=key.sign, now=at)
+
+
+def taken(report: object, folder: Path) -> str:
+    return take_report(report if isinstance(report, str) else json.dumps(report), folder, keys=KEYS, now=NOW)
+
+
+def test_a_report_is_taken_from_the_site_whose_key_signed_it_and_told_with_its_time(tmp_path):
+    assert taken(said(at=NOW - timedelta(days=2)), tmp_path) == "north"
+    assert taken(json.dumps(said(), indent=1), tmp_path) == "north"
+    (report,) = read_reports(tmp_path, keys=KEYS).values()
+    assert (report.signed, report.given, report.problem, report.spent_epsilon) == (
+        True,
+        "2026-05-01T12:00:00+00:00",
+        "",
+        4.0,
+    )
+    assert check_account(json.loads((tmp_path / "north.json").read_text()), key=KEYS["north"]) == NOW
+
+
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        (REPORT, "signature"),
+        ({**said(), "signature": "00" * 64}, "signature"),
+        ({**said(), "signature": "zz"}, "signature"),
+        ({**said(), "signature": None}, "signature"),
+        ({**said(), "codes_stored": 5}, "signature"),
+        ({**said(), "new": 1}, "signature"),
+        ({**said(), "time": "2026-05-01T11:00:00Z"}, "signature"),
+        (said(key=EAST), "signature"),
+        (said(site="east"), "signature"),
+        (said(site="south"), "registered"),
+        (said(site="../../decisions"), "registered"),
+        (said(site=["north"]), "registered"),
+        (said(at=NOW + timedelta(hours=1)), "no later than now"),
+        (said(spent={"exact": {"epsilon": -1}}), "set aside"),
+        (said(alarms="x"), "set aside"),
+        ("[" * 60_000, "JSON"),
+        ('{"site": "north", "x": "\\ud800"}', "JSON"),
+        ("", "JSON"),
+        ("[]", "registered"),
+        ("\ud800", "JSON"),
+    ],
+)
+def test_no_other_is_taken_and_nothing_is_written(tmp_path, report, why):
+    with pytest.raises(InvalidInput, match=why):
+        taken(report, tmp_path / "reports")
+    assert not (tmp_path / "reports").exists()
+
+
+def test_an_older_report_of_the_site_does_not_come_back(tmp_path):
+    taken(said(), tmp_path)
+    for at in (NOW, NOW - timedelta(seconds=5)):
+        with pytest.raises(InvalidInput, match="newer"):
+            taken(said(at=at, queries_accepted=0), tmp_path)
+    assert read_reports(tmp_path, keys=KEYS)["north"].queries_accepted == 4
+
+
+def test_a_signed_file_that_was_changed_in_the_studys_directory_is_set_aside_and_a_plain_one_is_marked(tmp_path):
+    (tmp_path / "north.json").write_text(json.dumps({**said(), "queries_accepted": 9}))
+    (tmp_path / "east.json").write_text(json.dumps({**REPORT, "site": "east"}))
+    found = read_reports(tmp_path, keys=KEYS)
+    assert "north.json is set aside" in found["north"].problem
+    assert (found["east"].signed, found["east"].problem) == (False, "")
+
+
+@pytest.fixture
+def desk(collected, state, tmp_path):
+    """A dashboard that knows north's key, ada signed in."""
+    shutil.copytree(collected.workspace.root, tmp_path / "study")
+    workspace = Workspace(tmp_path / "study")
+    sites = [
+        one if one.name != "north" else type(one)(one.name, one.pool, one.node_id, KEYS["north"])
+        for one in workspace.sites()
+    ]
+    workspace.save_sites(tuple(sites))
+    options = Options(study=workspace.root, state=state, now=lambda: NOW)
+    with TestClient(create_app(options), base_url="http://localhost", follow_redirects=False) as client:
+        until_followed(client)
+        client.post("/login", data={"name": "ada", "password": PASSWORD})
+        yield client, workspace
+
+
+def hand_in(client: TestClient, report: object) -> object:
+    token = client.get("/api/me").json()["csrf"]
+    return client.post("/sites/report", data={"csrf": token, "report": json.dumps(report)})
+
+
+def test_a_report_is_handed_in_on_the_sites_page(desk, state):
+    client, _ = desk
+    assert "came by mail" in client.get("/sites").text
+    assert hand_in(client, REPORT).status_code == 400
+    answer = hand_in(client, said(alarms=["<b>bold</b>"]))
+    assert (answer.status_code, answer.headers["location"]) == (303, "/sites#north")
+    text = client.get("/sites").text
+    assert "signed by its ledger" in text
+    assert "&lt;b&gt;bold" in text
+    assert "site-reports-alarm" in {one["name"] for one in client.get("/api/overview").json()["alarms"]}
+    assert (state / "site-reports" / "north.json").exists()
+
+
+@pytest.mark.parametrize(("left", "level"), [(31, None), (29, "warning"), (-1, "critical")])
+def test_the_end_of_the_servers_certificate_is_an_alarm_thirty_days_before(desk, monkeypatch, left, level):
+    client, _ = desk
+    ends = NOW + timedelta(days=left)
+    monkeypatch.setattr("server.dashboard.service.expires", lambda path: ends)
+    found = {one["name"]: one["level"] for one in client.get("/api/overview").json()["alarms"]}
+    assert found.get("certificate-ends") == level
+    assert f"holds until {ends:%Y-%m-%d}" in client.get("/sites").text

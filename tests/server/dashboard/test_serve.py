@@ -1,0 +1,95 @@
+"""The dashboard's own server, against callers who hold on to it: half requests, endless heads, slow bodies, streams."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import uvicorn
+
+from server.dashboard import live, security, serve
+from server.dashboard.app import Options, create_app
+from tests.server.dashboard.conftest import TestClient
+
+
+@pytest.fixture
+def address(collected, state, monkeypatch) -> Iterator[tuple[str, int]]:
+    """Where it listens; patience is short here."""
+    monkeypatch.setattr(serve, "HEAD_S", 0.3)
+    monkeypatch.setattr(security, "BODY_S", 0.5)
+    app = create_app(Options(study=collected.workspace.root, state=state))
+    config = uvicorn.Config(app, port=0, http=serve.Connection, ws="none", log_level="critical")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    until = time.monotonic() + 20
+    while not server.started:
+        assert thread.is_alive()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()
+    server.should_exit = True
+    thread.join(10)
+
+
+def ended(connection: socket.socket) -> bytes:
+    """All that is said until the other side closes."""
+    connection.settimeout(5)
+    found = b""
+    try:
+        while more := connection.recv(65536):
+            found += more
+    except ConnectionResetError:
+        pass
+    return found
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: "])
+def test_a_connection_that_asks_for_nothing_is_closed(address, sent):
+    with closing(socket.create_connection(address)) as silent:
+        silent.sendall(sent)
+        with closing(socket.create_connection(address)) as other:
+            other.sendall(b"GET /login HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert other.recv(65536).startswith(b"HTTP/1.1 200")
+        assert ended(silent) == b""
+
+
+def test_a_head_without_end_is_not_held(address):
+    with closing(socket.create_connection(address)) as endless:
+        endless.settimeout(5)
+        endless.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+        sent = 0
+        try:
+            while sent < 64 << 20:
+                sent += endless.send(b"X: " + b"y" * 60_000 + b"\r\n")
+        except (ConnectionError, TimeoutError):
+            pass
+        assert sent < 16 << 20  # what the machine's own buffers hold, and 64 KiB
+
+
+def test_a_body_that_trickles_is_answered_408(address):
+    with closing(socket.create_connection(address)) as slow:
+        head = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n"
+        slow.sendall(head + b"Content-Type: application/x-www-form-urlencoded\r\n\r\nname=")
+        assert b" 408 " in ended(slow).split(b"\r\n")[0]
+
+
+def test_a_user_with_many_streams_is_told_to_ask_instead(signed_in, monkeypatch):
+    client: TestClient = signed_in("ada")
+    client.app.state.live.open["ada"] = live.MOST_STREAMS
+    assert client.get("/api/live/overview").status_code == 429
+    assert client.get("/api/blocks/overview").status_code == 200
+
+
+def test_a_hundred_labels_are_decided_in_one_form_or_none_of_them_is(signed_in):
+    client: TestClient = signed_in("ada")
+    token = client.get("/api/me").json()["csrf"]
+    chosen = {f"{number:064x}": "1" for number in range(500)}
+    answer = client.post("/labels/decisions", data={"csrf": token, "verdict": "reject", **chosen})
+    assert answer.status_code == 404  # these labels do not exist; the form was read
+    assert "no label of this volume" in answer.text
+    assert client.get("/api/decisions").json() == []
