@@ -34,8 +34,6 @@ JOINT_ROUNDS = 4
 """Rounds of a joint query by default; twice as many bring little more (docs/utility.md)."""
 MAX_JOINT_ROUNDS = 16
 OPEN, SEALED_SUM = "open", "sealed-sum"
-
-
 NORMALISATIONS = ("volume", "nonzero")
 
 
@@ -46,7 +44,8 @@ class DataConfig:
     ``labels[i]`` names label value i; label 0 is background. ``channels`` names the image channels. ``regions``: what
     label maps are scored by where structures overlap, as BraTS' do: each ``"name = label + label"``. The labels stay
     exclusive, for a code is of probabilities that sum to 1. ``normalisation``: z-scores over the whole ``"volume"``, or
-    over its ``"nonzero"`` voxels (a brain cut out of its skull), the others staying 0.
+    over its ``"nonzero"`` voxels (a brain cut out of its skull), the others staying 0. ``finer``: the student is
+    trained and scored at so many times the resolution at which hospitals are asked (:attr:`student`).
     """
 
     labels: tuple[str, ...]
@@ -55,6 +54,7 @@ class DataConfig:
     channels: tuple[str, ...] = ("MRI",)
     regions: tuple[str, ...] = ()
     normalisation: str = "volume"
+    finer: int = 1
 
     def __post_init__(self) -> None:
         for name in ("labels", "grid", "channels", "regions"):
@@ -73,12 +73,21 @@ class DataConfig:
         for name in ("labels", "channels"):
             for text in getattr(self, name):
                 check_text(text, what=f"name in data.{name}")
-        voxels = self.grid[0] * self.grid[1] * self.grid[2]
-        if voxels > MAX_GRID_VOXELS:
+        if self.grid[0] * self.grid[1] * self.grid[2] > MAX_GRID_VOXELS:
             raise InvalidInput("data.grid", value=self.grid, limit=f"at most {MAX_GRID_VOXELS} voxels in all")
         if self.normalisation not in NORMALISATIONS:
             raise InvalidInput("data.normalisation", value=self.normalisation, limit=", ".join(NORMALISATIONS))
         check_regions(self.regions, self.labels)
+        if type(self.finer) is not int or self.finer not in (1, 2, 4):
+            raise InvalidInput("data.finer", value=self.finer, limit="1, 2, 4")
+        _ = self.student  # refuses a grid that is too large there
+
+    @property
+    def student(self) -> DataConfig:
+        """What the student sees: the same field of view in ``finer`` times as many voxels on each axis."""
+        (x, y, z), (u, v, w), n = self.grid, self.spacing_mm, self.finer
+        finer = {"grid": (n * x, n * y, n * z), "spacing_mm": (u / n, v / n, w / n), "finer": 1}
+        return self if n == 1 else dataclasses.replace(self, **finer)  # type: ignore[arg-type]
 
     @property
     def structures(self) -> tuple[str, ...]:
@@ -93,7 +102,7 @@ class DataConfig:
 
     def to_table(self) -> dict[str, Any]:
         """The section's keys and values; later ones only where they say something, so that ids of studies stay."""
-        return as_said(self, ("regions", "normalisation"))
+        return as_said(self, ("regions", "normalisation", "finer"))
 
     def __repr__(self) -> str:
         return f"DataConfig({', '.join(f'{name}={value!r}' for name, value in self.to_table().items())})"
@@ -248,8 +257,6 @@ class CodecConfig:
 
 
 AUGMENTATIONS = ("smooth", "rotate-mirror")
-
-
 NETWORKS = ("unet", "residual", "paper-unet", "dynunet")
 
 
@@ -349,11 +356,7 @@ class Study:
     _id: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if (
-            not self.name
-            or len(self.name) > 64
-            or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in self.name)
-        ):
+        if not 1 <= len(self.name) <= 64 or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in self.name):
             raise InvalidInput("study name", value=self.name, limit="1 to 64 letters, digits, '-', '_', '.'")
         if self.codec.joint and self.privacy.planned_queries > MAX_JOINT_ROUNDS:
             raise InvalidInput(
@@ -362,6 +365,8 @@ class Study:
                 limit=f"at most {MAX_JOINT_ROUNDS} where codec.joint is true: each is a round about all public volumes",
                 remedy=f"{JOINT_ROUNDS} rounds are what the recipe takes",
             )
+        if self.data.finer > 1 and (not self.codec.joint or self.codec.paired):
+            raise InvalidInput("data.finer", value=self.data.finer, limit="1 unless codec.joint is true, without pairs")
 
     @property
     def id(self) -> str:

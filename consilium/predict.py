@@ -88,7 +88,11 @@ def load_model(directory: Path) -> Bundle:
         workspace = Workspace(directory)
         study = workspace.study()
         bundle = Bundle(
-            load_student(study, workspace.student_dir), study.data, "", study.student.patch, ranges_seen(workspace)
+            load_student(study, workspace.student_dir),
+            study.data.student,
+            "",
+            study.student.patch,
+            ranges_seen(workspace),
         )
     else:
         bundle = open_bundle(directory)

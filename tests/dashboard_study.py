@@ -23,6 +23,7 @@ from common.config import (
     TrainingConfig,
     render_study,
 )
+from common.data.grid import WHOLE_VOXELS, asked_at
 from common.data.synthetic import study_data, write_phantoms
 from common.data.volume import load_label
 from common.events import EventLog
@@ -91,14 +92,15 @@ def make_study_directory(
     volumes: int = QUERIES,
     queries: int = 0,
     protocol: str = "",
+    most: int = WHOLE_VOXELS,
 ) -> Recorded:
     """A study ready to run: phantoms published, codec fitted, four sites registered; a joint one of so many rounds, or
-    so many queries of another protocol."""
+    so many queries of another protocol. ``most`` voxels of the grid that is asked about."""
     phantoms = write_phantoms(root / "phantoms", cases=volumes + 10, seed=3)
     public, maps = phantoms.cases[:volumes], phantoms.cases[volumes:]
     study = Study(
         name="hippocampus-demo",
-        data=study_data(2),
+        data=asked_at(study_data(2), most=most),
         privacy=PrivacyConfig(epsilon=epsilon, delta=1e-3, planned_queries=rounds or queries or volumes, quorum=3),
         codec=CodecConfig(augmentations=20, max_dimension=12, joint=rounds > 0, protocol=protocol),
         teacher=TrainingConfig(channels=(4, 8), steps=4),

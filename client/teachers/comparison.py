@@ -22,7 +22,7 @@ from jaxtyping import Float
 
 from client.site.enrolment import start_file
 from client.teachers.teacher import Teachers
-from common.codecs import load_codec
+from common.codecs import load_codec, shapes
 from common.config import Study
 from common.errors import InvalidInput
 from common.intervals import mean_interval
@@ -144,10 +144,17 @@ def references(site_dir: Path, study: Study, *, codec: str | None) -> tuple[list
         if name == MEAN_SHAPE and found:  # the start was trained on it and is the harder one to beat
             continue
         try:
-            found.append(Reference(name, load(), public))
+            found.append(Reference(name, _at(load(), study.data.finer), public))
         except InvalidInput as error:
             missing.append(Missing(name, str(error)))
     return found, missing
+
+
+def _at(answer: Answer, finer: int) -> Answer:
+    """The same on the student's grid, ``finer`` times the one that ``answer`` sees."""
+    if finer == 1:
+        return answer
+    return lambda image: shapes.enlarge(answer(shapes.pool(image, factor=finer)), factor=finer)
 
 
 def _start(site_dir: Path, study: Study) -> Answer:

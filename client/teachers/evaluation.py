@@ -176,8 +176,8 @@ def evaluate(
     config = load_site(site_dir)
     study = load_study(config.path(config.study))
     folder_of_model = model or site_dir / STUDENT_DIR / "bundle"
-    bundle = load_bundle(folder_of_model, study.data)
-    dataset = open_for_training(data or config.path(config.data), study.data, config.dataset)
+    bundle = load_bundle(folder_of_model, study.data.student)
+    dataset = open_for_training(data or config.path(config.data), study.data.student, config.dataset)
     parts = _parts(site_dir, dataset) if data is None else {}
     cases = dataset.labelled
     found, missing = references(site_dir, study, codec=codec_of(folder_of_model))
@@ -188,7 +188,7 @@ def evaluate(
     for number, case in enumerate(cases, start=1):
         try:
             part = parts.get(case.id, PARTS[2])
-            for name, score in _score(case, answers, study.data, part=part, native=native).items():
+            for name, score in _score(case, answers, study.data.student, part=part, native=native).items():
                 scores[name].append(score)
         except InvalidInput as error:
             problems.append(Problem(case.id, str(error)))

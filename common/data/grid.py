@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 
+from common.config import DataConfig
 from common.errors import InvalidInput
 
 MULTIPLE = 8
 KEPT = 0.999
 MOST_VOXELS = 1 << 17
 """A grid that is chosen has no more: a teacher then takes half a minute on one core."""
+
+PATCH = 96
 
 Triple = tuple[float, float, float]
 
@@ -44,6 +48,27 @@ def choose_both(label_maps: Sequence[Path], *, most: int = MOST_VOXELS) -> tuple
         x, y, z = (min(20.0, round(1.1 * value, 3)) if value < 1.1 * finest else value for value in spacing)
         spacing = (x, y, z)
     return spacing, grid
+
+
+def asked_at(data: DataConfig, *, most: int = WHOLE_VOXELS) -> DataConfig:
+    """The data with hospitals asked on a coarser grid where it has more than ``most`` voxels; the student's stays.
+
+    As it is where it has no more, and where no coarser grid has multiples of 8 voxels on each axis.
+    """
+    for finer in (2, 4):
+        x, y, z = (n // finer for n in data.grid)
+        u, v, w = (size * finer for size in data.spacing_mm)
+        if math.prod(data.grid) <= most or any(n % (MULTIPLE * finer) for n in data.grid) or max(u, v, w) > 20:
+            return data
+        if x * y * z <= most:
+            return replace(data, grid=(x, y, z), spacing_mm=(u, v, w), finer=finer)
+    return data
+
+
+def patch_of(grid: tuple[int, int, int]) -> tuple[int, int, int]:
+    """What a network is trained on where a whole volume would be too much: at most :data:`PATCH` voxels an axis."""
+    x, y, z = (min(PATCH, n) for n in grid)
+    return x, y, z
 
 
 def _reach(label_maps: Sequence[Path], *, spacing_mm: Triple) -> list[float]:

@@ -161,6 +161,21 @@ def to_native(
     return result
 
 
+def onto_grid(
+    probabilities: Float[np.ndarray, "k x y z"], source: Volume, target: Volume
+) -> Float[np.ndarray, "k u v w"]:
+    """Probabilities on one grid's voxels brought linearly, by its place in space, to another's of the same scan."""
+    resample = SpatialResample(mode="bilinear", padding_mode="border", align_corners=True)
+    moved = resample(
+        MetaTensor(torch.tensor(probabilities, dtype=torch.float32), affine=torch.tensor(source.affine)),
+        dst_affine=torch.tensor(target.affine),
+        spatial_size=target.image.shape[1:],
+    )
+    found = np.asarray(moved.array, dtype=np.float32)
+    result: np.ndarray = found / found.sum(axis=0)
+    return result
+
+
 def save_label(path: Path, native: Num[np.ndarray, "i j k ..."], volume: Volume) -> None:
     """Write what lies on the file's own voxels already, with the affine that was read from it in mm."""
     image = nib.Nifti1Image(native, volume.native_affine)

@@ -40,7 +40,12 @@ def metadata(
 ) -> dict[str, object]:
     """``configs/metadata.json``: the fields of MONAI's bundle specification, and the public volumes' ranges."""
     structures = ", ".join(study.data.labels[1:])
-    shared = {"spatial_shape": list(study.data.grid), "dtype": "float32", "value_range": [], "is_patch_data": False}
+    shared = {
+        "spatial_shape": list(study.data.student.grid),
+        "dtype": "float32",
+        "value_range": [],
+        "is_patch_data": False,
+    }
     return {
         "schema": METADATA_SCHEMA,
         "version": VERSION,
@@ -159,7 +164,7 @@ def _preprocessing(study: Study) -> dict[str, object]:
             {
                 "_target_": "Spacingd",
                 "keys": "image",
-                "pixdim": list(study.data.spacing_mm),
+                "pixdim": list(study.data.student.spacing_mm),
                 "mode": "bilinear",
                 "padding_mode": "border",
             },
@@ -169,7 +174,7 @@ def _preprocessing(study: Study) -> dict[str, object]:
                 "channel_wise": True,
                 **({"nonzero": True} if study.data.normalisation == "nonzero" else {}),
             },
-            {"_target_": "ResizeWithPadOrCropd", "keys": "image", "spatial_size": list(study.data.grid)},
+            {"_target_": "ResizeWithPadOrCropd", "keys": "image", "spatial_size": list(study.data.student.grid)},
         ],
     }
 
@@ -209,7 +214,7 @@ def _inferer(study: Study) -> dict[str, object]:
     """How ``common.models.fit.predict`` gives a volume on the grid to a network of this recipe."""
     from monai.inferers import SlidingWindowInferer
 
-    chosen = inferer_of(study.student.patch, study.data.grid)
+    chosen = inferer_of(study.student.patch, study.data.student.grid)
     if not isinstance(chosen, SlidingWindowInferer):
         return {"_target_": "SimpleInferer"}
     return {
@@ -240,8 +245,8 @@ def readme(study: Study, privacy: BundlePrivacy, dice: Mapping[str, float]) -> s
             "\nControls are the same student without what the hospitals said. The gain is over the best of them on\n"
             "these cases, its interval Student's t over the cases' paired differences.\n"
         )
-    spacing = " × ".join(f"{s:g}" for s in study.data.spacing_mm)
-    grid = " × ".join(map(str, study.data.grid))
+    spacing = " × ".join(f"{s:g}" for s in study.data.student.spacing_mm)
+    grid = " × ".join(map(str, study.data.student.grid))
     return f"""# {study.name}
 
 A 3D U-Net that segments {", ".join(study.data.labels[1:])} in MRI volumes. It was trained on public volumes whose

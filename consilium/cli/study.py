@@ -83,18 +83,22 @@ def init(
     Example: consilium study init trial --name trial --labels background,lesion --grid 64,64,64 --queries 40 --quorum 5
     """
     from common.codecs.paper import codec_terms
+    from common.data.grid import asked_at, patch_of
     from common.protocols.base import halves
     from server.planning.recommend import training_for
 
     asked = _asked(joint=joint, protocol=protocol, label_maps=label_maps, paired=paired)
     teacher, student = training_for(asked)
+    data = DataConfig(
+        labels=tuple(labels.split(",")),
+        spacing_mm=options.triple(spacing, float, what="--spacing"),
+        grid=options.triple(grid, int, what="--grid"),
+    )
+    if asked == "joint":
+        data = asked_at(data)
     study = Study(
         name=name,
-        data=DataConfig(
-            labels=tuple(labels.split(",")),
-            spacing_mm=options.triple(spacing, float, what="--spacing"),
-            grid=options.triple(grid, int, what="--grid"),
-        ),
+        data=data,
         privacy=PrivacyConfig(
             epsilon=epsilon,
             delta=delta,
@@ -109,13 +113,11 @@ def init(
             spare_draws=spare_draws,
         ),
         codec=replace(
-            codec_terms(
-                codec, labels=len(labels.split(",")), grid=options.triple(grid, int, what="--grid"), protocol=asked
-            ),
+            codec_terms(codec, labels=len(data.labels), grid=data.grid, protocol=asked),
             paired=paired,
         ),
         teacher=teacher,
-        student=student,
+        student=student if data.finer == 1 else replace(student, patch=patch_of(data.student.grid)),
     )
     halves(study)  # refuses a protocol that nobody registered
     _create(directory, study, ledger=ledger, standing=standing)

@@ -28,6 +28,7 @@ def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None])
     ``on_case`` is told cases done and cases in all, over all networks.
     """
     study, folder, files = workspace.study(), workspace.student_dir, workspace.validation()
+    data = study.data.student
     workspace.scores_file.unlink(missing_ok=True)  # an earlier student's
     if not files:
         return {}
@@ -36,7 +37,7 @@ def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None])
     truths: list[np.ndarray] = []
     found: dict[str, list[np.ndarray]] = {name: [] for name in networks}
     for number, case in enumerate(files):
-        example = example_from_bytes(workspace.objects.get(case.image), workspace.objects.get(case.label), study.data)
+        example = example_from_bytes(workspace.objects.get(case.image), workspace.objects.get(case.label), data)
         truths.append(example.label)
         for index, (name, network) in enumerate(networks.items()):
             probabilities = predict(network, example.volume.image, patch=study.student.patch)

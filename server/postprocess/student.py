@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 
 from common.config import Study
-from common.data.volume import volume_from_bytes
+from common.data.volume import onto_grid, volume_from_bytes
 from common.errors import InvalidInput
 from common.events import EventLog
 from common.models.fit import OnStep
@@ -70,14 +70,20 @@ def fit_controls(released: Released, *, events: EventLog) -> None:
 
 def lesson_of(released: Released) -> Lesson:
     """What the student and its controls may learn from."""
-    public, labels = released.public, released.labels()
+    public, labels, data = released.public, released.labels(), released.public.study.data
     if not labels:
         raise InvalidInput("pseudo-labels", value=0, limit="at least one", remedy="run the study first")
 
     def image(volume: str) -> Float[np.ndarray, "c x y z"]:
-        return volume_from_bytes(public.objects.get(volume), public.study.data).image
+        return volume_from_bytes(public.objects.get(volume), data.student).image
 
-    return Lesson(public, released.answers, labels, image, paired=read_paired(public))
+    def onto(volume: str, label: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k u v w"]:
+        if data.finer == 1:
+            return label
+        content = public.objects.get(volume)
+        return onto_grid(label, volume_from_bytes(content, data), volume_from_bytes(content, data.student))
+
+    return Lesson(public, released.answers, labels, image, paired=read_paired(public), onto=onto)
 
 
 def fit_once(training: Training, *, files: FitFiles, on_step: OnStep) -> Fitted | None:

@@ -97,7 +97,8 @@ class FitFiles:
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """What a student may learn from: nothing but what is public or released. ``labels`` are in query order, those that
-    stand rejected left out; ``image`` gives a public volume on the study's grid; ``paired`` are public with both."""
+    stand rejected left out; ``image`` gives a public volume on the student's grid, ``onto`` brings a label of it there;
+    ``paired`` are public with both."""
 
     public: Public
     answers: Sequence[Answer]
@@ -105,6 +106,7 @@ class Lesson:
     image: Callable[[str], Float[np.ndarray, "c x y z"]]
     seed: int = STUDENT_SEED
     paired: Paired | None = None
+    onto: Callable[[str, Float[np.ndarray, "k x y z"]], Float[np.ndarray, "k u v w"]] = lambda _volume, label: label
 
 
 @dataclass(frozen=True, slots=True)

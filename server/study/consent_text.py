@@ -94,6 +94,7 @@ def facts(study: Study) -> dict[str, object]:
         "grid": list(study.data.grid),
         "codec": study.codec.name,
         "joint": protocol_of(study).name == "joint",
+        **({"finer": study.data.finer} if study.data.finer > 1 else {}),
         **({"paired": study.codec.paired} if study.codec.paired else {}),
         "clipping_norm": study.codec.radius,
         "unit": str(privacy.unit),
@@ -141,7 +142,8 @@ def for_consortium(study: Study, *, sites: int) -> str:
     return "\n".join(
         [
             f"study {f['name']} ({study.id[:16]}…)",
-            f"labels {', '.join(study.data.labels)}; grid {study.data.grid} at {study.data.spacing_mm} mm",
+            f"labels {', '.join(study.data.labels)}; grid {study.data.grid} at {study.data.spacing_mm} mm"
+            + (f", the student at {study.data.finer} times that resolution" if study.data.finer > 1 else ""),
             f"budget ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant} accountant), {stated}",
             f"plan {wording.plan}, {privacy.voters_per_site} voter(s) a site, quorum {privacy.quorum} sites",
             *([f"{study.codec.paired} public volumes with their label maps"] if study.codec.paired else []),

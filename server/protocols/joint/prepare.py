@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from common.codecs.pca import PcaCodec
@@ -26,7 +28,9 @@ def prepare(public: Public, codec: PcaCodec, *, sites: int, on_stage: OnStage | 
         images,
         codec,
         codec.powers,
-        study.student,
+        study.student
+        if study.data.finer == 1
+        else replace(study.student, patch=()),  # whole volumes of the coarse grid
         seed=STUDENT_SEED,
         paired=read_paired(public),
         on_step=lambda step, _loss: tell("public start", step, study.student.steps),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -52,8 +53,10 @@ class Joint(QueryProtocol):
                 "voxels of a joint query's volumes",
                 value=math.prod(study.data.grid),
                 limit=f"at most {WHOLE_VOXELS}",
-                remedy="set codec.joint = false, or a coarser data.grid",
+                remedy="ask on a coarser data.grid, with data.finer = 2 for the student, or set codec.joint = false",
             )
+        if math.prod(study.data.student.grid) > WHOLE_VOXELS and not study.student.patch:
+            raise InvalidInput("student.patch", value=(), limit="stated where the student's grid is so large")
 
     def check_volumes(self, study: Study, count: int) -> None:
         if count > MAX_VOLUMES:
@@ -144,7 +147,7 @@ def _training(lesson: Lesson, control: str | None) -> Training:
     )
 
     def train(files: FitFiles, on_step: OnStep) -> torch.nn.Module:
-        from server.protocols.joint.student import read_start, refine, refine_paired
+        from server.protocols.joint.student import read_start, refine, refine_finer, refine_paired
 
         if control == "public_only" and lesson.paired is not None:
             return refine_paired(
@@ -155,12 +158,24 @@ def _training(lesson: Lesson, control: str | None) -> Training:
                 checkpoint=files.checkpoint,
                 on_step=on_step,
             )
-        begun, codes = (of_all[kept] for of_all in believed(public, rounds))
+        begun, found = (of_all[kept] for of_all in believed(public, rounds))
+        codes = found if control is None else control_of(control, begun, found)
+        if study.data.finer > 1:
+            return refine_finer(
+                read_start(start, study),
+                ((lesson.image(volumes[row]), partial(lesson.onto, volumes[row])) for row in kept),
+                codec_of(public),
+                codes,
+                study.student,
+                seed=lesson.seed,
+                checkpoint=files.checkpoint,
+                on_step=on_step,
+            )
         return refine(
             read_start(start, study),
             np.stack([lesson.image(volumes[row]) for row in kept]),
             codec_of(public),
-            codes if control is None else control_of(control, begun, codes),
+            codes,
             study.student,
             seed=lesson.seed,
             paired=lesson.paired,

@@ -9,7 +9,7 @@ by what was released, so that no codec can take from it what the pairs taught.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,12 +21,15 @@ from common.canonical import sha256_bytes
 from common.codecs.base import Codec
 from common.codecs.pca import PcaCodec
 from common.config import Study, TrainingConfig
+from common.data.volume_cache import StoredVolumes, VolumeCache
 from common.errors import InvalidInput
 from common.models.fit import OnStep, fit, predict
 from common.models.unet import build_unet, weights_from_bytes
 from common.protocols.joint.frame import Frame, plan_frame, sharpen
 from server.protocols.joint.belief import labels_of
 from server.protocols.paired import Paired
+
+Onto = Callable[[Float[np.ndarray, "k x y z"]], Float[np.ndarray, "k u v w"]]
 
 PUBLIC_PASSES = 3
 """Rounds of self-training that make the public start."""
@@ -143,6 +146,30 @@ def refine(
     return _trained_on(start, images, targets, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
 
 
+def refine_finer(
+    start: torch.nn.Module,
+    volumes: Iterable[tuple[Float[np.ndarray, "c u v w"], Onto]],
+    codec: Codec,
+    codes: Float[np.ndarray, "n l"],
+    recipe: TrainingConfig,
+    *,
+    seed: int,
+    checkpoint: Path,
+    on_step: OnStep | None = None,
+) -> torch.nn.Module:
+    """:func:`refine` on a finer grid than was asked on: images there, each with what brings its label there.
+
+    Volumes beyond the memory that :class:`~common.data.volume_cache.VolumeCache` grants lie beside ``checkpoint``.
+    """
+    with VolumeCache(checkpoint.with_suffix(".volumes")) as cache:
+        images, targets = [], []
+        for (image, onto), code in zip(volumes, codes, strict=True):
+            images.append(cache.keep(image))
+            targets.append(cache.keep(onto(codec.decode(code, noise_std=0.0))))
+        parts = StoredVolumes(images), StoredVolumes(targets)
+        return _trained_on(start, *parts, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
+
+
 def refine_paired(
     start: torch.nn.Module,
     paired: Paired,
@@ -192,8 +219,8 @@ def restore_spread(
 
 def _trained_on(
     start: torch.nn.Module,
-    images: Float[np.ndarray, "n c x y z"],
-    targets: Float[np.ndarray, "n k x y z"],
+    images: Float[np.ndarray, "n c x y z"] | StoredVolumes,
+    targets: Float[np.ndarray, "n k x y z"] | StoredVolumes,
     recipe: TrainingConfig,
     *,
     seed: int,
