@@ -1,11 +1,9 @@
-"""From how structures look to labels of public volumes, and to volumes that are made up with their labels.
+"""From how structures look to labels of public volumes.
 
 A public volume's label is where the public shapes lie, times how likely a voxel's values are of each structure, smooth
 over neighbours (a mean field), moved as a whole to where the structures are found, and as large in the mean as public
-shapes are. A made-up case is a public shape written into a public image in the looks of its structures. Where public
-shapes have a place of their own a student learns from labels, and else from made-up cases: hearts were learnt from
-labels alone, and much worse from both. The same functions make the controls, from the looks that nobody was asked for.
-Post-processing. Free of torch.
+shapes are. The same function makes the controls, from the looks that nobody was asked for. Post-processing. Free of
+torch.
 """
 
 from __future__ import annotations
@@ -20,10 +18,7 @@ from common.codecs.pca import PcaCodec
 from server.protocols.appearance.look import Look
 
 SHAPES = 48
-"""Shapes drawn from the codec: as many made-up cases, and the atlas is their mean."""
-
-PLACE = 0.15
-"""Structures that the shapes' mean misses have no place of their own: labels that begin from it would hold little."""
+"""Shapes drawn from the codec: the atlas is their mean."""
 
 BLUR = 2.0
 """Voxels that the atlas is blurred by: shapes of few maps do not cover all places."""
@@ -43,8 +38,6 @@ NEAR = 1.0
 
 PASSES, FIELD_PASSES = 4, 4
 BINS = 64
-VARIETY = 0.35
-"""Beside what is uncertain, a structure's mean varies so much between patients."""
 
 
 def drawn_shapes(codec: PcaCodec, *, count: int = SHAPES, seed: int = 0) -> Float[np.ndarray, "s k x y z"]:
@@ -52,15 +45,6 @@ def drawn_shapes(codec: PcaCodec, *, count: int = SHAPES, seed: int = 0) -> Floa
     rng = np.random.default_rng(seed)
     codes = rng.normal(size=(count, codec.dimension)) * np.sqrt(codec.powers)
     return np.stack([codec.decode(code, noise_std=0.0) for code in codes]).astype(np.float32)
-
-
-def placed(shapes: Float[np.ndarray, "s k x y z"]) -> bool:
-    """Whether structures have a place: whether the shapes' own mean has Dice of :data:`PLACE` or more with them."""
-    from common.metrics import dice_per_class, mean_present  # torch
-
-    mean = shapes.mean(axis=0).argmax(axis=0).astype(np.uint8)
-    found = [mean_present(dice_per_class(mean, one.argmax(axis=0).astype(np.uint8), len(one))) for one in shapes]
-    return mean_present(found) >= PLACE
 
 
 def labelled(
@@ -86,29 +70,6 @@ def labelled(
         bias += np.clip(np.log((sizes + FLOOR / 10) / (shares + FLOOR / 10)), -2, 2)
         bias -= bias[0]
     return (label.astype(np.float32) for label in found)
-
-
-def made_up(
-    images: Sequence[Float[np.ndarray, "c x y z"]], shapes: Float[np.ndarray, "s k x y z"], look: Look, *, seed: int
-) -> tuple[Float[np.ndarray, "s c x y z"], Float[np.ndarray, "s k x y z"]]:
-    """One case a shape: it is written into a random image, each case in looks drawn anew."""
-    rng, made = np.random.default_rng(seed), []
-    spread = np.sqrt(look.mean_variances + (VARIETY * look.stds) ** 2)
-    for shape in shapes:
-        image = np.array(images[int(rng.integers(len(images)))])
-        soft = np.stack([gaussian_filter(one, rng.uniform(0, 1.2)) for one in shape[1:]])
-        total = soft.sum(axis=0)
-        written = rng.uniform(0.4, 1) * np.clip(total, 0, 1)
-        means = look.means + spread * rng.normal(size=spread.shape)
-        grain = rng.uniform(0, 2)
-        for channel, values in enumerate(image):
-            texture = gaussian_filter(rng.normal(size=values.shape), 1.0) * grain
-            body = np.tensordot(means[:, channel], soft, axes=1) / np.maximum(total, FLOOR)
-            texture *= np.tensordot(look.stds[:, channel], soft, axes=1)
-            values[:] = values * (1 - written) + body * written + texture
-            values[:] = (values - values.mean()) / max(float(values.std()), FLOOR)
-        made.append(image)
-    return np.stack(made), shapes
 
 
 def _evidence(

@@ -1,4 +1,4 @@
-"""An appearance query at the server: a few rounds about how structures look, then labels, made-up cases and a student.
+"""An appearance query at the server: a few rounds about how structures look, then labels and a student.
 
 Where a structure is in every volume takes many numbers; what it looks like takes a few, with little noise. Frames and
 rounds are a joint query's; everything after an answer is post-processing. Every control is made as the student is, of
@@ -19,7 +19,7 @@ from common.config import Study
 from common.errors import InvalidInput
 from common.study_mechanism import study_mechanism
 from server.aggregation.progress import OnStage
-from server.protocols.appearance.labels import drawn_shapes, labelled, made_up, placed
+from server.protocols.appearance.labels import drawn_shapes, labelled
 from server.protocols.appearance.look import Look, first_frame, looks
 from server.protocols.base import Answer, FitFiles, Label, Lesson, Training, Wording
 from server.protocols.controls import DERANGEMENT_SEED, derangement
@@ -78,13 +78,12 @@ class Appearance(Joint):
                 yield Standing(volume, centre, doubt_of(found[row], (each[row] for each in drawn)))
 
     def student(self, lesson: Lesson) -> Training:
-        """A fresh network, from the labels of the volumes that stand; from made-up cases where shapes have no place."""
+        """A fresh network, from the labels of the volumes that stand."""
         return _training(lesson, "student", _look(lesson, after=True), lambda: dict(lesson.labels))
 
     def control(self, lesson: Lesson, name: str, *, trained: Callable[[str], torch.nn.Module]) -> Training | None:
         """The same with the looks nobody was asked for: ``zero_code`` as they are, ``public_only`` with labels by its
-        network. ``shuffled_codes``: labels dealt to other volumes; made-up cases in looks dealt to other structures and
-        channels."""
+        network. ``shuffled_codes``: the student's labels, dealt to other volumes."""
         before, after = _look(lesson, after=False), _look(lesson, after=True)
 
         def silent() -> dict[str, Map]:
@@ -109,7 +108,7 @@ class Appearance(Joint):
             case "shuffled_codes":
                 if len(lesson.labels) < 2:
                     return None
-                return _training(lesson, name, _dealt(after), dealt)
+                return _training(lesson, name, after, dealt)
             case "public_only":
                 return _training(lesson, name, before, predicted)
             case _:
@@ -132,22 +131,10 @@ def _look(lesson: Lesson, *, after: bool) -> Look:
     return looks(lesson.public, rounds)[after]
 
 
-def _dealt(look: Look) -> Look:
-    """Every structure and channel in the looks of another; of a single one, in the opposite."""
-    rows, size = look.values.shape[0], look.channels
-    if rows * size == 1:
-        return Look(look.values * [-1, 1], look.variances)
-    halves = (look.values, look.variances)
-    values, variances = (
-        np.concatenate([np.roll(part, 1).reshape(rows, size) for part in np.hsplit(half, 2)], axis=1) for half in halves
-    )
-    return Look(values, variances)
-
-
 def _training(lesson: Lesson, name: str, look: Look, labels: Callable[[], dict[str, Map]]) -> Training:
     study = lesson.public.study
     inputs = digest(
-        "appearance-student-inputs",
+        "appearance-student-of-labels",
         [
             name,
             study.id,
@@ -161,13 +148,9 @@ def _training(lesson: Lesson, name: str, look: Look, labels: Callable[[], dict[s
     def train(files: FitFiles, on_step: OnStep) -> torch.nn.Module:
         from server.protocols.student import train_student
 
-        shapes = drawn_shapes(codec_of(lesson.public))
-        if placed(shapes):
-            taught = labels()
-            images = np.stack([lesson.image(volume) for volume in taught])
-            targets = np.stack(list(taught.values()))
-        else:
-            images, targets = made_up([lesson.image(each) for each in lesson.labels], shapes, look, seed=lesson.seed)
+        taught = labels()
+        images = np.stack([lesson.image(volume) for volume in taught])
+        targets = np.stack(list(taught.values()))
         model, _ = train_student(
             images, targets, study.student, seed=lesson.seed, checkpoint=files.checkpoint, on_step=on_step
         )
