@@ -4,11 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 
-# How many tests run at once. Those in DAEMONS share a federation a file: a file stays with one process.
+# How many tests run at once. Of the slow ones one more: daemons mostly wait for one another (tests/conftest.py).
 JOBS ?= 2
-SIDE_BY_SIDE := -n $(JOBS) --dist worksteal
-FILE_BY_FILE := -n $(JOBS) --dist loadfile
-DAEMONS := tests/attacks tests/browser tests/e2e tests/faults
+SLOW_JOBS ?= 3
 
 # Stamps live inside the environment, so deleting it deletes them. The dev stamp implies the other.
 RUNTIME := $(VENV)/.installed
@@ -36,11 +34,10 @@ demo: $(RUNTIME)  ## hospitals, real daemons, a student and demo-out/report.html
 	$(BIN)/consilium demo --out demo-out
 
 test: $(DEV)  ## the fast tests
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not docker and not faults and not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not docker and not faults and not gpu"
 
-test-slow: $(DEV)  ## the slow ones: long statistics, then federations of real daemons
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "slow and not docker and not faults and not gpu" $(DAEMONS:%=--ignore=%)
-	$(BIN)/python -m pytest $(FILE_BY_FILE) -m "slow and not docker and not faults and not gpu" $(DAEMONS)
+test-slow: $(DEV)  ## the slow ones: federations of real daemons, long statistics
+	$(BIN)/python -m pytest -n $(SLOW_JOBS) --dist loadgroup -m "slow and not docker and not faults and not gpu"
 
 test-large: $(DEV)  ## BraTS-sized volumes from teacher to student: peak memory of each process, in minutes
 	$(BIN)/python benchmarks/large_volumes.py --out large-out

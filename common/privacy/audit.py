@@ -178,11 +178,11 @@ def memory_service(study: StudyUnderAudit) -> Service:
     """The production path with the budget kept in memory: calibrate, ask the filter, release with ``noisy_sum``."""
     mechanism = audited_mechanism(study)
     limit = max_mu_squared(study.accountant, study.budget)
+    cost = mechanism.mu_squared(study.protection)
 
     def run(codes: Sequence[Sequence[Code]]) -> list[Code]:
         spent, answers = Fraction(0), []
         for query in codes:
-            cost = mechanism.mu_squared(study.protection)
             if not admits(spent, cost, limit):
                 raise BudgetExceeded("audit", requested=float(cost), remaining=float(limit - spent))
             spent += cost
