@@ -128,7 +128,7 @@ def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3
     if sqlite3.sqlite_version_info < (3, 37):
         raise InvalidInput("SQLite library", value=sqlite3.sqlite_version, limit="3.37 or newer")
     if not path.is_file():
-        raise InvalidInput("ledger file does not exist", value=str(path), remedy="check the path")
+        raise InvalidInput("ledger file does not exist", value=str(path), remedy="name the file, NAME.sqlite")
     # an unwritable folder cannot hold the shared-memory file a WAL reader needs; without a WAL nothing can change
     unwritable = not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
     mode = "mode=ro" if read_only else "mode=rw"

@@ -75,6 +75,13 @@ class _LazyGroup(TyperGroup):
         command.name = cmd_name
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # click would end with 130 and no word
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(130) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for role, names in _ROLES.items():
             with formatter.section(role):
@@ -131,9 +138,6 @@ def main() -> None:
             raise
         typer.echo(f"error: {_refusal(error)}", err=True)
         raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        raise SystemExit(130) from None
 
 
 def _refusal(error: OSError) -> str:

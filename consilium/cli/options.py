@@ -81,13 +81,19 @@ def counting(title: str, *, total: int | None = None, show: bool = True) -> Iter
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
+    bar = Progress(*columns, console=Console(stderr=True), disable=not show)
 
-        def on_done(done: int, of: int | None = total) -> None:
-            for task in bar.task_ids or [bar.add_task(title, total=of)]:  # at the first count: not above an error
-                bar.update(task, completed=done, total=of)
+    def on_done(done: int, of: int | None = total) -> None:
+        if not bar.task_ids:  # at the first count: not above an error
+            bar.start()
+            bar.add_task(title, total=of)
+        bar.update(bar.task_ids[0], completed=done, total=of)
 
+    try:
         yield on_done
+    finally:
+        if bar.task_ids:
+            bar.stop()
 
 
 Absent = Annotated[

@@ -107,7 +107,7 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
         records = [{**dataclasses.asdict(site), "node_id": str(site.node_id)} for site in sites]
         typer.echo(json.dumps({"certificate_until": until.isoformat(), "sites": records}, indent=1))
         return
-    typer.echo(f"certificate valid until {until:%Y-%m-%d}")
+    typer.echo(f"certificate valid until {until:%Y-%m-%d}" + ("" if sites else "; no site is admitted yet"))
     for site in sites:
         state = "admitted" if site.admitted else "revoked"
         typer.echo(
@@ -148,6 +148,8 @@ def peers(
     if as_json:
         typer.echo(json.dumps(listed.to_json(), indent=1))
         return
+    if not listed.peers:
+        typer.echo("no site is admitted yet", err=True)
     width = max((len(peer.site) for peer in listed.peers), default=0)
     for peer in listed.peers:
         typer.echo(f"{peer.site:{width}}  {fingerprint(peer.key)}")

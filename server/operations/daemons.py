@@ -379,6 +379,8 @@ def app_files() -> dict[str, bytes]:
 
 def _flwr(server: FlowerServer, *arguments: str) -> dict[str, object]:
     """One flwr command with ``--format json``: its answer, or DaemonFailed with what it said."""
+    if not accepts(HOST, server.port):
+        raise DaemonFailed(f"SuperLink does not answer at {server.address}; to fix: `consilium server up`")
     out = _command([*arguments, "--format", "json"], home=server.client, cwd=server.client)
     try:
         answer = json.loads(out[out.index("{") :])

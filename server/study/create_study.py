@@ -93,7 +93,15 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path], *, paired: Dat
     volumes = []
     for image in images:
         data = image.read_bytes()
-        volume_from_bytes(data, study.data)
+        try:
+            volume_from_bytes(data, study.data)
+        except InvalidInput as error:
+            raise InvalidInput(
+                f"{image.name} is no public volume of this study ({error.what})",
+                value=error.value,
+                limit=error.limit,
+                remedy=error.remedy or "take it out of the folder",
+            ) from error
         volumes.append(workspace.objects.put(data))
     if len(set(volumes)) != len(volumes):
         raise InvalidInput("public volumes", limit="no volume twice", remedy="remove the duplicate")

@@ -14,8 +14,11 @@ import traceback
 import pytest
 from typer.testing import CliRunner
 
-from common.errors import ConsiliumError, InvalidInput
+from common.errors import ConsiliumError, DaemonFailed, InvalidInput
 from consilium.cli.main import _GROUPS, app, main
+from server.operations.daemons import list_nodes
+from server.operations.supervisor import flower_server
+from server.study.workspace import Workspace
 
 
 def consilium(*arguments):
@@ -50,6 +53,24 @@ def test_version_needs_no_torch():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("consilium ")
+
+
+def test_a_command_that_is_interrupted_says_so(tmp_path, monkeypatch):
+    def interrupted(*given, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("common.data.synthetic.write_phantoms", interrupted)
+    result = consilium("data", "synth", "--out", str(tmp_path / "out"), "--cases", "2", "--seed", "1")
+    assert (result.returncode, result.stderr) == (130, "interrupted\n")
+
+
+def test_what_asks_a_server_that_is_down_says_so(study):
+    directory, _ = study
+    assert consilium("provision", "server", str(directory), "--host", "localhost").returncode == 0
+    with pytest.raises(
+        DaemonFailed, match=r"SuperLink does not answer at 127\.0\.0\.1:.*; to fix: `consilium server up`"
+    ):
+        list_nodes(flower_server(Workspace(directory)))
 
 
 @pytest.mark.parametrize("group", sorted(_GROUPS))
