@@ -139,7 +139,7 @@ def _print(result: Plan, *, patients: int | None, shapes: PublicShapes | None, p
     if as_json:
         recommended = {
             **asdict(advised),
-            "recipe": "joint",
+            "recipe": advised.protocol,
             "gain_low": advised.low,
             "gain_high": advised.high,
             "objection": advised.objection,

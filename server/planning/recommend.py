@@ -74,7 +74,7 @@ MOST_VOTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """How to ask, before anything is spent: ``voters`` a site, a joint query, and what is expected of it.
+    """How to ask, before anything is spent: ``voters`` a site, and what is expected of a joint query.
 
     ``noise`` on every coordinate of the mean code, in clipping norms; ``gain`` in Dice over the best control, on this
     task where its public ``shapes`` are known and else on one like hippocampi, between ``low`` and ``high``. So many
@@ -103,7 +103,7 @@ class Recommendation:
 
     @property
     def objection(self) -> str:
-        """What public cases say against asking at all, whatever the noise; empty where nothing is."""
+        """What public cases say against a joint query, whatever the noise; empty where nothing is."""
         if self.paired >= PAIRS:
             return f"{self.paired} public pairs alone teach a network most of what few patients a teacher can add"
         if self.shapes is None:
@@ -128,10 +128,16 @@ class Recommendation:
             f"comes through, Dice {self.gain:+.3f} ({self.low:+.3f} to {self.high:+.3f}) over the best control, "
             + ("as on the hippocampus task" if self.shapes is None else "by the public label maps")
         )
-        if self.protocol == "appearance":
-            what += ", where what structures look like may say more (`study init --protocol appearance`, no prediction)"
+        against = f": {self.objection or 'perhaps nothing to be gained'}; do not spend this budget"
+        if self.shapes is not None and self.protocol == "appearance":
+            return (
+                f"an appearance query in {JOINT_ROUNDS} rounds (`study init --protocol appearance`), {teachers}: the "
+                f"mean public shape has Dice {self.shapes.mean_shape:.2f}, so sites say what structures look like; no "
+                f"gain is predicted, hearts gained .20 (docs/utility.md). In its place {what}"
+                + ("" if self.worth_asking else f"{against} on it")
+            )
         if not self.worth_asking:
-            return f"{what}: {self.objection or 'perhaps nothing to be gained'}; do not spend this budget"
+            return f"{what}{against}"
         if self.shapes is None:
             return f"{what}; for another task --label-maps says what its own shapes let expect"
         return f"{what}; whether teachers know more than public data shows only when they are asked"

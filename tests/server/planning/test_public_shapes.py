@@ -91,9 +91,13 @@ def test_beside_public_pairs_it_is_said_beforehand_that_there_is_nothing_to_gain
     assert "do not spend" in found.summary
 
 
-def test_where_the_mean_shape_says_little_another_way_to_ask_is_named() -> None:
+def test_where_the_mean_shape_says_little_the_recipe_is_named_and_nothing_is_predicted_for_it() -> None:
     given = (3, 12, Unit.PATIENT, 8.0, 1e-5)
-    assert "--protocol appearance" in advised(PublicShapes(0.73, 0.3), *given).summary
+    found = advised(PublicShapes(0.73, 0.3), *given).summary
+    assert found.startswith("an appearance query")
+    assert "--protocol appearance" in found
+    assert "no gain is predicted" in found
+    assert advised(TUMOURS, *given).summary.endswith("do not spend this budget on it")
     assert "--protocol appearance" not in advised(PublicShapes(0.89, 0.65), *given).summary
 
 
