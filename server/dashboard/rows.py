@@ -17,6 +17,10 @@ from server.dashboard.quarantine import parse_json
 KINDS = ("genesis", "study", "pool", "release", "answer", "lost-draw", "recovered", "reuse", "refusal", "key", "note")
 MOST_ON_A_PAGE = 500
 MAX_TEXT = 128
+MOST_ROWS = 2**62
+SEARCHED = 10_000
+"""Rows that one request looks through: their bodies name whole rosters, and a file of them takes seconds."""
+
 MAX_SHOWN = 2_000
 HEX_FLOAT = re.compile(r"-?0x[01](\.[0-9a-f]{1,13})?p[+-][0-9]{1,4}")
 
@@ -71,24 +75,38 @@ class RowDetail:
 def row_page(
     ledger: Path, *, kind: str | None, text: str, before: int | None, after: int | None, limit: int
 ) -> RowPage:
-    """Rows that match: of one kind, whose body holds ``text``, older than ``before`` or newer than ``after``."""
+    """Rows that match: of one kind, whose body holds ``text``, older than ``before`` or newer than ``after``.
+
+    A filter looks at :data:`SEARCHED` rows at most: a page may hold few or none and still say where to go on.
+    """
     where, values = _where(kind, text)
+    reach = SEARCHED if values else MOST_ROWS
+    columns = f"SELECT seq, time_utc, kind, body, hash FROM rows WHERE {where} AND seq > ? AND seq < ? ORDER BY seq"
     with closing(open_ledger(ledger)) as db:
         newest = int(db.execute("SELECT coalesce(max(seq), 0) FROM rows").fetchone()[0])
-        columns = "SELECT seq, time_utc, kind, body, hash FROM rows WHERE"
         if after is not None and before is None:
-            sql = f"{columns} {where} AND seq > ? ORDER BY seq LIMIT ?"
-            found = db.execute(sql, (*values, after, limit)).fetchall()[::-1]
+            low, high = after, min(after + reach, newest) + 1
+            found = db.execute(f"{columns} LIMIT ?", (*values, low, high, limit)).fetchall()[::-1]
         else:
-            sql = f"{columns} {where} AND seq < ? ORDER BY seq DESC LIMIT ?"
-            found = db.execute(sql, (*values, newest + 1 if before is None else before, limit)).fetchall()
+            high = newest + 1 if before is None else min(before, newest + 1)
+            low = max(0, high - 1 - reach)
+            found = db.execute(f"{columns} DESC LIMIT ?", (*values, low, high, limit)).fetchall()
         rows = tuple(_view(row) for row in found)
-        older = newer = None
-        if rows:
-            last, first = rows[-1].seq, rows[0].seq
-            any_ = f"SELECT EXISTS (SELECT 1 FROM rows WHERE {where} AND seq"
-            older = last if db.execute(f"{any_} < ?)", (*values, last)).fetchone()[0] else None
-            newer = first if db.execute(f"{any_} > ?)", (*values, first)).fetchone()[0] else None
+        full = len(rows) == limit
+        first, last = (rows[0].seq, rows[-1].seq) if rows else (high, low)
+        if before is None and after is not None:
+            first, last = first if full else high - 1, last if rows else low + 1
+        elif not full:
+            last = low + 1
+
+        def any_between(low: int, high: int) -> bool:
+            sql = f"SELECT EXISTS (SELECT 1 FROM rows WHERE {where} AND seq > ? AND seq < ?)"
+            return bool(db.execute(sql, (*values, low, high)).fetchone()[0])
+
+        past = max(0, last - 1 - reach)
+        older = last if past or any_between(past, last) else None
+        ahead = first + reach + 1
+        newer = first if ahead <= newest or any_between(first, ahead) else None
     return RowPage(rows, older, newer, newest)
 
 

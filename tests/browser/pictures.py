@@ -1,7 +1,8 @@
 """Every page of the dashboard in seven states, two widths and two themes: pictures to look at, and axe's findings.
 
 ``python -m tests.browser.pictures OUT`` makes one study, brings copies of it into each state, and takes them all;
-``--only STATE`` takes one state's.
+``--only STATE`` takes one state's. The sign-in page offers a provider in the state ``finished``, whose ledger holds a
+second study and whose certificate is issued and left as ``certificate.pdf``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,11 @@ from server.study import create_study as setup
 from server.study.workspace import Workspace
 from tests.browser.conftest import ARGUMENTS, CHROMIUM, PASSWORD, Dashboard, serving, sign_in
 from tests.dashboard_study import QUERIES, SITES, Recorded, make_study_directory
+from tests.federation import make_study
 from tests.server.dashboard.hostile.files import REPORT
 
 WIDTHS = {1440: 900, 390: 844}
-PAGES = ("overview", "study", "sites", "ledger", "row", "labels", "label", "student", "studies", "planner")
+PAGES = ("overview", "study", "sites", "ledger", "row", "labels", "label", "student", "studies", "planner", "login")
 SELECTED = (
     *("none-overview-390", "before-overview-1440", "running-overview-1440", "alarm-overview-1440"),
     *("alarm-overview-390-dark", "broken-overview-1440-dark", "broken-ledger-1440", "gone-overview-1440"),
@@ -52,10 +55,9 @@ def make_states(root: Path) -> Mapping[str, Workspace]:
     study = made.workspace
 
     def copied(name: str) -> Workspace:
-        shutil.copytree(study.root, root / name)
-        return Workspace(root / name)
+        return Workspace(shutil.copytree(study.root, place(root, name).root))
 
-    states = {"none": Workspace(root / "none"), "before": copied("before")}
+    states = {"none": place(root, "none"), "before": copied("before")}
     setup.create_study(states["none"], study.study())
     half = _Half(study.events_file, study=study.study().id)
     half.emit("run-started", run="1", pid=1, resumed=False)
@@ -69,11 +71,19 @@ def make_states(root: Path) -> Mapping[str, Workspace]:
         _hand_over(made, site)
     states |= {name: copied(name) for name in ("running", "gone", "finished", "broken")}
     _cut_in_training(states["running"])
+    joint = make_study(epsilon=2.0)
+    joint = replace(joint, codec=replace(joint.codec, joint=True), name="hippocampus-joint")
+    setup.create_study(Workspace(root / "finished" / "second"), joint, ledger=states["finished"].root)
     with closing(sqlite3.connect(states["broken"].ledger_file)) as db:
         db.execute("DROP TRIGGER rows_no_update")
         db.execute("UPDATE rows SET body = replace(body, 'north', 'nroth') WHERE seq = 9")
         db.commit()
     return states
+
+
+def place(root: Path, state: str) -> Workspace:
+    """Where a state's study lies: beside no other state's, which would count as the same study's."""
+    return Workspace(root / state / "study")
 
 
 class _Half(EventLog):
@@ -178,6 +188,8 @@ def take(
                 make = sessions.enter_context(signed_in(browser, dashboard.url, width=width, dark=dark, live=live))
                 for name, path in ((name, path) for name, path in paths(study).items() if name in pages):
                     page = make()
+                    if name == "login":
+                        page.context.clear_cookies()  # the last of them: a stranger
                     page.goto(path)
                     settle(page)
                     findings += axe(page, f"{state} {name} {width}{' dark' if dark else ''}")
@@ -223,15 +235,19 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as run:
         root = given.made or Path(folder)
-        states = {name: Workspace(root / name) for name in STATES} if (root / "none").exists() else make_states(root)
+        made = (root / "none").exists()
+        states = {name: place(root, name) for name in STATES} if made else make_states(root)
         browser = run.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
         findings: list[str] = []
         for name in given.only or STATES:
             state = Path(folder) / f"state-{name}"
             users = UserFile(state / "users.json")
             users.add("ada", Role.OPERATOR, PASSWORD)
-            with serving(states[name].root, state, readable=name != "broken") as dashboard:
+            extra = ("--oidc", str(_provider(state))) if name == "finished" else ()
+            with serving(states[name].root, state, *extra, readable=name != "broken") as dashboard:
                 _prepare(browser, dashboard, states[name])
+                if name == "finished":
+                    _issue(browser, dashboard, given.out / "certificate.pdf")
                 findings += take(browser, dashboard, states[name], given.out, name, given.page or PAGES)
         browser.close()
     if given.docs:
@@ -247,6 +263,27 @@ def _prepare(browser: Browser, dashboard: Dashboard, study: Workspace) -> None:
         page.goto("/labels")
         while study.labels_dir.exists() and page.locator(".thumb img").count() < QUERIES:
             page.wait_for_timeout(300)
+
+
+def _provider(folder: Path) -> Path:
+    """Settings of a provider that nobody asks: the page names its host."""
+    (folder / "secret").write_text("no secret")
+    file = folder / "oidc.toml"
+    file.write_text(
+        'issuer = "https://login.example.org/realms/hospital"\nclient_id = "consilium"\nrole_claim = "groups"\n'
+        'client_secret_file = "secret"\n[roles]\noperator = ["consilium-operators"]\n'
+    )
+    return file
+
+
+def _issue(browser: Browser, dashboard: Dashboard, file: Path) -> None:
+    with signed_in(browser, dashboard.url, width=1440, dark=False) as make:
+        page = make()
+        page.goto("/ledger")
+        page.get_by_role("button", name="Issue now").click()
+        while not page.get_by_role("link", name="PDF").count():
+            page.wait_for_timeout(500)
+        file.write_bytes(page.request.get("/api/certificate.pdf").body())
 
 
 if __name__ == "__main__":

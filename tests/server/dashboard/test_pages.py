@@ -26,6 +26,7 @@ from common.privacy.consent import guess_sentence
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from server.dashboard import pictures
 from server.dashboard.reports import read_reports
+from server.dashboard.rows import row_page
 from server.ledger.server_ledger import Ledger
 from server.planning.planner import plan
 from server.postprocess.decisions import DecisionStore, Verdict, read_decisions, take_over
@@ -461,3 +462,25 @@ def test_the_grafana_dashboard_asks_for_metrics_that_exist(client):
     asked = {name for panel in board["panels"] for t in panel["targets"] for name in re.findall(r"pate_\w+", t["expr"])}
     assert len(asked) >= 10
     assert asked <= names
+
+
+def test_a_filter_looks_through_a_few_rows_at_a_time_and_still_finds_every_match(reader, collected, monkeypatch):
+    ledger = collected.workspace.ledger_file
+    wanted = [row.seq for row in row_page(ledger, kind="pool", text="", before=None, after=None, limit=99).rows]
+    assert len(wanted) == len(SITES)
+    monkeypatch.setattr("server.dashboard.rows.SEARCHED", 2)
+    for limit in (1, 2, 5):
+        found, before, pages = [], None, 0
+        while pages == 0 or before is not None:
+            page = row_page(ledger, kind="pool", text="", before=before, after=None, limit=limit)
+            found, before, pages = [*found, *(row.seq for row in page.rows)], page.older, pages + 1
+            assert pages < 20
+        assert found == wanted, limit
+        back, after = [], 0
+        while after is not None:
+            page = row_page(ledger, kind="pool", text="", before=None, after=after, limit=limit)
+            back, after = [*(row.seq for row in page.rows), *back], page.newer
+        assert back == wanted, limit
+    text = reader.get("/ledger?kind=refusal").text
+    assert "among those looked through" in text
+    assert "Older" in text
