@@ -196,6 +196,11 @@ class PrivacyConfig(StatedBudget):
         return self.aggregation == SEALED_SUM
 
     @property
+    def sealed_colluders(self) -> int | None:
+        """t of a sealed sum; None in an open study."""
+        return self.colluders if self.sealed else None
+
+    @property
     def charges(self) -> int:
         """Releases the noise is calibrated for: those planned, and the draws that may be lost."""
         return self.planned_queries + self.spare_draws
@@ -326,7 +331,7 @@ class CollectionConfig:
 
     ``batch_size`` is queries in one message; ``offer_deadline_s`` how long sites have to come online and decide;
     ``deadline_s`` bounds one attempt at a batch; ``patience_s`` bounds all attempts together, after which a site that
-    accepted and stayed silent counts as the zero code.
+    accepted and stayed silent counts as the zero code or, in a sealed sum, loses the draw.
     """
 
     batch_size: int = 50

@@ -30,7 +30,7 @@ def study_mechanism(study: Study, *, dimension: int) -> Mechanism:
         radius_int=radius,
         voters_per_site=privacy.voters_per_site,
         noise_std=noise_std,
-        colluders=privacy.colluders if privacy.sealed else None,
+        colluders=privacy.sealed_colluders,
     )
 
 

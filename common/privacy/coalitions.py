@@ -67,8 +67,8 @@ def coalition_sentences(
         f"{together} the more they are. More hospitals that pool what they know, with the operator or without, have "
         f"less: ε = {more} for {_hospitals(colluders + 1)} of {sites} ({stated}).",
         "This rests on the hospitals of a roster that do not collude: that their software draws their share of the "
-        "noise afresh and tells nobody, and that people compared the hospitals' keys by fingerprint, not through the "
-        "server.",
+        "noise afresh and tells nobody, that people compared the hospitals' keys by fingerprint, not through the "
+        "server, and, against whoever carries the masked codes, on the ciphers of the masks (X25519, ChaCha20).",
     )
 
 

@@ -17,8 +17,6 @@ from common.privacy.mechanism import SAMPLER_DELTA, AccountantName, Budget, Prot
 GROUPS = (1, 2, 3, 4, 5)
 """Sizes of the groups of units whose ε is stated before consent and in the certificate."""
 
-_WHO = "even for somebody who knows everything else and sees all that is ever released"
-
 
 def guess_right_at_most(mu_squared: Fraction) -> float:
     """How often a guess which of two neighbouring worlds is the real one can be right, if both are equally likely.
@@ -35,8 +33,11 @@ def guess_right_at_most(mu_squared: Fraction) -> float:
     return min(1.0, nextafter((1 + distance) / 2, inf) + float(SAMPLER_DELTA) / 2)
 
 
-def guess_sentence(protection: Protection, mu_squared: Fraction, *, yours: bool = False) -> str:
-    """The bound of :func:`guess_right_at_most` as a sentence; ``yours`` speaks to the hospital that is asked."""
+def guess_sentence(protection: Protection, mu_squared: Fraction, *, colluders: int | None, yours: bool = False) -> str:
+    """The bound of :func:`guess_right_at_most` as a sentence; ``yours`` speaks to the hospital that is asked.
+
+    ``colluders`` of a sealed sum, whose noise hospitals know in shares; None where the server adds it.
+    """
     hospital = "your hospital's" if yours else "a hospital's"
     if protection.unit is Unit.PATIENT:
         asked = f"one patient's data at {'your' if yours else 'a'} hospital were used, or had been exchanged for any "
@@ -45,17 +46,26 @@ def guess_sentence(protection: Protection, mu_squared: Fraction, *, yours: bool 
         asked = f"{hospital} codes were counted, or had been left out, counting as zero,"
     else:
         asked = f"{hospital} data were used, or had been exchanged for any other hospital's,"
+    unknown = ""
+    if colluders is not None:
+        some = "one hospital's share" if colluders == 1 else f"{colluders} hospitals' shares"
+        unknown = f" but the hospitals' noise{f', or {some} of it at most' if colluders else ''},"
     right = percent_text(guess_right_at_most(mu_squared))
     return (
-        f"Guessing whether {asked} is right at most {right} of the time, {_WHO}; a coin toss is right 50 % of the time."
+        f"Guessing whether {asked} is right at most {right} of the time, even for somebody who knows everything else"
+        f"{unknown} and sees all that is ever released; a coin toss is right 50 % of the time."
     )
 
 
-def spent_sentence(mu_squared: Fraction) -> str:
-    """How often the guess of :func:`guess_sentence` is right after what was released so far, of that Σμ²."""
+def spent_sentence(mu_squared: Fraction, *, sealed: bool) -> str:
+    """How often the guess of :func:`guess_sentence` is right after what was released so far, of that Σμ².
+
+    Who carries the masked codes of a ``sealed`` sum is held off by ciphers, so computing power has a limit there.
+    """
+    power = "" if sealed else ", computing power without limit"
     return (
         f"By what was released so far it is right at most {percent_text(guess_right_at_most(mu_squared))} of the time. "
-        "Both bound the worst case over all data, computing power without limit; neither is a measurement."
+        f"Both bound the worst case over all data{power}; neither is a measurement."
     )
 
 

@@ -110,7 +110,7 @@ def plan_command(
         radius=clip,
         dimension=len(values) if values is not None else 128 if dimension is None else dimension,
         spectrum=values,
-        colluders=privacy.colluders if privacy.sealed else None,
+        colluders=privacy.sealed_colluders,
         spare_draws=privacy.spare_draws,
     )
     shapes = None if label_maps is None else read_shapes(label_maps)

@@ -260,11 +260,12 @@ def joining_text(study: Study, *, file: Path) -> str:
     from common.privacy.consent import guess_sentence
 
     privacy = study.privacy
+    limit = max_mu_squared(privacy.accountant, privacy.budget)
     return "\n".join(
         [
             f"study {study.name} guarantees ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant}), "
             f"δ = {delta_text(privacy.delta)}, {privacy.protection}",
-            guess_sentence(privacy.protection, max_mu_squared(privacy.accountant, privacy.budget), yours=True),
+            guess_sentence(privacy.protection, limit, colluders=privacy.sealed_colluders, yours=True),
             f"all of it, before you send the request: `consilium study show {file} --for-site`",
         ]
     )

@@ -421,7 +421,7 @@ def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -
         "accountant": privacy.accountant,
         "protection": privacy.protection,
         "hospitals": hospitals,
-        "colluders": privacy.colluders if privacy.sealed else None,
+        "colluders": privacy.sealed_colluders,
     }
     try:
         advised = recommend(**terms, paired=study.codec.paired)

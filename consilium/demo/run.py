@@ -273,7 +273,7 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
             protection=privacy.protection,
             hospitals=len(patients),
             patients=median_low(patients),
-            colluders=privacy.colluders if privacy.sealed else None,
+            colluders=privacy.sealed_colluders,
         )
         privacy = replace(privacy, voters_per_site=advised.voters)
     teacher, student = (

@@ -59,10 +59,15 @@ MAX_REPORT_BYTES = 1 << 16
 
 PROVES = (
     "The chain of rows is whole up to the signed head named here, and every row keeps the ledger's rules: no budget "
-    "was passed at any row, and every stored answer was charged in the transaction that stored it.",
+    "was passed at any row, and {charged}.",
     "Each contributing hospital holds signed receipts of the same rows. Charging less, dropping, rewriting or forking "
     "what they cover would contradict a receipt and stop that hospital's answers.",
     "Each hospital counted its own charges in its own ledger, when it accepted a query, whatever the server says.",
+)
+_OPEN_CHARGED = "every stored answer was charged in the transaction that stored it"
+_SEALED_CHARGED = (
+    "every draw, lost or answered, was charged before a hospital was asked for its masked codes, on a roster whose "
+    "shares of the noise, if they were added, carry what the charge claims without those of the colluders"
 )
 _OPEN_NOISE = (
     "That noise was added, or was the noise of the mechanism named here. The operator of the server opens the "
@@ -133,6 +138,7 @@ def certificate_facts(
     """
     sources = sources or Sources()
     study = workspace.study()
+    sealed = study.privacy.sealed
     if study.name == SIMULATION:
         raise InvalidInput(
             "certificate of a simulation",
@@ -161,8 +167,8 @@ def certificate_facts(
                 **_site_facts(workspace, sources.sites),
                 "hashes": _hashes(workspace, study),
                 "versions": _versions(),
-                "proves": list(PROVES),
-                "cannot_prove": [*(_SEALED_NOISE if study.privacy.sealed else _OPEN_NOISE), *CANNOT_PROVE],
+                "proves": [one.format(charged=_SEALED_CHARGED if sealed else _OPEN_CHARGED) for one in PROVES],
+                "cannot_prove": [*(_SEALED_NOISE if sealed else _OPEN_NOISE), *CANNOT_PROVE],
             }
 
 
@@ -223,7 +229,10 @@ def _spent_facts(ledger: Ledger, study: Study) -> dict[str, Any]:
             "guaranteed": guess_right_at_most(limit),
             "spent": guess_right_at_most(worst),
         },
-        "in_words": [*in_words(promised, groups, limit=limit, spent=worst), *sealed_sentences(study)],
+        "in_words": [
+            *in_words(promised, groups, limit=limit, spent=worst, colluders=privacy.sealed_colluders),
+            *sealed_sentences(study),
+        ],
         "pools": pools,
     }
 
@@ -232,10 +241,12 @@ def _shown(mu_squared: Any) -> tuple[str, ...]:
     return tuple(name for name in ACCOUNTANTS if name != "pld" or mu_squared == 0 or 2**-20 < mu_squared <= 64**2)
 
 
-def in_words(promised: Guarantee, groups: tuple[Guarantee, ...], *, limit: Fraction, spent: Fraction) -> list[str]:
+def in_words(
+    promised: Guarantee, groups: tuple[Guarantee, ...], *, limit: Fraction, spent: Fraction, colluders: int | None
+) -> list[str]:
     """The guarantee for a reader who does not work with ε: what is hidden, from whom, how well, and for groups.
 
-    ``limit``: the Σμ² the guarantee admits in all; ``spent``: how much of it was spent.
+    ``limit``: the Σμ² the guarantee admits in all; ``spent``: how much of it was spent; ``colluders`` of a sealed sum.
     """
     protection = promised.protection
     hidden = "everything one hospital holds" if protection.unit is Unit.HOSPITAL else "one patient of one hospital"
@@ -249,7 +260,8 @@ def in_words(promised: Guarantee, groups: tuple[Guarantee, ...], *, limit: Fract
         f"ε = {epsilon_text(promised.epsilon)} and δ = {delta_text(promised.delta)} say ({promised.accountant} "
         f"accountant, {protection}). That is the study's budget: it holds for all that was released and for all that "
         "can still be.",
-        f"{guess_sentence(protection, limit)} {spent_sentence(spent)}",
+        f"{guess_sentence(protection, limit, colluders=colluders)} "
+        f"{spent_sentence(spent, sealed=colluders is not None)}",
         group_sentence(groups),
         "Whatever is computed from the releases, the student model and its predictions included, is covered and costs "
         "nothing more. A person known at several hospitals is protected once for each and adds up.",

@@ -148,6 +148,7 @@ def render_html(facts: ReportFacts) -> str:
         "duration": format_duration,
         "number": lambda value: f"{value:,}".replace(",", "\u202f"),
     }
+    terms = facts.study.privacy
     images = [
         "data:image/png;base64," + base64.b64encode(image).decode("ascii")
         for image in draw_pictures(facts.pictures, facts.spacing_mm)
@@ -161,8 +162,8 @@ def render_html(facts: ReportFacts) -> str:
         share_queries=_share(facts.privacy.queries, facts.privacy.planned_queries),
         attendance=_attendance(facts.releases),
         sealed=sealed_sentences(facts.study),
-        in_words=guess_sentence(facts.study.privacy.protection, study_limit(facts.study)),
-        so_far=spent_sentence(facts.privacy.mu_squared),
+        in_words=guess_sentence(terms.protection, study_limit(facts.study), colluders=terms.sealed_colluders),
+        so_far=spent_sentence(facts.privacy.mu_squared, sealed=terms.sealed),
         pictures=list(zip(facts.pictures, images, strict=True)),
         outlines=OUTLINES,
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from common.canonical import sha256_bytes
+from common.canonical import parse_canonical, sha256_bytes
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from common.ledger.checkpoint import CHARGING, Checkpoint, checkpoint_path
 from common.ledger.keys import public_hex, signing_public_key
@@ -24,6 +24,7 @@ from common.ledger.rows import ROLES, Row, SignedHead, check_link
 from common.ledger.server_state import Books
 from common.ledger.site_state import SiteBooks
 from common.ledger.sqlite_file import APPLICATION_ID, SCHEMA_VERSION, connect, ledger_error, schema_sql
+from common.masking import DrawId, MaskedRoster
 from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.claim import shares_carry
 from common.privacy.mechanism import AccountantName
@@ -183,6 +184,7 @@ class _Check:
         self._rows()
         self._shares()
         self._payloads()
+        self._rosters()
         self._witnesses(witnesses)
         known = [key for _, key in self.books.key.history]
         if self._expected is not None and self._expected not in known:
@@ -339,6 +341,31 @@ class _Check:
         # a withdrawal deletes the codes of before it
         bad += [Problem(seq, f"the charge has no value in {table}") for seq in expected if seq > dropped]
         self.problems += sorted(bad, key=lambda problem: problem.row or 0)[:20]
+
+    def _rosters(self) -> None:
+        """Whose masks a draw's sum was made under, as the sites were told: just those who were charged for it."""
+        if not isinstance(self.books, Books):
+            return
+        found: dict[str, MaskedRoster | None] = {}
+        for seq, release in self.books.charges.items():
+            if release.masks is None or release.masks not in self.books.rosters:
+                continue
+            if release.masks not in found:
+                found[release.masks] = self._masked_roster(release.masks)
+            roster, charged = found[release.masks], tuple(entry.site for entry in release.roster)
+            draw = DrawId(release.study_id, self.books.key.ledger_id, release.batch_id, release.draw or 0)
+            if roster is None or (roster.draw_id, roster.sites) != (draw, tuple(sorted(charged))):
+                self.problem(seq, "the sum was made under the masks of other sites, or of another draw, than charged")
+
+    def _masked_roster(self, masks: str) -> MaskedRoster | None:
+        """The roster stored under this hash; None for one that cannot be read."""
+        row = self._db.execute(f"SELECT data FROM {ROLES[self.role]} WHERE query_id = ?", (masks,)).fetchone()
+        try:
+            roster = MaskedRoster.from_json(parse_canonical(row[0]))
+            roster.check()
+        except (InvalidInput, TypeError, ValueError):
+            return None
+        return roster
 
     def _charged(self) -> Iterator[tuple[str, int, str, int | None]]:
         """What each payload is filed under, its row, hash and size; no size where the hash is of a text."""

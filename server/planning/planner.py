@@ -221,7 +221,8 @@ class Plan:
     @property
     def in_words(self) -> str:
         """:attr:`guess_right_at_most` as a sentence."""
-        return guess_sentence(self.protection, max_mu_squared(self.accountant, self.budget))
+        limit = max_mu_squared(self.accountant, self.budget)
+        return guess_sentence(self.protection, limit, colluders=self.mechanism.colluders)
 
     @property
     def accountant_note(self) -> str:

@@ -149,7 +149,7 @@ def for_consortium(study: Study, *, sites: int) -> str:
             *([f"{study.codec.paired} public volumes with their label maps"] if study.codec.paired else []),
             f"noise multiplier z = {f['noise_multiplier']:.6f} on a sum clipped at C = {f['clipping_norm']:g}",
             f"whole plan: {whole}, {stated}",
-            guess_sentence(privacy.protection, study_limit(study)),
+            guess_sentence(privacy.protection, study_limit(study), colluders=privacy.sealed_colluders),
             *sealed_sentences(study),
             delta_rule(privacy.delta, unit=privacy.unit),
             *([] if warning is None else [f"warning: {warning}"]),
@@ -174,7 +174,8 @@ def for_site(study: Study, *, patients: int | None = None) -> str:
     )
     limit = study_limit(study)
     groups = group_guarantees(limit, privacy.budget, privacy.protection, privacy.accountant)
-    sentences = [guess_sentence(privacy.protection, limit, yours=True), group_sentence(groups)]
+    guess = guess_sentence(privacy.protection, limit, colluders=privacy.sealed_colluders, yours=True)
+    sentences = [guess, group_sentence(groups)]
     sentences.append(delta_rule(privacy.delta, unit=privacy.unit))
     if privacy.unit is Unit.PATIENT and patients is not None:
         warning = warn_about(privacy.delta, unit=Unit.PATIENT, units=patients)

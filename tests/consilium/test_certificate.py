@@ -73,9 +73,13 @@ def test_a_sealed_study_certifies_against_whom_it_holds_and_trusts_no_operator(t
     sealed = facts["study"]["sealed_sum"]
     assert (sealed["colluders"], sealed["spare_draws"], sealed["sites"]) == (1, 1, 3)
     assert sealed["knowing_no_share"]["epsilon"] < facts["guarantee"]["epsilon"] < sealed["knowing_one_more"]["epsilon"]
-    said = " ".join(facts["in_words"] + facts["cannot_prove"])
+    said = " ".join(facts["in_words"] + facts["proves"] + facts["cannot_prove"])
     assert "ε = 8 holds against the server's operator together with any one hospital of the roster" in said
-    assert "is trusted to add it" not in said
+    assert "every draw, lost or answered, was charged before a hospital was asked" in said
+    assert "somebody who knows everything else but the hospitals' noise, or one hospital's share of it at most" in said
+    assert "the ciphers of the masks" in said
+    for only_open in ("is trusted to add it", "computing power without limit", "in the transaction that stored it"):
+        assert only_open not in said
     assert RUN.invoke(app, [str(made.root), "--out", str(tmp_path / "out")]).exit_code == 0
 
 

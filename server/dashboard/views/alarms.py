@@ -50,7 +50,7 @@ def alarms(
         *_of_the_run(follower, run, now=now),
         *_of_what_is_spent(follower, sites, unfinished=unfinished),
         *_of_the_quorum(follower, sites, unfinished=unfinished),
-        *(alarm for site in sites for alarm in _of_a_site(site)),
+        *(alarm for site in sites for alarm in _of_a_site(site, sealed=follower.study.privacy.sealed)),
         *(alarm for site in sites for alarm in _of_a_refusal(site, unfinished=unfinished)),
         *_of_who_is_away(follower, run, sites, unfinished=unfinished, now=now),
         *_of_the_reports(reports, {site.name for site in sites}),
@@ -163,7 +163,7 @@ def _of_the_quorum(follower: Follower, sites: Sequence[SiteView], *, unfinished:
     )
 
 
-def _of_a_site(site: SiteView) -> Iterator[Alarm]:
+def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
     if site.contradicted_row is not None:
         yield Alarm(
             "ledger-contradicted",
@@ -190,10 +190,11 @@ def _of_a_site(site: SiteView) -> Iterator[Alarm]:
             site.name,
         )
     if site.codes_refused:
+        means = "asked for again until the draw is lost" if sealed else "counted as the zero code"
         yield Alarm(
             "codes-refused",
             "warning",
-            f"{site.name}: {many(site.codes_refused, 'code')} refused, counted as the zero code",
+            f"{site.name}: {many(site.codes_refused, 'code')} refused, {means}",
             "The site's software or key does not fit this study; compare its kit.",
             site.name,
         )

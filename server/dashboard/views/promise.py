@@ -54,7 +54,7 @@ def promise(study: Study) -> Promise:
     return Promise(
         guarantee=f"ε = {epsilon_text(privacy.epsilon)} at δ = {delta_text(privacy.delta)}, {privacy.accountant} "
         f"accountant, unit {privacy.unit}, relation {privacy.relation}",
-        odds=guess_sentence(privacy.protection, limit),
+        odds=guess_sentence(privacy.protection, limit, colluders=privacy.sealed_colluders),
         groups=group_sentence(groups),
         sections=tuple(_section(part[0].capitalize(), part[1]) for part in parts if len(part) == 2),
     )

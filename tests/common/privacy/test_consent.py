@@ -17,6 +17,7 @@ from common.privacy.consent import (
     group_sentence,
     guess_right_at_most,
     guess_sentence,
+    spent_sentence,
     warn_about,
 )
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
@@ -83,12 +84,29 @@ def test_nothing_released_is_a_coin_toss_and_everything_released_is_certain() ->
 def test_the_plain_sentence_names_the_exchange_the_attacker_and_the_coin(
     protection: Protection, said: str, yours: bool
 ) -> None:
-    sentence = guess_sentence(protection, max_mu_squared(AccountantName.EXACT, Budget(8.0, 1e-3)), yours=yours)
+    limit = max_mu_squared(AccountantName.EXACT, Budget(8.0, 1e-3))
+    sentence = guess_sentence(protection, limit, colluders=None, yours=yours)
     assert said in sentence
     assert "right at most 85.2 % of the time" in sentence  # Φ(2.0832/2) = 0.85121
     assert "knows everything else" in sentence
     assert "a coin toss is right 50 % of the time" in sentence
     assert ("your hospital" in sentence) is yours
+
+
+@pytest.mark.parametrize(
+    ("colluders", "unknown"),
+    [
+        (None, "everything else and sees"),
+        (0, "everything else but the hospitals' noise, and sees"),
+        (1, "everything else but the hospitals' noise, or one hospital's share of it at most, and sees"),
+        (2, "everything else but the hospitals' noise, or 2 hospitals' shares of it at most, and sees"),
+    ],
+)
+def test_of_a_sealed_sum_the_sentence_names_the_noise_that_must_not_be_known(
+    colluders: int | None, unknown: str
+) -> None:
+    assert unknown in guess_sentence(HOSPITAL, Fraction(4), colluders=colluders)
+    assert ("without limit" in spent_sentence(Fraction(4), sealed=colluders is not None)) is (colluders is None)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), BUDGETS)

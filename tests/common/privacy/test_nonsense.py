@@ -285,8 +285,8 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: plan_noise(steps=x),
     ],
     "consent.guess_right_at_most": [lambda x: consent.guess_right_at_most(x or -1)],  # type: ignore[arg-type]
-    "consent.guess_sentence": [lambda x: consent.guess_sentence(HOSPITAL, x or -1)],  # type: ignore[arg-type]
-    "consent.spent_sentence": [lambda x: consent.spent_sentence(x or -1)],  # type: ignore[arg-type]
+    "consent.guess_sentence": [lambda x: consent.guess_sentence(HOSPITAL, x or -1, colluders=None)],  # type: ignore[arg-type]
+    "consent.spent_sentence": [lambda x: consent.spent_sentence(x or -1, sealed=False)],  # type: ignore[arg-type]
     "consent.group_guarantees": [lambda x: consent.group_guarantees(x or -1, BUDGET, HOSPITAL, EXACT)],  # type: ignore[arg-type]
     "consent.delta_rule": [lambda x: consent.delta_rule(x, unit=Unit.PATIENT)],
     "consent.warn_about": [

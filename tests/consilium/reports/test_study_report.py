@@ -399,7 +399,7 @@ def test_report_and_certificate_state_the_same_odds_of_a_guess() -> None:
     facts = make_facts(pictures=0)
     limit, spent = study_limit(facts.study), facts.privacy.mu_squared
     promised = Guarantee(8.0, 1e-3, "exact", facts.study.privacy.protection)
-    of_the_certificate = in_words(promised, (promised,), limit=limit, spent=spent)[1]
+    of_the_certificate = in_words(promised, (promised,), limit=limit, spent=spent, colluders=None)[1]
     said = html.unescape(render_html(facts))
     whole, so_far = re.findall(r".*? of the time(?:, even.*? of the time)?\.", of_the_certificate)
     assert whole in said

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from common.privacy import shares
 from common.privacy.mechanism import Mechanism
 from server.ledger import verify as verifying
+from server.ledger.server_draws import AnswersQueries
 from tests.federation import Federation, make_study
 
 
@@ -46,3 +49,24 @@ def test_shares_among_all_sites_instead_of_the_honest_are_found(ledger: Path, mo
 
     monkeypatch.setattr(verifying, "share_std", all_count)
     assert len(verifying.verify(ledger).problems) == 2
+
+
+def test_a_sum_under_the_masks_of_others_than_were_charged_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator, who holds the ledger's key, charges four hospitals for a sum of three."""
+    charge = AnswersQueries._charge_draw
+
+    def of_three(self: AnswersQueries, *known: Any) -> None:
+        *before, masks, planned = known
+        charge(self, *before, replace(masks, members=masks.members[:-1]), planned)
+
+    terms = make_study(quorum=3, planned_queries=2, aggregation="sealed-sum")
+    federation = Federation(tmp_path, study=terms, sites=4)
+    with monkeypatch.context() as patched:
+        patched.setattr(AnswersQueries, "_charge_draw", of_three)
+        federation.core().run(federation.transport)
+    federation.close()
+    found = verifying.verify(tmp_path / "ledger.sqlite").problems
+    assert len(found) == 2
+    assert all("masks of other sites" in problem.what for problem in found)

@@ -288,7 +288,8 @@ def test_the_study_page_says_who_sees_what_against_whom_in_the_words_that_were_c
     for line in for_site(study).splitlines()[2:]:
         for words in re.split(" {2,}", line[:26].strip() + "  " + line[26:].strip() if line[25:26] == " " else line):
             assert words.strip() in said or words.capitalize() in said, line
-    assert guess_sentence(study.privacy.protection, study_limit(study)) in text
+    odds = guess_sentence(study.privacy.protection, study_limit(study), colluders=study.privacy.sealed_colluders)
+    assert odds in text
     assert reader.get("/api/ledger/head").json()["public_key"] in text
     assert "None was issued here yet" in text
 
