@@ -23,7 +23,7 @@ from client.ledger.site_ledger import SiteLedger
 from client.site.enrolment import SiteKit, create_site
 from client.training.site import train_site
 from common.admission import read_request
-from common.config import CodecConfig, CollectionConfig, PrivacyConfig, Study, TrainingConfig
+from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import read_dataset, write_dataset
 from common.data.synthetic import study_data, write_phantoms
 from common.events import read_events
@@ -46,16 +46,29 @@ STARTED_S = 600.0
 
 
 def make_parties(
-    root: Path, *, sites: Sequence[str] = SITES, privacy: PrivacyConfig = PRIVACY, patience_s: float = 240.0
+    root: Path,
+    *,
+    sites: Sequence[str] = SITES,
+    privacy: PrivacyConfig = PRIVACY,
+    patience_s: float = 240.0,
+    scans: Path | None = None,
 ) -> Path:
-    """Server and sites on disk, ready to be started; returns ``root``."""
-    phantoms = write_phantoms(root / "all", cases=len(sites) * PATIENTS + QUERIES + 8, seed=1)
-    cases = list(phantoms.cases)
+    """Server and sites on disk, ready to be started; returns ``root``.
+
+    Of phantoms, asked volume by volume; with ``scans`` of that dataset, asked jointly.
+    """
+    needed, joint = len(sites) * PATIENTS + QUERIES + 8, scans is not None
+    if scans is None:
+        phantoms, terms = write_phantoms(root / "all", cases=needed, seed=1), study_data(2)
+    else:
+        phantoms = read_dataset(scans)
+        terms = DataConfig(phantoms.labels, spacing_mm=(2.0, 2.0, 2.0), grid=(16, 24, 16), channels=phantoms.channels)
+    cases = list(phantoms.labelled[:needed])
     study = Study(
         name="faults",
-        data=study_data(2),
+        data=terms,
         privacy=privacy,
-        codec=CodecConfig(augmentations=20, max_dimension=8),
+        codec=CodecConfig(augmentations=20, max_dimension=8, joint=joint),
         teacher=RECIPE,
         student=RECIPE,
         collection=CollectionConfig(batch_size=BATCH, offer_deadline_s=60.0, deadline_s=45.0, patience_s=patience_s),
@@ -80,7 +93,7 @@ def make_parties(
             recipe=RECIPE,
             voters=1,
         )
-    shutil.rmtree(root / "all")
+    shutil.rmtree(root / "all", ignore_errors=True)
     return root
 
 

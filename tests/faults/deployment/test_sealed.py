@@ -1,9 +1,15 @@
-"""Eight hospitals of a sealed sum: one dies between offer and code and comes back, one dies for good."""
+"""Eight hospitals of a sealed sum: one dies between offer and code and comes back, one dies for good.
+
+Once with phantoms, volume by volume; once in four rounds of a joint query with the MSD hippocampus, if the environment
+says where it lies (HIPPOCAMPUS=…/Task04_Hippocampus), where the collection's time is also put beside the open mode's.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import statistics
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +23,7 @@ from tests.faults.deployment.parts import (
     BATCH,
     PRIVACY,
     QUERIES,
+    STARTED_S,
     TRUTH_S,
     Federation,
     federation,
@@ -29,12 +36,20 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow]
 SITES = tuple(f"site-{number}" for number in range(1, 9))
 SEALED = replace(PRIVACY, quorum=5, aggregation="sealed-sum", spare_draws=2 * BATCH)
 PATIENCE_S = 90.0
+ROUNDS = 4
+JOINT = replace(SEALED, planned_queries=ROUNDS, spare_draws=1)
+SCANS = Path(os.environ.get("HIPPOCAMPUS", ""))
+hippocampus = pytest.mark.skipif(not (SCANS / "dataset.json").exists(), reason="needs HIPPOCAMPUS, the MSD dataset")
+
+
+@pytest.fixture(autouse=True)
+def namespaces() -> None:
+    if not namespaces_work():
+        pytest.skip("needs root and network namespaces")
 
 
 @pytest.fixture
 def parties(tmp_path: Path) -> Iterator[Federation]:
-    if not namespaces_work():
-        pytest.skip("needs root and network namespaces")
     made = make_parties(tmp_path / "made", sites=SITES, privacy=SEALED, patience_s=PATIENCE_S)
     with federation(made, tmp_path / "running", sites=SITES) as one:
         yield one
@@ -88,3 +103,72 @@ def test_who_comes_back_completes_the_sum_and_who_does_not_costs_one_draw(partie
     for path in (parties.workspace.ledger_file, *(parties.root / name / "site-ledger.sqlite" for name in SITES)):
         verified = parties.command("verify", str(path))
         assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+@hippocampus
+def test_four_rounds_on_hippocampus_end_with_one_late_and_one_gone(tmp_path: Path) -> None:
+    late, gone, slow = "site-2", "site-8", "site-3"
+    made = make_parties(tmp_path / "made", sites=SITES, privacy=JOINT, patience_s=PATIENCE_S, scans=SCANS)
+    with federation(made, tmp_path / "running", sites=SITES) as parties:
+        parties.up()
+        parties.start_run()
+        dies_between_offer_and_code(parties, late, slow=slow)
+        parties.wait("released", count=2, timeout_s=STARTED_S)
+        assert parties.events("draw-lost") == []
+        dies_between_offer_and_code(parties, gone, slow=slow, for_good=True)
+        lost = parties.wait("draw-lost", timeout_s=TRUTH_S + PATIENCE_S)
+        assert (lost["sites"], lost["reason"], len(lost["queries"])) == ([gone], "incomplete", 1)
+        assert parties.finish_run() == 0, parties.tails()
+        study = parties.workspace.study()
+        with Ledger.open(parties.workspace.ledger_file) as ledger:
+            answers = ledger.answers(study.id)
+            exact = ledger.study_guarantees(study.id)[AccountantName.EXACT].epsilon
+            spent = {name: ledger.spent(name) for name in SITES}
+        assert len(answers) == ROUNDS
+        assert 8 * 0.999 <= exact <= 8  # the draw to spare was used up
+        for name in SITES:
+            with SiteLedger.read(parties.root / name / "site-ledger.sqlite") as own:
+                assert own.spent().mu_squared <= spent[name].mu_squared
+                assert name == gone or own.spent().mu_squared == spent[name].mu_squared, name
+                assert own.alarms() == ()
+        for path in (parties.workspace.ledger_file, *(parties.root / n / "site-ledger.sqlite" for n in SITES)):
+            verified = parties.command("verify", str(path))
+            assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def dies_between_offer_and_code(parties: Federation, site: str, *, slow: str, for_good: bool = False) -> None:
+    """Kill -9 a site's worker once it has accepted a draw and nobody was asked for codes: ``slow`` says nothing yet."""
+    stopped, before = parties.parties[slow].pid("worker"), len(accepted(parties, slow))
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        has_accepted(parties, site)
+        assert len(accepted(parties, slow)) == before
+        if for_good:
+            parties.stop(site, signal.SIGKILL)
+        else:
+            os.kill(parties.parties[site].pid("worker"), signal.SIGKILL)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+
+
+@hippocampus
+def test_a_sealed_sum_takes_no_longer_than_an_open_one_when_nobody_dies(tmp_path: Path) -> None:
+    """Wall time from the first round's offer to the last one's answer; the modes in turn, twice."""
+    modes = {"open": replace(PRIVACY, quorum=5, planned_queries=ROUNDS), "sealed": replace(JOINT, spare_draws=0)}
+    made = {
+        mode: make_parties(tmp_path / mode, sites=SITES, privacy=privacy, scans=SCANS)
+        for mode, privacy in modes.items()
+    }
+    seconds: dict[str, list[float]] = {mode: [] for mode in modes}
+    for turn in range(2):
+        for mode, parts in made.items():
+            with federation(parts, tmp_path / f"{mode}-{turn}", sites=SITES) as parties:
+                parties.up()
+                parties.start_run()
+                parties.wait("offer-answered", timeout_s=STARTED_S)
+                started = time.monotonic()
+                parties.wait("released", count=ROUNDS, timeout_s=STARTED_S)
+                seconds[mode].append(time.monotonic() - started)
+                assert parties.finish_run() == 0, parties.tails()
+    print(f"collection of {ROUNDS} rounds by {len(SITES)} hospitals, seconds: {seconds}")
+    assert statistics.median(seconds["sealed"]) <= 1.15 * statistics.median(seconds["open"])
