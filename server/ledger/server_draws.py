@@ -155,6 +155,11 @@ class AnswersQueries(IssuesReceipts):
         with self._writing():
             self._append(LostDrawRecord(tuple(query.id for query in draw.queries), draw.roster.draw, reason))
 
+    def lost_draws(self, study_id: str) -> int:
+        """How many draws of a study were charged and gave no answer."""
+        self._catch_up()
+        return self._books.lost_draws(study_id)
+
     def open_draws(self, study_id: str) -> tuple[Draw, ...]:
         """Draws of a study that were charged and not ended, by rosters: what a process that died has left."""
         self._catch_up()

@@ -55,6 +55,7 @@ class StudyStatus:
     stage: Stage | None
     last_event: dict[str, object]
     answers: int
+    lost_draws: int
     epsilon: dict[str, float]
     sites: dict[str, SiteStatus]
     batches: tuple[BatchRoster, ...]
@@ -74,6 +75,7 @@ class StudyStatus:
             "last_event": self.last_event,
             "answers": self.answers,
             "answers_left": self.answers_left,
+            **({"lost_draws": self.lost_draws} if privacy.sealed else {}),
             "planned_queries": privacy.planned_queries,
             "epsilon": self.epsilon,
             "accountant": str(privacy.accountant),
@@ -104,6 +106,8 @@ class StudyStatus:
             f"guaranteed ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant}), {stated}",
             f"spent of it {spent or 'ε = 0'}, {stated}",
         ]
+        if self.lost_draws:
+            lines.append(f"draws lost {self.lost_draws}, charged and without an answer; {privacy.spare_draws} to spare")
         if self.admitted < privacy.quorum:
             lines.append(f"sites admitted: {self.admitted}, of the {privacy.quorum} that a release needs")
         if self.sites:
@@ -169,7 +173,7 @@ def study_status(workspace: Workspace) -> StudyStatus:
         declared = {pool.pool for pool in ledger.pools()}
         spent = {site.name: is_spent(ledger, study, pool=site.pool) for site in registered if site.pool in declared}
         epsilon = {str(name): one.epsilon for name, one in ledger.study_guarantees(study.id).items()}
-        head = ledger.head().hash
+        lost, head = ledger.lost_draws(study.id), ledger.head().hash
     sites = {
         name: SiteStatus(
             spent=spent.get(name, False),
@@ -203,6 +207,7 @@ def study_status(workspace: Workspace) -> StudyStatus:
         stage=at,
         last_event=last,
         answers=len(answers),
+        lost_draws=lost,
         epsilon=epsilon,
         sites=sites,
         batches=batches,

@@ -402,6 +402,7 @@ def test_what_pages_and_certificate_count_as_answers_are_answers_and_not_charges
     assert len(fold.points) == 5
     history = _history(world.ledger, world.study)
     assert (history["answers"], history["lost_draws"]) == (3, 2)
+    assert world.ledger.lost_draws(world.study.id) == 2
 
 
 # --- an older copy of a site's ledger
