@@ -22,6 +22,7 @@ from client.data.cases import check_index
 from client.operations.daemons import daemon_standings, was_let_in
 from client.operations.findings import Finding, State
 from client.policy import SiteConfig, load_site
+from client.site.books import joined_study
 from client.site.enrolment import check_data_folder
 from client.site.peers import Standing, look
 from common.admission import read_request
@@ -70,7 +71,7 @@ def _data(config: SiteConfig) -> Finding:
     path = config.path(config.data)
     try:
         check_data_folder(path)
-        check_index(config, load_study(config.path(config.study)).data)
+        check_index(config, joined_study(config).data)
     except InvalidInput as error:
         remedy = error.remedy or "put it back, or correct `data` in site.toml"
         return Finding("data", State.FAIL, str(error).removesuffix(f"; to fix: {error.remedy}"), remedy)

@@ -26,12 +26,12 @@ from client.ledger.site_ledger import SiteLedger
 from client.operations.fetch import PublicObjects
 from client.operations.staff_decisions import retired_voters
 from client.policy import Consent, load_site
-from client.site.books import open_books
+from client.site.books import joined_study, open_books
 from client.site.peers import note_offered
 from client.teachers.teacher import Teachers
 from client.training.task import voter_directory
 from client.worker import Ask, Worker
-from common.config import DataConfig, Study, load_study
+from common.config import DataConfig, Study
 from common.data.volume import volume_from_bytes
 from common.errors import ConsiliumError, InvalidInput
 from common.pki import shared
@@ -106,7 +106,7 @@ def open_worker(
     for a teacher the hospital brought that is not the one on record, or that has no place in the study.
     """
     config = load_site(directory)
-    study = load_study(config.path(config.study))
+    study = joined_study(config)
     ledger = open_books(config)
     ledger.consent(study)
     _state_identity(ledger, directory)  # before anything is accepted

@@ -17,8 +17,8 @@ from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
 from client.training.lock import writing
 from client.training.patient_deal import Slots, load_slots
-from common.admission import StatedBooks, read_request
-from common.config import load_study
+from common.admission import JoinRequest, StatedBooks, read_request
+from common.config import Study, load_study
 from common.errors import InvalidInput
 from common.ledger.rollback_guard import standing_path
 from common.objects import write_atomically
@@ -47,10 +47,31 @@ def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:
     return ledger
 
 
+def joined_study(config: SiteConfig) -> Study:
+    """The study in this site's directory; InvalidInput where it is another than its join request was signed for.
+
+    A study.toml that was exchanged later, for one whose server reads codes say, is a consent that nobody gave.
+    """
+    study, request = load_study(config.path(config.study)), _request(config)
+    if request is not None and request.study != study.id:
+        raise InvalidInput(
+            "study of this site",
+            value=study.id[:16],
+            limit=f"{request.study[:16]}, which it asked to join",
+            remedy="put the kit's study.toml back; to consent to the other, read `consilium study show --for-site` "
+            "and send `consilium site request` anew",
+        )
+    return study
+
+
+def _request(config: SiteConfig) -> JoinRequest | None:
+    path = config.path("request.json")
+    return read_request(path) if path.exists() else None
+
+
 def _stated_ledger(config: SiteConfig) -> str | None:
     """The id of the site ledger that this site's join request named; None where it named none, or lies elsewhere."""
-    path = config.path("request.json")
-    request = read_request(path) if path.exists() else None
+    request = _request(config)
     return None if request is None or request.books is None else request.books.ledger_id
 
 

@@ -18,7 +18,7 @@ from typing import Annotated
 from client.ledger.site_ledger import SiteLedger
 from client.operations.fetch import PublicObjects
 from client.policy import SiteConfig, load_site
-from client.site.books import open_books, read_books
+from client.site.books import joined_study, open_books, read_books
 from common.config import load_study
 from common.document import Count, Document, Sha256
 from common.errors import InvalidInput
@@ -272,7 +272,7 @@ def _standing(peer: Peer, own: Peer, confirmed: dict[str, str]) -> Standing:
 
 def _record(directory: Path, peers: Sequence[Peer]) -> None:
     config = load_site(directory)
-    study = load_study(config.path(config.study))
+    study = joined_study(config)
     for peer in peers:
         if peer.site == config.site:  # the ledger knows the name of the site that keeps it, which may be another
             raise InvalidInput("peer", value=peer.site, limit="another site than this one")

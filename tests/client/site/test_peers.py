@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from client.operations.findings import State
 from client.operations.readiness import check_site
+from client.operations.serve import open_worker
 from client.policy import load_site
 from client.site.books import open_books
 from client.site.enrolment import SiteKit, create_site, site_status
@@ -303,3 +304,21 @@ def test_machines_read_the_same(world: World) -> None:
         ("south", "NOT CONFIRMED"),
         ("west", "NOT CONFIRMED"),
     ]
+
+
+def test_a_study_file_exchanged_after_the_request_is_no_consent(world: World) -> None:
+    """Sealed to open, or other colluders: no worker starts, nobody is confirmed for it, and the site is told why."""
+    north = world.sites["north"]
+    study = load_study(north / "study.toml")
+    for terms in ({"aggregation": "open"}, {"colluders": 0}, {"spare_draws": 3}):
+        other = replace(study, privacy=replace(study.privacy, **terms))
+        (north / "study.toml").write_text(render_study(other))
+        with pytest.raises(InvalidInput, match="which it asked to join"):
+            open_worker(north)
+        take(north, replace(world.listed, study=other.id))
+        with pytest.raises(InvalidInput, match="which it asked to join"):
+            confirm(north, "south", fingerprint(world.key("south")))
+        (failed,) = (one for one in check_site(north) if one.check == "data")
+        assert (failed.state, "site request" in failed.remedy) == (State.FAIL, True)
+    with open_books(load_site(north)) as ledger:
+        assert other.id not in ledger._books.studies
