@@ -211,11 +211,6 @@ class PrivacyConfig(StatedBudget):
         return {k: v for k, v in dataclasses.asdict(self).items() if said or k not in _SEALED_ALONE}
 
 
-def usual_aggregation(quorum: int) -> str:
-    """How a new study adds up unless it says otherwise: sealed where a colluder and two honest sites answer."""
-    return SEALED_SUM if quorum >= 1 + HONEST_SITES else OPEN
-
-
 _SEALED_ALONE = ("aggregation", "colluders", "spare_draws")
 
 

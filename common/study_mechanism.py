@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from common.config import Study
+from common.config import OPEN, SEALED_SUM, Study
 from common.privacy.accounting import max_mu_squared
 from common.privacy.calibration import calibrate
 from common.privacy.coalitions import against_whom, coalition_sentences, spare_sentence
-from common.privacy.mechanism import Mechanism, radius_int
+from common.privacy.mechanism import HONEST_SITES, Mechanism, radius_int
+
+
+def usual_aggregation(quorum: int) -> str:
+    """How a new study adds up unless it says otherwise: sealed where a colluder and two honest sites answer."""
+    return SEALED_SUM if quorum >= 1 + HONEST_SITES else OPEN
 
 
 def study_mechanism(study: Study, *, dimension: int) -> Mechanism:

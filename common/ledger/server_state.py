@@ -157,12 +157,6 @@ class Books(RowState):
         """Whether a query has its answer, whichever study asked it."""
         return query_id in self.releases and self.releases[query_id].answer is not None
 
-    def lost_draws(self, study_id: str) -> int:
-        """Draws of a study that were charged and ended without an answer."""
-        of_study = [release for release in self.releases.values() if release.study_id == study_id]
-        charged = sum(release.study_id == study_id for release in self.charges.values())
-        return charged - sum(not release.lost for release in of_study)
-
     def open_draws(self, study_id: str) -> tuple[Release, ...]:
         """Draws of a study that were charged and have no answer, in order; those that were lost are not among them."""
         waiting = (one for one in self.releases.values() if one.study_id == study_id and one.answer is None)

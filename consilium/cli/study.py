@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
-from common.config import DataConfig, PrivacyConfig, Study, load_study, usual_aggregation
+from common.config import DataConfig, PrivacyConfig, Study, load_study
 from common.data.msd import nifti_files, read_dataset
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Relation, Unit
@@ -85,6 +85,7 @@ def init(
     from common.codecs.paper import codec_terms
     from common.data.grid import asked_at, patch_of
     from common.protocols.base import halves
+    from common.study_mechanism import usual_aggregation
     from server.planning.recommend import training_for
 
     asked = _asked(joint=joint, protocol=protocol, label_maps=label_maps, paired=paired)

@@ -28,7 +28,6 @@ from common.config import (
     PrivacyConfig,
     Study,
     TrainingConfig,
-    usual_aggregation,
 )
 from common.data.dataset import Dataset
 from common.data.grid import choose_both
@@ -47,6 +46,7 @@ from common.data.synthetic import Drawing, study_data, write_phantoms
 from common.errors import InvalidInput
 from common.objects import write_atomically
 from common.privacy.mechanism import HONEST_SITES
+from common.study_mechanism import usual_aggregation
 from consilium.demo.dashboard import dashboard
 from consilium.demo.federation import running, write_server, write_sites
 from consilium.demo.options import DemoOptions, Places, dataset_of
