@@ -430,7 +430,9 @@ def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -
             typer.echo(f"plan: {advised.summary}")
             return
         if study.codec.in_proportion:
-            typer.echo(f"plan: {protocol_of(study).wording(study).plan}, for which no gain is predicted")
+            typer.echo(
+                f"plan: {protocol_of(study).wording(study).plan}, whose gain `consilium plan --label-maps` predicts"
+            )
             return
         found = plan(
             **terms,

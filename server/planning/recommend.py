@@ -1,4 +1,4 @@
-"""What a joint query can be expected to give the student, from public numbers alone.
+"""What asking in rounds can be expected to give the student, from public numbers alone.
 
 A round at noise σ a coordinate of the mean code, relative to the clipping norm C, leaves v_i σ² / (p_i + σ²) of the
 variance v of what the teachers know beyond the public start along the directions of its tangent kernel, with p the
@@ -6,11 +6,14 @@ radius spread over them by water-filling; the next round spreads it anew over wh
 alike over data splits that its octaves are constants here; what a share is worth in Dice was measured on one task, and
 is scaled to another by what its public label maps say (:mod:`server.planning.public_shapes`). The interval's widths are
 chosen so that they hold what was measured by then (docs/utility.md): a rule, no confidence level. Whether teachers know
-more than a network of public data cannot be seen from label maps, and is not predicted.
+more than a network of public data cannot be seen from label maps, and is not predicted. Of an appearance query the
+numbers are few, so that nearly all of them comes through: what that is worth is what it was worth on one other task,
+with an interval as wide as that task's rotations and more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 
@@ -59,6 +62,13 @@ PAIRS = 4
 LOOKS = 0.4
 """Where the mean shape has less Dice, asking for looks gave more: on hearts (.27 to .37), one rotation."""
 
+LOOK_SPECTRUM = (0.307,) * 3 + (0.026,) * 3
+"""Shares of the variance of three means and three spreads before anybody is asked: a structure in three channels, or
+three in one."""
+
+DICE_OF_LOOKS = 0.2
+"""Dice over the best control if all looks were known: hearts, five rotations, +.19 ± .09 (+.11 to +.29)."""
+
 ENOUGH = 0.8
 """More voters are not worth weaker teachers once this share is recovered."""
 
@@ -90,10 +100,14 @@ class Recommendation:
 
     @property
     def low(self) -> float:
+        if self.protocol == "appearance":
+            return 0.4 * self.gain - UNSURE * (1 - self.recovered)
         return self.gain - UNSURE * (1 - self.recovered) * max(1.0, _scale(self.shapes))
 
     @property
     def high(self) -> float:
+        if self.protocol == "appearance":
+            return 2 * self.gain + UNSURE * (1 - self.recovered)
         return AT_MOST * self.gain + UNSURE * (1 - self.recovered)
 
     @property
@@ -106,7 +120,7 @@ class Recommendation:
         """What public cases say against a joint query, whatever the noise; empty where nothing is."""
         if self.paired >= PAIRS:
             return f"{self.paired} public pairs alone teach a network most of what few patients a teacher can add"
-        if self.shapes is None:
+        if self.shapes is None or self.protocol == "appearance":
             return ""
         if self.shapes.held < HELD:
             return f"the codec holds the public maps' structures with Dice {self.shapes.held:.2f} only"
@@ -122,22 +136,20 @@ class Recommendation:
     def summary(self) -> str:
         """One sentence, with its numbers and what they stand on."""
         teachers = "one teacher a site" if self.voters == 1 else f"{self.voters} teachers a site on disjoint patients"
-        what = (
-            f"a joint query in {JOINT_ROUNDS} rounds (codec.joint = true), {teachers}: noise of {self.noise:.3g} C on "
-            f"the mean code if one spent all, about {self.recovered:.0%} of what teachers know beyond public data "
-            f"comes through, Dice {self.gain:+.3f} ({self.low:+.3f} to {self.high:+.3f}) over the best control, "
-            + ("as on the hippocampus task" if self.shapes is None else "by the public label maps")
+        asked, told, basis = (
+            ("a joint query", "what teachers know beyond public data", "by the public label maps")
+            if self.protocol == "joint"
+            else ("an appearance query", "what structures look like", "as on hearts, by looks and not by the place")
         )
-        against = f": {self.objection or 'perhaps nothing to be gained'}; do not spend this budget"
-        if self.shapes is not None and self.protocol == "appearance":
-            return (
-                f"an appearance query in {JOINT_ROUNDS} rounds (`study init --protocol appearance`), {teachers}: the "
-                f"mean public shape has Dice {self.shapes.mean_shape:.2f}, so sites say what structures look like; no "
-                f"gain is predicted, hearts gained .20 (docs/utility.md). In its place {what}"
-                + ("" if self.worth_asking else f"{against} on it")
-            )
+        how = "codec.joint = true" if self.protocol == "joint" else 'codec.protocol = "appearance"'
+        what = (
+            f"{asked} in {JOINT_ROUNDS} rounds ({how}), {teachers}: noise of {self.noise:.3g} C on "
+            f"the mean code if one spent all, about {self.recovered:.0%} of {told} "
+            f"comes through, Dice {self.gain:+.3f} ({self.low:+.3f} to {self.high:+.3f}) over the best control, "
+            + ("as on the hippocampus task" if self.shapes is None else basis)
+        )
         if not self.worth_asking:
-            return f"{what}{against}"
+            return f"{what}: {self.objection or 'perhaps nothing to be gained'}; do not spend this budget"
         if self.shapes is None:
             return f"{what}; for another task --label-maps says what its own shapes let expect"
         return f"{what}; whether teachers know more than public data shows only when they are asked"
@@ -190,9 +202,13 @@ def recommend(
             voters=voters,
             colluders=colluders,
         )
-        return Recommendation(
+        known = Recommendation(
             voters, noise, recovered_share(noise), predicted_gain(noise) * _scale(shapes), shapes, paired
         )
+        if known.protocol == "joint":
+            return known
+        share = recovered_share(noise, spectrum=LOOK_SPECTRUM)
+        return replace(known, recovered=share, gain=DICE_OF_LOOKS * share)
 
     if protection.unit is Unit.HOSPITAL:
         return at(1)
@@ -201,7 +217,8 @@ def recommend(
     found = at(1)
     for voters in range(1, most + 1):
         found = at(voters)
-        if found.recovered >= ENOUGH or (voters >= usual and found.recovered >= SCARCE):
+        share = recovered_share(found.noise)  # of a joint query: looks would need fewer voters, and had these
+        if share >= ENOUGH or (voters >= usual and share >= SCARCE):
             break
     return found
 
@@ -233,8 +250,10 @@ def joint_noise(
     return mechanism.noise_in_sum(hospitals) / bound / (hospitals * voters)
 
 
-def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:
+def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS, spectrum: Sequence[float] = ()) -> float:
     """The share of what teachers know beyond public data that a joint query can carry, in (0, 1).
+
+    ``spectrum``: shares of its variance by direction, descending; a tangent kernel's unless given.
 
     ``noise``: standard deviation on every coordinate of the mean code if one release spent the budget, in units of the
     clipping norm; each of ``rounds`` has √rounds times that. Falls with noise, grows with rounds.
@@ -242,13 +261,13 @@ def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:
     if not 0 < noise < 1e6:
         raise InvalidInput("noise on the mean code", value=noise, limit="above 0, below a million clipping norms")
     _check_count("rounds", rounds)
-    spectrum = [OCTAVES[0]]
-    for octave, share in enumerate(OCTAVES[1:]):
-        spectrum += [share / 2**octave] * 2**octave
-    variance, left = rounds * noise**2, np.array(spectrum)
+    shares = list(spectrum) or [OCTAVES[0]]
+    for octave, share in enumerate(() if spectrum else OCTAVES[1:]):
+        shares += [share / 2**octave] * 2**octave
+    variance, left = rounds * noise**2, np.array(shares)
     for _ in range(rounds):
         left = left * variance / (water_fill(left, noise_std=sqrt(variance), power=1.0) + variance)
-    return sum(spectrum) - float(sum(left.tolist()))
+    return sum(shares) - float(sum(left.tolist()))
 
 
 def predicted_gain(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:

@@ -75,12 +75,28 @@ def test_what_was_measured_lies_in_the_interval(setting) -> None:
 
 
 def test_nothing_is_advised_where_tumours_got_worse() -> None:
-    """Twelve voters at patient (8, 1e-5): .161, the zero code .243, where noise alone would let a gain be expected."""
-    found = advised(TUMOURS, 4, 12, Unit.PATIENT, 8.0, 1e-5)
+    """A joint query beside pairs, twelve voters at patient (8, 1e-5): .161, the zero code .243, where noise alone would
+    let a gain be expected."""
+    found = replace(advised(TUMOURS, 4, 12, Unit.PATIENT, 8.0, 1e-5), paired=3)
     assert found.low > 0
     assert not found.worth_asking
     assert "do not spend" in found.summary
-    assert "no fixed place" in advised(PublicShapes(0.8, 0.04), 4, 12, Unit.PATIENT, 8.0, 1e-5).summary
+    strewn = replace(advised(PublicShapes(0.8, 0.04), 4, 12, Unit.PATIENT, 8.0, 1e-5), paired=3)
+    assert "no fixed place" in strewn.summary
+
+
+def test_what_looks_gained_lies_in_the_interval_that_another_task_gives() -> None:
+    """Hearts in five rotations, which the middle was taken of."""
+    found = advised(PublicShapes(0.7, 0.3), 3, 9, Unit.PATIENT, 8.0, 1e-5)
+    assert all(found.low <= gain <= found.high for gain in (0.114, 0.139, 0.162, 0.293, 0.241))
+    assert found.worth_asking
+    assert "an appearance query in 4 rounds" in found.summary
+
+
+def test_looks_under_so_much_noise_that_few_come_through_are_not_advised() -> None:
+    found = advised(PublicShapes(0.7, 0.3), 3, 9, Unit.HOSPITAL, 1.0, 1e-5)
+    assert found.low < 0
+    assert "do not spend" in found.summary
 
 
 def test_beside_public_pairs_it_is_said_beforehand_that_there_is_nothing_to_gain() -> None:
@@ -91,14 +107,13 @@ def test_beside_public_pairs_it_is_said_beforehand_that_there_is_nothing_to_gain
     assert "do not spend" in found.summary
 
 
-def test_where_the_mean_shape_says_little_the_recipe_is_named_and_nothing_is_predicted_for_it() -> None:
+def test_where_the_mean_shape_says_little_looks_are_named_and_predicted_as_on_hearts() -> None:
     given = (3, 12, Unit.PATIENT, 8.0, 1e-5)
     found = advised(PublicShapes(0.73, 0.3), *given).summary
     assert found.startswith("an appearance query")
-    assert "--protocol appearance" in found
-    assert "no gain is predicted" in found
-    assert advised(TUMOURS, *given).summary.endswith("do not spend this budget on it")
-    assert "--protocol appearance" not in advised(PublicShapes(0.89, 0.65), *given).summary
+    assert 'codec.protocol = "appearance"' in found
+    assert "as on hearts" in found
+    assert "codec.joint = true" in advised(PublicShapes(0.89, 0.65), *given).summary
 
 
 def test_without_label_maps_the_advice_names_the_task_it_stands_on() -> None:
