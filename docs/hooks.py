@@ -1,12 +1,12 @@
-"""What the site's build does beyond MkDocs: search in files on disk takes its helper from the site itself, and a page
-shows a notebook's cells."""
+"""What the site's build does beyond MkDocs: search in files on disk takes its helper from the site itself, a page shows
+a notebook's cells, and one is CONTRIBUTING.md of the repository."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 SHIM, OURS = "https://unpkg.com/iframe-worker/shim", "assets/iframe-worker/shim.js"  # iframe-worker 1.0.4, MIT
-CELLS = "<!-- cells -->"
+CELLS, GUIDE = "<!-- cells -->", "<!-- CONTRIBUTING.md -->"
 
 
 def on_post_page(output: str, *, page: Any, config: Any) -> str:
@@ -14,6 +14,12 @@ def on_post_page(output: str, *, page: Any, config: Any) -> str:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
+    if page.file.src_uri == "runbook.md":
+        page.meta["search"] = {"boost": 4}  # an alarm's name is looked for by somebody in a hurry
+    if GUIDE in markdown:
+        guide = Path(page.file.abs_src_path).parent.parent / "CONTRIBUTING.md"
+        text = guide.read_text(encoding="utf-8").replace("](docs/", "](")
+        return text.replace("[SECURITY.md](SECURITY.md)", "`SECURITY.md`")
     if CELLS not in markdown:
         return markdown
     notebook = Path(page.file.abs_src_path).with_suffix(".ipynb")

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
-from client.training.private.settings import STRATEGIES
 from tests.contracts.strategy_contract import StrategyContract
 
 
@@ -26,13 +21,3 @@ class TestDpBbbWithAClipALayer(StrategyContract):
 
 class TestDpBbb(StrategyContract):
     name = "dp-bbb"
-
-
-class TestAToyStrategyTakesOneFileAndOneLine(StrategyContract):
-    name = "plain"
-
-    @pytest.fixture(autouse=True)
-    def _registered(self) -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(STRATEGIES, "plain", "tests.contracts.toy_strategy:plain")
-            yield
