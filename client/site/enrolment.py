@@ -29,7 +29,7 @@ from common.config import PrivacyConfig, Study, load_study
 from common.errors import InvalidInput
 from common.ledger.keys import load_signing_key
 from common.objects import write_atomically
-from common.pki import create_node_keys
+from common.pki import create_node_keys, expires
 from common.site_account import signed_account
 
 REQUEST = "request.json"
@@ -52,27 +52,20 @@ class SiteKit:
     @classmethod
     def load(cls, directory: Path) -> SiteKit:
         """Read a kit's directory: kit.json, ca.crt, study.toml."""
+        kit_file, certificate, study = (directory / name for name in ("kit.json", "ca.crt", "study.toml"))
         try:
-            record = json.loads((directory / "kit.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            facts = KitFacts.from_json(json.loads(kit_file.read_text(encoding="utf-8")))
+            expires(certificate)
+            load_study(study)
+        except (OSError, ValueError, RecursionError, InvalidInput) as error:
+            wrong = f" ({error.what})" if isinstance(error, InvalidInput) else ""
             raise InvalidInput(
-                "startup kit",
+                f"startup kit{wrong}",
                 value=str(directory),
                 limit="a folder with kit.json, ca.crt, study.toml",
-                remedy="unpack what the consortium sent, and give its folder",
+                remedy="unpack what the consortium sent, and give its folder; or ask for a new kit",
             ) from error
-        kit = cls(
-            KitFacts.from_json(record),
-            root_certificate=directory / "ca.crt",
-            study_file=directory / "study.toml",
-            start_file=directory / START,
-        )
-        for path in (kit.root_certificate, kit.study_file):
-            if not path.is_file():
-                raise InvalidInput(
-                    "startup kit misses a file", value=path.name, remedy="ask the consortium for a new kit"
-                )
-        return kit
+        return cls(facts, certificate, study, start_file=directory / START)
 
 
 def start_file(directory: Path) -> Path | None:

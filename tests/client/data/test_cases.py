@@ -207,7 +207,7 @@ def test_a_hospital_reads_the_plain_sentence_where_it_joins_before_it_sends_its_
     keys = dict.fromkeys(("sealing_key", "signing_key"), "0" * 64)
     (kit / "kit.json").write_text(json.dumps({"site": "north", **keys, **addresses}))
     (kit / "study.toml").write_text(STUDY)
-    (kit / "ca.crt").write_bytes(b"not read here")
+    shutil.copy(create_authority(tmp_path / "authority").certificate, kit / "ca.crt")
     said = run("init", "--kit", str(kit), "--data", str(site / "set"), "--site-dir", str(tmp_path / "new"))
     promise, request = said.index("right at most 85.2 % of the time"), said.index("request.json")
     assert promise < request

@@ -45,6 +45,24 @@ def test_data_that_are_not_there_are_refused_and_nothing_is_made(tmp_path: Path,
     assert not (tmp_path / "site").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("kit.json", text) for text in (b"[1]", b"\xff\xfe{", b"[" * 100_000, b'{"site": 3}')),
+        *(("ca.crt", text) for text in (b"nonsense", b"")),
+        *(("study.toml", text) for text in (b"x = [", b"x = 1")),
+    ],
+)
+def test_a_kit_that_is_damaged_is_refused_whole(tmp_path: Path, kit: SiteKit, name: str, content: bytes) -> None:
+    folder = kit.study_file.parent
+    (folder / name).write_bytes(content)
+    with pytest.raises(InvalidInput, match=r"^startup kit.* to fix: unpack what the consortium sent"):
+        SiteKit.load(folder)
+    (folder / name).unlink()
+    with pytest.raises(InvalidInput, match=r"^startup kit.* to fix: unpack what the consortium sent"):
+        SiteKit.load(folder)
+
+
 def test_the_data_stand_in_site_toml_as_one_would_name_them(tmp_path: Path, kit: SiteKit) -> None:
     create_site(tmp_path / "a" / "b" / "site", pool="north", data=tmp_path / "data", kit=kit)
     assert load_site(tmp_path / "a" / "b" / "site").data == str(tmp_path / "data")
