@@ -126,6 +126,7 @@ class Offer(Document):
             Between("round of a query", 1, MAX_COUNTER)(query.round)
         if (self.draw is None) != (self.peers is None):
             raise InvalidInput("draw of an offer", limit="a number with the peers it is offered to, or neither")
+        _once("peers of an offer", [peer.site for peer in self.peers or ()])
 
     @property
     def draw_id(self) -> DrawId | None:

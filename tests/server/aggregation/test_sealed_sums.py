@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.ledger.site_ledger import SiteLedger
 from common.config import CollectionConfig
-from common.errors import LedgerCorrupt, QuorumNotReached, Refused
+from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, Refused
 from common.ledger.keys import public_hex
 from common.ledger.rollback_guard import Standing, standing_path
-from common.masking import Member
+from common.masking import DrawId, Member, mask_private_key, signed_mask_key
 from common.messages import CodesReply, Offer, OfferReply, Receipts, Several, decode, encode
 from common.peers import Peer
 from common.privacy.shares import share_std
@@ -352,6 +352,33 @@ def test_an_exchanged_mask_key_is_refused(world: Federation) -> None:
     stranger = replace(members[1].mask, key="9" * 64)
     with pytest.raises(Refused, match="confirmed"):
         ask(world, queries, (members[0], Member("site-1", stranger), *members[2:]))
+
+
+@pytest.mark.parametrize("trick", ["one repeated", "renewed key", "another study", "another draw"])
+def test_a_roster_of_other_keys_than_people_confirmed_for_this_draw_is_refused(world: Federation, trick: str) -> None:
+    queries, members = accept(world)
+    own, other, *rest = members
+    signer = world.site_ledgers["site-1"]
+    draw = DrawId(world.study.id, world.ledger.head().ledger_id, "b" * 64, 1)
+    if trick == "one repeated":
+        members = (own, other, other, other)
+    elif trick == "renewed key":  # the old one signs on, in whoever's hands it is
+        world.site_ledgers["site-0"].confirm_peer(world.study.id, Peer("site-1", "c" * 64))
+    else:
+        foreign = replace(draw, study="d" * 64) if trick == "another study" else replace(draw, number=2)
+        private = mask_private_key(b"s" * 32, foreign, nonce="0" * 64)
+        members = (own, Member("site-1", signed_mask_key(private, foreign, sign=signer.sign, site="site-1")), *rest)
+    with pytest.raises((Refused, InvalidInput)):
+        ask(world, queries, members)
+    assert not [row for row in world.site_ledgers["site-0"].rows() if row.kind == "masked"]
+
+
+def test_an_offer_that_names_one_peer_again_and_again_makes_no_quorum_and_costs_nothing(world: Federation) -> None:
+    known = [Peer(site.name, site.answer_key) for site in world.sites[:2]]
+    offer = world.offer(world.planned()[:1], draw=1, peers=(*known, known[1], known[1]))
+    with pytest.raises(InvalidInput, match="peers of an offer"):
+        world.workers[100].handle(encode(offer))
+    assert world.site_ledgers["site-0"].spent().releases == 0
 
 
 def test_with_one_message_missing_or_two_views_of_the_roster_what_is_left_is_no_code(world: Federation) -> None:
