@@ -105,10 +105,19 @@ def _raise_alarms(study: Workspace) -> None:
 
 
 def _cut_in_training(study: Workspace) -> None:
-    """The study as it was in the middle of its student's training, half a minute ago by its log."""
+    """The study as it was in the middle of its student's training."""
     lines = study.events_file.read_text().splitlines(keepends=True)
     steps = [number for number, line in enumerate(lines) if '"student-step"' in line]
     kept = lines[: steps[len(steps) // 2]]
+    study.events_file.write_text("".join(kept))
+    shutil.rmtree(study.student_dir)
+    shutil.rmtree(study.bundle_dir)
+    (study.root / "report.json").unlink()
+
+
+def _happens_now(study: Workspace) -> None:
+    """Move the times of the log, so that its newest line is of this moment."""
+    kept = study.events_file.read_text().splitlines()
     late = datetime.now(UTC) - datetime.fromisoformat(json.loads(kept[-1])["time"])
     moved = []
     for line in kept:
@@ -116,9 +125,6 @@ def _cut_in_training(study: Workspace) -> None:
         event["time"] = (datetime.fromisoformat(event["time"]) + late).isoformat(timespec="milliseconds")
         moved.append(json.dumps(event) + "\n")
     study.events_file.write_text("".join(moved))
-    shutil.rmtree(study.student_dir)
-    shutil.rmtree(study.bundle_dir)
-    (study.root / "report.json").unlink()
 
 
 def _hand_over(made: Recorded, site: str) -> None:
@@ -244,6 +250,8 @@ def main() -> None:
             users = UserFile(state / "users.json")
             users.add("ada", Role.OPERATOR, PASSWORD)
             extra = ("--oidc", str(_provider(state))) if name == "finished" else ()
+            if name == "running":
+                _happens_now(states[name])
             with serving(states[name].root, state, *extra, readable=name != "broken") as dashboard:
                 _prepare(browser, dashboard, states[name])
                 if name == "finished":

@@ -109,7 +109,7 @@ def test_the_first_screen_answers_what_is_spent_what_is_left_and_who_is_up(dashb
     page = open_page(dashboard.url)
     sign_in(page)
     text = page.inner_text("main")
-    assert re.search(r"ε 8\s+of 8 spent", text)
+    assert re.search(r"ε\s8\s+of 8 spent", text)
     assert f"{QUERIES} of {QUERIES} planned answers released" in text
     assert "exact accountant, δ = 0.001, unit hospital, relation replace-one" in text.lower()
     for site in SITES:
