@@ -9,6 +9,7 @@ it is, and the standard trainer, which protects nobody.
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -77,6 +78,11 @@ class VolumeCell:
     def id(self) -> str:
         at = "none" if self.epsilon is None else f"{self.epsilon:g}/{self.delta:g}"
         return f"hippocampus/{self.name}/{at}/{self.seed}"
+
+    @property
+    def training(self) -> str:
+        """What the cell's journal is known by: a hash of all that shapes the result."""
+        return digest("volume-cell", json.dumps(self.to_json(), sort_keys=True))
 
     def settings(self) -> PrivateSettings | None:
         """The strategy's default recipe; None for a method without a guarantee."""
@@ -167,7 +173,7 @@ def _trained(cell: VolumeCell, roles: Roles, cache: Path, checkpoint: Path | Non
     plan = settings.plan(patients=len(site))
     journal = Journal(plan)
     if checkpoint is not None:  # an interrupted cell goes on; what a step that was cut off drew stays spent
-        name = digest("volume-cell", cell.to_json())
+        name = cell.training
         journal = Journal.open(checkpoint.with_suffix(f".{name[:16]}.journal"), plan, identity=name)
     done = train_privately(part, NETWORK, settings, journal, seed=cell.seed, start=start, checkpoint=checkpoint)
     facts: dict[str, Any] = {

@@ -44,6 +44,7 @@ def test_the_split_gives_every_case_one_part_and_the_site_its_160_patients() -> 
 def test_every_cell_has_a_name_of_its_own_and_private_ones_take_the_products_own_recipe() -> None:
     cells = volume_cells(3)
     assert len({cell.id for cell in cells}) == len(cells)
+    assert len({cell.training for cell in cells}) == len(cells)  # each has a journal of its own
     for cell in cells:
         private = cell.settings()
         assert (private is None) == (cell.epsilon is None)

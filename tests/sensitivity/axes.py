@@ -82,7 +82,7 @@ ELSEWHERE: dict[str, str] = {
     "PrivacyConfig.spare_draws": "how much noise a site draws",
     "TrainingConfig.channels": "the network's width",
     "TrainingConfig.network": "the network's kind; of each, no patient sees another (tests/common/models/test_unet.py)",
-    "TrainingConfig.modality_dropout": "channels hidden by seed and step, for every voter alike",
+    "TrainingConfig.modality_dropout": "channels hidden by seed and step, or by slot and turn, whoever fills it",
     "DataConfig.regions": "how label maps are scored; labels stay as they are",
     "DataConfig.normalisation": "each volume by its own voxels",
     "DatasetSettings.absent": "said by the site of all its cases; no file is looked at",
