@@ -99,13 +99,26 @@ def _amount(value: Any) -> bool:
 _FIELDS: Mapping[tuple[str, str], Callable[[Any], bool]] = {
     ("offer-answered", "accepted"): _flag,
     ("batch-dispatched", "queries"): _count,
+    ("draw-lost", "sites"): _texts,
     **{("", name): _flag for name in ("resumed",)},
-    **{("", name): _texts for name in ("queries", "roster", "volumes", "warnings")},
+    **{("", name): _texts for name in ("peers", "queries", "roster", "volumes", "warnings")},
     **{("", name): _number for name in ("loss",)},
     **{
         ("", name): _count
         for name in (
-            *("accepted", "attempt", "codes", "done", "expected", "ledger_row", "needed", "pid", "sites", "step"),
+            *(
+                "accepted",
+                "attempt",
+                "codes",
+                "done",
+                "draw",
+                "expected",
+                "ledger_row",
+                "needed",
+                "pid",
+                "sites",
+                "step",
+            ),
             *("total", "voters"),
         )
     },
