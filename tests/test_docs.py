@@ -241,6 +241,14 @@ def test_decisions_are_numbered_one_after_the_other():
     assert [int(path.name.partition("-")[0]) for path in ADRS] == list(range(1, len(ADRS) + 1))
 
 
+def test_every_list_has_an_empty_line_before_it():
+    """Without one the site makes a paragraph of it."""
+    for path in (ROOT / "docs").rglob("*.md"):
+        text = re.sub(r"^ *```.*?^ *```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        torn = re.findall(r"^(?![-*] |\d+\. |[ |#]|$)[^\n]*\n(?:[-*]|1\.) \S[^\n]*", text, re.MULTILINE)
+        assert torn == [], path.name
+
+
 def test_every_link_between_documents_leads_somewhere():
     for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", path.read_text(encoding="utf-8")):
