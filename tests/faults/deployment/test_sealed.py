@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from client.ledger.site_ledger import SiteLedger
+from client.site.registry import STATE_DIR
 from common.privacy.mechanism import AccountantName
 from server.ledger.server_ledger import Ledger
 from tests.faults.deployment.parts import (
@@ -152,13 +153,15 @@ def dies_between_offer_and_code(parties: Federation, site: str, *, slow: str, fo
 
 
 @hippocampus
-def test_a_sealed_sum_takes_no_longer_than_an_open_one_when_nobody_dies(tmp_path: Path) -> None:
+def test_a_sealed_sum_takes_no_longer_than_an_open_one_when_nobody_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Wall time from the first round's offer to the last one's answer; the modes in turn, twice."""
     modes = {"open": replace(PRIVACY, quorum=5, planned_queries=ROUNDS), "sealed": replace(JOINT, spare_draws=0)}
-    made = {
-        mode: make_parties(tmp_path / mode, sites=SITES, privacy=privacy, scans=SCANS)
-        for mode, privacy in modes.items()
-    }
+    made = {}
+    for mode, privacy in modes.items():
+        monkeypatch.setenv(STATE_DIR, str(tmp_path / f"state-{mode}"))  # else one pool would be begun twice
+        made[mode] = make_parties(tmp_path / mode, sites=SITES, privacy=privacy, scans=SCANS)
     seconds: dict[str, list[float]] = {mode: [] for mode in modes}
     for turn in range(2):
         for mode, parts in made.items():
