@@ -347,7 +347,9 @@ TAKES_NO_NUMBER = {
     "planner.SpectrumErrors",  # what the planner answers
     "planner.Plan",
     "recommend.Recommendation",
-    "recommend.protocol_for",  # a way to ask, which shapes no guarantee
+    "recommend.protocol_for",  # ways to ask and to train, which shape no guarantee
+    "recommend.training_for",
+    "study_mechanism.usual_aggregation",  # of a quorum that the study checks
     "public_shapes.public_shapes",  # label maps, which whoever reads them has checked
     "public_shapes.mean_shape_dice",
     "public_shapes.read_maps",
