@@ -392,7 +392,7 @@ def spectrum_errors(spectrum: Sequence[float], *, noise_variance: float, power: 
         total=sum(values),
         hard_threshold=sum(min(v, noise) for v in values),
         kept=sum(v > noise for v in values),
-        wiener=sum(v * noise / (v + noise) for v in values),
+        wiener=sum(v * (noise / (v + noise)) for v in values),
         water_filled=sum(v * noise / (p + noise) for v, p in zip(ordered, powers.tolist(), strict=True)),
     )
 
