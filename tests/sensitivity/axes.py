@@ -85,6 +85,7 @@ ELSEWHERE: dict[str, str] = {
     "TrainingConfig.modality_dropout": "channels hidden by seed and step, or by slot and turn, whoever fills it",
     "DataConfig.regions": "how label maps are scored; labels stay as they are",
     "DataConfig.normalisation": "each volume by its own voxels",
+    "DataConfig.finer": "the student's grid, which no voter sees",
     "DatasetSettings.absent": "said by the site of all its cases; no file is looked at",
     "TrainingConfig.steps": "the same for every voter",
     "TrainingConfig.learning_rate": "the same for every voter; large throughout",
