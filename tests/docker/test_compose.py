@@ -333,7 +333,7 @@ def assert_command_exists(words: list[str], *, where: str = "") -> None:
     command: click.Command = typer.main.get_command(app)
     context = click.Context(command)
     rest = list(words)
-    while hasattr(command, "get_command"):
+    while hasattr(command, "get_command") and not (rest[0].startswith("-") and command.invoke_without_command):
         found = command.get_command(context, rest.pop(0))
         assert found is not None, f"{where}: no such command: {words}"
         command, context = found, click.Context(found, parent=context)

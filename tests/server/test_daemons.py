@@ -283,7 +283,7 @@ def test_a_foreign_key_is_not_registered(server: FlowerServer, tmp_path: Path) -
 
 
 def test_an_absent_server_is_one_clear_error(server: FlowerServer, node: SiteNode) -> None:
-    with pytest.raises(DaemonFailed, match="flwr supernode register"):
+    with pytest.raises(DaemonFailed, match=r"SuperLink does not answer at .*to fix: `consilium server up`"):
         register_node(server, node.keys.public, name="A")
 
 

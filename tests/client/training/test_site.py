@@ -18,7 +18,7 @@ from client.data.layouts import DatasetSettings, open_for_training
 from client.teachers.teacher import Teachers
 from client.training import voter as voter_training
 from client.training.base import Trained
-from client.training.private.settings import STRATEGIES
+from client.training.private.settings import STRATEGIES, PrivateSettings
 from client.training.site import plan_site, train_site
 from client.training.standard import NEAR, StandardTrainer
 from client.training.task import SiteReport, held_out_count, voter_directory
@@ -399,8 +399,11 @@ def test_held_out_patients_are_the_voters_own_and_not_trained_on(dataset: Datase
 def test_what_cannot_be_trained_is_refused(dataset: Dataset, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="trainer"):
         train_site(dataset, teachers=tmp_path, data=DATA, recipe=RECIPE, voters=1, trainer="magic")
-    with pytest.raises(InvalidInput, match="patients"):
-        run(dataset, tmp_path, voters=7)
+    with pytest.raises(InvalidInput, match="patients for training"):
+        run(replace(dataset, cases=(), listed=()), tmp_path, voters=1)
+    private = PrivateSettings("dp-sgd", 8.0, 1e-3)
+    with pytest.raises(InvalidInput, match="patients for private training"):
+        plan_site(dataset, teachers=tmp_path, data=DATA, recipe=RECIPE, voters=7, trainer="dp-sgd", private=private)
     other = DataConfig(labels=("background", "heart"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
     with pytest.raises(InvalidInput, match="labels"):
         train_site(dataset, teachers=tmp_path, data=other, recipe=RECIPE, voters=1)

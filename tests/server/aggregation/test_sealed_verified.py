@@ -55,16 +55,21 @@ def test_a_sum_under_the_masks_of_others_than_were_charged_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operator, who holds the ledger's key, charges four hospitals for a sum of three."""
-    charge = AnswersQueries._charge_draw
+    draw, charge, everybody = AnswersQueries.charge_draw, AnswersQueries._charge_draw, []
 
-    def of_three(self: AnswersQueries, *known: Any) -> None:
-        *before, masks, planned = known
-        charge(self, *before, replace(masks, members=masks.members[:-1]), planned)
+    def of_three(self: AnswersQueries, *, roster: Any, masks: Any, **rest: Any) -> Any:
+        everybody[:] = [roster]
+        fewer = tuple(entry for entry in roster if entry.site != "site-3")
+        return draw(self, roster=fewer, masks=replace(masks, members=masks.members[:-1]), **rest)
+
+    def to_four(self: AnswersQueries, study: Any, query: Any, _roster: Any, *rest: Any) -> None:
+        charge(self, study, query, *everybody, *rest)
 
     terms = make_study(quorum=3, planned_queries=2, aggregation="sealed-sum")
     federation = Federation(tmp_path, study=terms, sites=4)
     with monkeypatch.context() as patched:
-        patched.setattr(AnswersQueries, "_charge_draw", of_three)
+        patched.setattr(AnswersQueries, "charge_draw", of_three)
+        patched.setattr(AnswersQueries, "_charge_draw", to_four)
         federation.core().run(federation.transport)
     federation.close()
     found = verifying.verify(tmp_path / "ledger.sqlite").problems

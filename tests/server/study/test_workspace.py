@@ -4,6 +4,7 @@ import pytest
 
 from client.site.enrolment import SiteKit, create_site, start_file
 from common.errors import InvalidInput
+from common.pki import create_authority
 from server.operations.supervisor import flower_server, supervise
 from server.study import create_study as setup
 from server.study.workspace import CodecRecord, Endpoint, Site, StudyBusy, Workspace
@@ -66,9 +67,9 @@ def test_keys_are_readable_by_their_owner_only(workspace):
 def test_a_joint_studys_public_start_travels_with_the_kit(workspace, tmp_path):
     workspace.start_file.write_bytes(b"weights")
     workspace.save_endpoint(Endpoint(host="localhost", port=8443, internal_port=8000))
-    (tmp_path / "ca.crt").write_text("certificate")
+    authority = create_authority(tmp_path / "authority").certificate
     addresses = {"superlink": "localhost:8443", "objects_url": "https://localhost:8443"}
-    setup.write_kit(workspace, tmp_path / "kit", site="north", authority=tmp_path / "ca.crt", **addresses)
+    setup.write_kit(workspace, tmp_path / "kit", site="north", authority=authority, **addresses)
     create_site(tmp_path / "north", pool="north", data=tmp_path, kit=SiteKit.load(tmp_path / "kit"))
     assert start_file(tmp_path / "north").read_bytes() == b"weights"
 
