@@ -9,21 +9,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from client.ledger.site_ledger import SiteLedger
-from client.training.private.settings import PrivateSettings
 from common.config import CodecConfig, CollectionConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import write_dataset
 from common.data.synthetic import study_data, write_phantoms
 from common.events import read_events
 from common.privacy.mechanism import GRID_BITS
-from common.privacy.training import Neighbours
 from consilium.demo.federation import Federation, write_server, write_sites
 from consilium.demo.training import train_all
 from server.ledger.server_ledger import Ledger
@@ -33,9 +30,6 @@ from server.study.workspace import Workspace
 SITES, QUERIES, PATIENTS = 3, 6, 2
 RECIPE = TrainingConfig(channels=(4, 8), steps=4)
 PRIVACY = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=QUERIES, quorum=2)
-TRAINING = PrivateSettings("dp-sgd", 4.0, 1e-3, neighbours=Neighbours.REPLACE_ONE, rate=Fraction(1, 2), steps=3)
-EACH_ITS_OWN = (TRAINING, replace(TRAINING, strategy="dp-bbb"), replace(TRAINING, per_layer=True))
-"""A private training for each of three sites."""
 
 
 @dataclass
@@ -130,7 +124,6 @@ def build(
     *,
     collection: CollectionConfig,
     privacy: PrivacyConfig = PRIVACY,
-    private: Sequence[PrivateSettings | None] = (),
 ) -> tuple[Workspace, dict[str, Path]]:
     """A study with its codec and volumes, and sites with trained teachers; nothing runs yet."""
     phantoms = write_phantoms(root / "all", cases=len(names) * PATIENTS + QUERIES + 8, seed=1)
@@ -162,6 +155,5 @@ def build(
     write_server(workspace)
     sites = write_sites(workspace, root / "sites", names=names, data=root / "data")
     for number, (name, directory) in enumerate(sites.items()):
-        own = private[number] if private else None
-        train_all({name: directory}, seed=number, processes=1, private=own, on_steps=lambda done, total: None)
+        train_all({name: directory}, seed=number, processes=1, on_steps=lambda done, total: None)
     return workspace, sites
