@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 
-# How many tests run at once. Of the slow ones one more: daemons mostly wait for one another (tests/conftest.py).
+# How many tests run at once. Of the slow ones one more, since daemons mostly wait for one another; a file of those stays
+# with one process, for its tests share a federation, a browser or networks that take long to train.
 JOBS ?= 2
 SLOW_JOBS ?= 3
 
@@ -37,7 +38,7 @@ test: $(DEV)  ## the fast tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not docker and not faults and not gpu"
 
 test-slow: $(DEV)  ## the slow ones: federations of real daemons, long statistics
-	$(BIN)/python -m pytest -n $(SLOW_JOBS) --dist loadgroup -m "slow and not docker and not faults and not gpu"
+	$(BIN)/python -m pytest -n $(SLOW_JOBS) --dist loadfile -m "slow and not docker and not faults and not gpu"
 
 test-large: $(DEV)  ## BraTS-sized volumes from teacher to student: peak memory of each process, in minutes
 	$(BIN)/python benchmarks/large_volumes.py --out large-out

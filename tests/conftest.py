@@ -21,17 +21,6 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 ROOT = Path(__file__).resolve().parent.parent
 
-DAEMONS = {"attacks", "browser", "e2e", "faults"}
-"""Folders where the tests of a file share a federation, or a browser: where files are dealt to processes, they stay
-with one. Other files that share what takes long to make say so by the same mark."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        path = item.path.relative_to(ROOT / "tests")
-        if path.parts[0] in DAEMONS:
-            item.add_marker(pytest.mark.xdist_group(str(path)))
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _pools_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

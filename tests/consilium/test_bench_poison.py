@@ -31,8 +31,6 @@ from server.protocols.joint.belief import labels_of
 from server.protocols.joint.student import TEMPERATURE, codes_of
 from tests.consilium.balls import DATA, balls, deal
 
-pytestmark = pytest.mark.xdist_group("poison")
-
 SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)
 SETTING = Setting("joint", 4, 1, 8.0, 1e-3, Unit.HOSPITAL, 4, SMALL, SMALL, rounds=2)
 

@@ -40,8 +40,6 @@ from server.protocols.stored_labels import as_stored, read_label
 from server.protocols.student import train_student
 from tests.consilium.balls import DATA, balls, deal
 
-pytestmark = pytest.mark.xdist_group("utility")
-
 SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)
 SETTING = Setting("joint", 2, 2, 8.0, 1e-3, Unit.PATIENT, 4, SMALL, SMALL)
 
