@@ -207,14 +207,34 @@ class ReportFacts:
         way = f", {min(1.0, gain / (most - control)):.0%} of the way to all teachers together without noise"
         return f"The budget bought Dice {gain:+.3f} over {over}{within}{way if most > control else ''}."
 
+    @property
+    def certainty(self) -> str:
+        """What the interval of the gain over the best control counts, or that there is none."""
+        best = self.best_control
+        if best is None or self._interval(best[0]) is None:
+            return "These are figures of one run, with no interval."
+        return "These are figures of one run: its interval counts the cases, not other draws of noise or other splits."
+
     def _within(self, control: str) -> str:
-        """The interval of the gain over a control, where there are cases to pair."""
-        other = self.controls[control]
-        if other is None or len(other.cases) < 2 or len(self.student.cases) != len(other.cases):
+        """The interval of the gain over a control in words, where there is one."""
+        found = self._interval(control)
+        if found is None:
             return ""
-        gain, half = mean_interval([a - b for a, b in zip(self.student.cases, other.cases, strict=True)])
+        low, high, cases = found
+        doubt = "; the interval holds 0" if low <= 0 <= high else ""
+        return f" (95 % interval {low:+.3f} to {high:+.3f}, paired over {cases} cases{doubt})"
+
+    def _interval(self, control: str) -> tuple[float, float, int] | None:
+        """The 95 % interval of the gain over a control and its number of cases; None for fewer than two to pair."""
+        other = self.controls[control]
+        if other is None or len(self.student.cases) != len(other.cases):
+            return None
+        gains = [a - b for a, b in zip(self.student.cases, other.cases, strict=True) if math.isfinite(a - b)]
+        if len(gains) < 2:
+            return None
+        gain, half = mean_interval(gains)
         assert half is not None  # of two cases or more
-        return f" (95 % interval {gain - half:+.3f} to {gain + half:+.3f}, paired over {len(other.cases)} cases)"
+        return gain - half, gain + half, len(gains)
 
     def _scores(self) -> list[DiceScore]:
         named = [teacher.score for teacher in self.teachers]

@@ -361,6 +361,25 @@ def test_a_student_no_better_than_a_control_is_said_to_be_so_however_good_it_is(
     assert "taught it nothing" in text
 
 
+def test_the_page_says_what_its_interval_counts_and_that_there_is_none_only_where_there_is_none() -> None:
+    facts = make_facts(pictures=0)
+    assert "one run, with no interval." in Outline(render_html(facts)).text
+
+    def page(*cases: float) -> str:
+        zero = replace(facts.controls["shuffled_codes"] or facts.student, cases=(0.6, 0.6, 0.6))
+        paired = replace(facts, student=replace(facts.student, cases=cases))
+        return Outline(render_html(replace(paired, controls={**facts.controls, "shuffled_codes": zero}))).text
+
+    # paired differences .04, .05, .06: mean .05, s .01, t(2) = 4.303, so .05 ± 4.303 · .01 / √3
+    text = page(0.64, 0.65, 0.66)
+    assert "(95 % interval +0.025 to +0.075, paired over 3 cases)" in text
+    assert "its interval counts the cases, not other draws of noise or other splits" in text
+    assert "no interval" not in text
+    assert "paired over 3 cases; the interval holds 0)" in page(0.5, 0.65, 0.8)
+    assert "paired over 2 cases" in page(math.nan, 0.65, 0.66)
+    assert "one run, with no interval." in page(math.nan, math.nan, 0.66)
+
+
 def test_a_control_that_was_not_trained_is_null_in_json_and_a_reason_on_the_page(tmp_path: Path) -> None:
     facts = make_facts(pictures=0)
     write_report(tmp_path, replace(facts, controls={**facts.controls, "shuffled_codes": None}))
