@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from common.canonical import check_integer
 from common.config import OPEN, SEALED_SUM, Study
 from common.privacy.accounting import max_mu_squared
 from common.privacy.calibration import calibrate
@@ -39,21 +40,24 @@ def study_mechanism(study: Study, *, dimension: int) -> Mechanism:
     )
 
 
-def sealed_sentences(study: Study) -> tuple[str, ...]:
-    """Who sees what in a sealed study, against whom which ε holds on its smallest roster, and what the budget holds.
+def sealed_sentences(study: Study, *, sites: int = 0) -> tuple[str, ...]:
+    """Who sees what in a sealed study, against whom which ε holds, and what the budget holds.
 
-    Of the whole budget, whatever is asked. Empty for an open study.
+    Of the whole budget, whatever is asked. ``sites``: how many may answer, where that is known; the quorum at least.
+    Empty for an open study.
     """
     privacy = study.privacy
     if not privacy.sealed:
         return ()
+    most = max(check_integer("sites", sites, least=0), privacy.quorum)
     found = against_whom(
         max_mu_squared(privacy.accountant, privacy.budget),
         *(privacy.budget, privacy.protection, privacy.accountant),
-        sites=privacy.quorum,
+        least=privacy.quorum,
+        most=most,
         colluders=privacy.colluders,
     )
     return (
-        *coalition_sentences(found, sites=privacy.quorum, colluders=privacy.colluders),
+        *coalition_sentences(found, least=privacy.quorum, most=most, colluders=privacy.colluders),
         spare_sentence(answers=privacy.planned_queries, spare=privacy.spare_draws),
     )

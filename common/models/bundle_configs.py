@@ -226,9 +226,11 @@ def _inferer(study: Study) -> dict[str, object]:
     }
 
 
-def _rests_on(study: Study) -> str:
+def _rests_on(study: Study, *, sites: int) -> str:
     if study.privacy.sealed:
-        return "\n\n".join((*sealed_sentences(study), "This covers the weights and anything computed from them."))
+        return "\n\n".join(
+            (*sealed_sentences(study, sites=sites), "This covers the weights and anything computed from them.")
+        )
     return (
         "Whoever trusts the study's aggregator to have added the noise can rely on this for the weights and for "
         "anything computed\nfrom them."
@@ -256,8 +258,8 @@ labels are noisy aggregates of the predictions of teachers at {privacy.sites} si
 Guaranteed by the study: {privacy.guarantee()}.
 Spent of it when this was exported: {privacy.spent()}.
 
-{_rests_on(study)} Every figure behind it is in `configs/privacy.json`, with the hash of the ledger's
-signed head.
+{_rests_on(study, sites=privacy.sites)} Every figure behind it is in `configs/privacy.json`, with the hash of the
+ledger's signed head.
 
 ## Use
 Put volumes (`.nii`, `.nii.gz`) into `images/` and run, from this directory, with what `configs/metadata.json` lists:

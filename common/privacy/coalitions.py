@@ -36,24 +36,27 @@ def against_whom(
     protection: Protection,
     accountant: AccountantName | str,
     *,
-    sites: int,
+    least: int,
+    most: int,
     colluders: int,
 ) -> tuple[Guarantee, Guarantee, Guarantee]:
-    """What releases of Σμ² cost on rosters of ``sites``: who knows no share, who knows t, and who knows one more."""
+    """What releases of Σμ² cost at most on rosters of ``least`` to ``most`` sites: who knows no share, who knows t, and
+    who knows one more."""
+    check_integer("sites on the largest roster", most, least=least)
     no_share, t_shares, more = (
         guarantee(
             mu_squared_against(mu_squared, sites=sites, colluders=colluders, knowing=knowing),
             *(budget, protection, accountant),
         )
-        for knowing in (0, colluders, colluders + 1)
+        for sites, knowing in ((most, 0), (most, colluders), (least, colluders + 1))
     )
     return no_share, t_shares, more
 
 
 def coalition_sentences(
-    found: tuple[Guarantee, Guarantee, Guarantee], *, sites: int, colluders: int
+    found: tuple[Guarantee, Guarantee, Guarantee], *, least: int, most: int, colluders: int
 ) -> tuple[str, ...]:
-    """:func:`against_whom` in words, for rosters of ``sites``, and what the figures rest on."""
+    """:func:`against_whom` in words, for rosters of ``least`` to ``most``, and what the figures rest on."""
     apart, together, more = (epsilon_text(one.epsilon) for one in found)
     first = found[0]
     stated = f"{first.accountant} accountant, δ = {delta_text(first.delta)}, {first.protection}"
@@ -63,9 +66,9 @@ def coalition_sentences(
         "Sealed sum: every hospital masks its codes and adds its share of the noise before it sends. The server adds "
         "up what it cannot read and learns the noisy sum of a whole roster, nothing else.",
         f"ε = {together} holds against {whom}. Who knows no hospital's share of the noise (the operator alone, "
-        f"the public) has more noise before them: ε = {apart} where {sites} hospitals answer, and nearer to ε = "
+        f"the public) has more noise before them: ε = {apart} where {most} hospitals answer, and nearer to ε = "
         f"{together} the more they are. More hospitals that pool what they know, with the operator or without, have "
-        f"less: ε = {more} for {_hospitals(colluders + 1)} of {sites} ({stated}).",
+        f"less: ε = {more} for {_hospitals(colluders + 1)} of {least} ({stated}).",
         "This rests on the hospitals of a roster that do not collude: that their software draws their share of the "
         "noise afresh and tells nobody, that people compared the hospitals' keys by fingerprint, not through the "
         "server, and, against whoever carries the masked codes, on the ciphers of the masks (X25519, ChaCha20).",

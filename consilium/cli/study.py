@@ -183,16 +183,16 @@ def show(
     from server.study import consent_text as describe
 
     study = load_study(path / "study.toml" if path.is_dir() else path)
+    sites = len(Workspace(path).registered()) if path.is_dir() and not for_site else 0
     if as_json:
-        typer.echo(json.dumps(describe.facts(study), indent=1))
+        typer.echo(json.dumps(describe.facts(study, sites=sites), indent=1))
     elif for_site:
         typer.echo(describe.for_site(study, patients=patients))
         site = path if path.is_dir() else path.parent
         if study.privacy.sealed and (site / "site.toml").exists():
             typer.echo(consent_to_peers(site))
     else:
-        registered = len(Workspace(path).registered()) if path.is_dir() else 0
-        typer.echo(describe.for_consortium(study, sites=max(registered, study.privacy.quorum)))
+        typer.echo(describe.for_consortium(study, sites=max(sites, study.privacy.quorum)))
 
 
 @study_app.command("publish")

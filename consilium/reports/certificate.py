@@ -156,11 +156,13 @@ def certificate_facts(
                 raise InvalidInput(
                     "study", value=study.id, limit="one its ledger knows", remedy="restore the study.toml it ran with"
                 )
+            rosters = (answer.roster for answer in ledger.answers(study.id))
+            sites = max((len(workspace.registered()), *map(len, rosters)))
             return {
                 "certificate": CERTIFICATE_SCHEMA,
                 "issued": clock().astimezone(UTC).isoformat(timespec="seconds"),
-                "study": _study_facts(study),
-                **_spent_facts(ledger, study),
+                "study": _study_facts(study, sites=sites),
+                **_spent_facts(ledger, study, sites=sites),
                 **_history(ledger, study),
                 "ledger": _ledger_facts(ledger, report),
                 "audit": _audit(sources.audit or _if_there(workspace.root / "audit.json")),
@@ -172,7 +174,7 @@ def certificate_facts(
             }
 
 
-def _study_facts(study: Study) -> dict[str, Any]:
+def _study_facts(study: Study, *, sites: int) -> dict[str, Any]:
     privacy = study.privacy
     return {
         "name": study.name,
@@ -188,12 +190,12 @@ def _study_facts(study: Study) -> dict[str, Any]:
         "voters_per_site": privacy.voters_per_site,
         "clipping_norm": study.codec.radius,
         "edition": privacy.edition,
-        **({"sealed_sum": sealed_facts(study)} if privacy.sealed else {}),
+        **({"sealed_sum": sealed_facts(study, sites=sites)} if privacy.sealed else {}),
         "terms": study.to_json(),
     }
 
 
-def _spent_facts(ledger: Ledger, study: Study) -> dict[str, Any]:
+def _spent_facts(ledger: Ledger, study: Study, *, sites: int) -> dict[str, Any]:
     privacy = study.privacy
     terms = privacy.budget, privacy.protection
     worst = max((ledger.spent(pool.pool, study.id).mu_squared for pool in ledger.pools()), default=Fraction(0))
@@ -231,7 +233,7 @@ def _spent_facts(ledger: Ledger, study: Study) -> dict[str, Any]:
         },
         "in_words": [
             *in_words(promised, groups, limit=limit, spent=worst, colluders=privacy.sealed_colluders),
-            *sealed_sentences(study),
+            *sealed_sentences(study, sites=sites),
         ],
         "pools": pools,
     }

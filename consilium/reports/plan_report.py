@@ -77,13 +77,15 @@ def _sealed_rows(plan: Plan) -> list[tuple[str, str]]:
     found = against_whom(
         (plan.queries + plan.spare_draws) * plan.mechanism.mu_squared(plan.protection),
         *(plan.budget, plan.protection, plan.accountant),
-        sites=plan.hospitals,
+        least=plan.hospitals,
+        most=plan.hospitals,
         colluders=colluders,
     )
+    sentences = coalition_sentences(found, least=plan.hospitals, most=plan.hospitals, colluders=colluders)
     return [
         ("noise in the sum", f"{plan.noise_overhead:.4f} σ, in {plan.hospitals} shares drawn at the hospitals"),
         ("smallest roster", f"{plan.smallest_roster} hospitals, two beside {colluders} that may collude"),
-        ("sealed sum", coalition_sentences(found, sites=plan.hospitals, colluders=colluders)[1]),
+        ("sealed sum", sentences[1]),
         ("", spare_sentence(answers=plan.queries, spare=plan.spare_draws)),
     ]
 

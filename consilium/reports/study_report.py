@@ -61,7 +61,7 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
             "codec": study.codec.name,
             "quorum": study.privacy.quorum,
             "voters_per_site": study.privacy.voters_per_site,
-            **({"sealed_sum": sealed_facts(study)} if study.privacy.sealed else {}),
+            **({"sealed_sum": sealed_facts(study, sites=_most_sites(facts))} if study.privacy.sealed else {}),
         },
         **({"simulation": True} if facts.simulated else {}),
         "known": facts.known,
@@ -89,6 +89,11 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
     }
     plain: dict[str, Any] = _finite(document)
     return plain
+
+
+def _most_sites(facts: ReportFacts) -> int:
+    """Sites that may answer, or did."""
+    return max((len(facts.sites), *(len(release.roster) for release in facts.releases)))
 
 
 def _privacy_json(privacy: PrivacyFacts) -> dict[str, object]:
@@ -161,7 +166,7 @@ def render_html(facts: ReportFacts) -> str:
         share_spent=_share(facts.privacy.epsilon_gate, facts.privacy.planned_epsilon),
         share_queries=_share(facts.privacy.queries, facts.privacy.planned_queries),
         attendance=_attendance(facts.releases),
-        sealed=sealed_sentences(facts.study),
+        sealed=sealed_sentences(facts.study, sites=_most_sites(facts)),
         in_words=guess_sentence(terms.protection, study_limit(facts.study), colluders=terms.sealed_colluders),
         so_far=spent_sentence(facts.privacy.mu_squared, sealed=terms.sealed),
         pictures=list(zip(facts.pictures, images, strict=True)),

@@ -183,7 +183,7 @@ class Aggregator:
                 self._hear(heard.site, heard.message, batch, problem=heard.problem or "malformed")
         for site in self._sites():
             if site.node_id not in online:
-                self._note_answer(site, batch, "offline" if site in able else "budget")
+                self._note_answer(site, batch, "offline" if site in able else self._unable(site))
         roster = [site for site in able if batch.answers.get(site.name) == "accepted"]
         if len(roster) < self._study.privacy.quorum:
             self._below_quorum(batch, len(roster), transport)
@@ -195,6 +195,10 @@ class Aggregator:
                 "`consilium study status`, then resume"
             )
         return tuple(sorted(roster, key=lambda site: site.name))
+
+    def _unable(self, site: Site) -> str:
+        """Why a site is offered nothing."""
+        return "budget"
 
     def _await_sites(self, sites: Sequence[Site], transport: Transport) -> frozenset[int]:
         """Nodes of these sites that are online, once all are or the time is up.
@@ -251,7 +255,7 @@ class Aggregator:
             waiting = {site.node_id: missing for site in roster if (missing := answering.missing(site.name))}
             if not waiting or self._clock() >= until:
                 break
-            reachable = {node: waiting[node] for node in sorted(transport.online() & waiting.keys())}
+            reachable = self._reachable(batch, attempt, waiting, roster, transport)
             if reachable:
                 self._ask(batch, attempt, reachable, roster, ahead, transport, answering.take, until=until)
             if not answering.complete:
@@ -264,6 +268,22 @@ class Aggregator:
                 "nothing was released or charged; to fix: bring the sites back, then `consilium study resume`"
             )
         return answering.sums
+
+    def _reachable(
+        self,
+        batch: Batch,
+        attempt: int,
+        waiting: Mapping[int, tuple[str, ...]],
+        roster: Sequence[Site],
+        transport: Transport,
+    ) -> dict[int, tuple[str, ...]]:
+        """Those of ``waiting`` that can be asked now; it is put on record, once a batch, who cannot."""
+        online = transport.online()
+        for site in roster:
+            if site.node_id in waiting.keys() - online and site.name not in batch.unreached:
+                batch.unreached.add(site.name)
+                self._events.emit("reply-missing", batch=batch.id, attempt=attempt, site=site.name, reason="offline")
+        return {node: waiting[node] for node in sorted(online & waiting.keys())}
 
     def _ask(
         self,

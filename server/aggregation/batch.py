@@ -18,7 +18,8 @@ from common.privacy.release import CodeSum
 class Batch:
     """A batch to be offered to the sites ``able`` to pay for it, and what sites have said to it so far, by name.
 
-    ``members``: of a sealed sum, once its roster is settled.
+    ``members``: of a sealed sum, once its roster is settled. ``unreached``: sites on the roster that were found offline
+    when their codes were asked for.
     """
 
     offer: Offer
@@ -26,6 +27,7 @@ class Batch:
     answers: dict[str, str] = field(default_factory=dict)
     replies: dict[str, OfferReply] = field(default_factory=dict)
     members: tuple[Member, ...] | None = None
+    unreached: set[str] = field(default_factory=set)
 
     @property
     def id(self) -> str:

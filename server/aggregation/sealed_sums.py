@@ -74,6 +74,11 @@ class SealedSums(Aggregator):
         room = super()._room(query, in_flight)
         return {site: left for site, left in room.items() if site.name not in self._left_out and site.answer_key}
 
+    def _unable(self, site: Site) -> str:
+        if site.name in self._left_out:
+            return "left-out"
+        return super()._unable(site) if site.answer_key else "unsigned"
+
     def _offer(self, queries: tuple[QuerySpec, ...], able: tuple[Site, ...], *, draw: int = 0) -> Offer:
         """The next draw of these queries, offered to the sites that may be on its roster."""
         plain = super()._offer(queries, able)
@@ -183,7 +188,7 @@ class SealedSums(Aggregator):
             waiting = {site.node_id: wanted for site in roster if site.name in summed.missing}
             if not summed.missing or self._clock() >= until:
                 break
-            reachable = dict.fromkeys(sorted(transport.online() & waiting.keys()), wanted)
+            reachable = self._reachable(batch, attempt, waiting, roster, transport)
             if reachable:
                 self._ask(batch, attempt, reachable, roster, ahead, transport, summed.add, until=until)
             if summed.missing:

@@ -41,10 +41,11 @@ def overview(screen: OnScreen) -> HTMLResponse:
 @routes.get("/study")
 def study(screen: OnScreen) -> HTMLResponse:
     service = screen.service
+    follower = service.follower
     facts = {
         "noise": service.noise(),
-        "sealed": sealed_sentences(service.follower.study),
-        "promise": promise(service.follower.study),
+        "sealed": sealed_sentences(follower.study, sites=len(follower.sites)),
+        "promise": promise(follower.study),
         "issued": issued(service.certificate_dir),
         "head": newest(service),
     }

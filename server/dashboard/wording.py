@@ -13,6 +13,7 @@ DECLINED = {
     "budget": "its budget does not cover the batch",
     "busy": "its worker was busy with another request",
     "daily-cap": "its own daily cap is reached",
+    "left-out": "it left a sum incomplete, and the rest of this run goes on without it",
     "ledger-contradicted": "it holds a signed head that this ledger does not contain",
     "malformed": "it could not read the offer; its software and the server's may differ",
     "not-allowed": "its policy does not allow these queries",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from textwrap import fill
 
+from common.canonical import check_integer
 from common.config import Study
 from common.privacy.accounting import guarantee, max_mu_squared
 from common.privacy.calibration import noise_multiplier
@@ -78,8 +79,8 @@ def is_spent(ledger: Ledger, study: Study, *, pool: str) -> bool:
     return ledger.remaining(pool) < in_all or ledger.remaining(pool, study.id) < in_study
 
 
-def facts(study: Study) -> dict[str, object]:
-    """The study's plan as plain values: what `consilium study show --json` prints."""
+def facts(study: Study, *, sites: int = 0) -> dict[str, object]:
+    """The study's plan as plain values: what `consilium study show --json` prints. ``sites``: how many may answer."""
     privacy = study.privacy
     mechanism = study_mechanism(study, dimension=1)
     spent = mechanism.mu_squared(privacy.protection) * privacy.charges
@@ -109,31 +110,33 @@ def facts(study: Study) -> dict[str, object]:
         "epsilon_of_plan": planned,
         "guess_right_at_most": guess_right_at_most(limit),
         "groups": [one.to_json() for one in groups],
-        **({"sealed_sum": sealed_facts(study)} if privacy.sealed else {}),
+        **({"sealed_sum": sealed_facts(study, sites=sites)} if privacy.sealed else {}),
     }
 
 
-def sealed_facts(study: Study) -> dict[str, object]:
-    """Against whom which ε holds in a sealed study, for its whole budget, on its smallest roster."""
+def sealed_facts(study: Study, *, sites: int = 0) -> dict[str, object]:
+    """Against whom which ε holds in a sealed study, for its whole budget, on rosters of the quorum to ``sites``."""
     privacy = study.privacy
+    most = max(check_integer("sites", sites, least=0), privacy.quorum)
     terms = privacy.budget, privacy.protection, privacy.accountant
     no_share, t_shares, more = against_whom(
-        study_limit(study), *terms, sites=privacy.quorum, colluders=privacy.colluders
+        study_limit(study), *terms, least=privacy.quorum, most=most, colluders=privacy.colluders
     )
     return {
         "colluders": privacy.colluders,
         "spare_draws": privacy.spare_draws,
-        "sites": privacy.quorum,
+        "sites_at_least": privacy.quorum,
+        "sites_at_most": most,
         "knowing_no_share": no_share.to_json(),
         "knowing_the_colluders_shares": t_shares.to_json(),
         "knowing_one_more": more.to_json(),
-        "in_words": list(sealed_sentences(study)),
+        "in_words": list(sealed_sentences(study, sites=sites)),
     }
 
 
 def for_consortium(study: Study, *, sites: int) -> str:
     """The plan as text, one fact a line. ``sites``: how many take part, as far as is known: at least the quorum."""
-    f, privacy, wording = facts(study), study.privacy, protocol_of(study).wording(study)
+    f, privacy, wording = facts(study, sites=sites), study.privacy, protocol_of(study).wording(study)
     plan = f["epsilon_of_plan"]
     assert isinstance(plan, dict)
     stated = f"δ = {delta_text(privacy.delta)}, unit {privacy.unit}, relation {privacy.relation}"
@@ -150,7 +153,7 @@ def for_consortium(study: Study, *, sites: int) -> str:
             f"noise multiplier z = {f['noise_multiplier']:.6f} on a sum clipped at C = {f['clipping_norm']:g}",
             f"whole plan: {whole}, {stated}",
             guess_sentence(privacy.protection, study_limit(study), colluders=privacy.sealed_colluders),
-            *sealed_sentences(study),
+            *sealed_sentences(study, sites=sites),
             delta_rule(privacy.delta, unit=privacy.unit),
             *([] if warning is None else [f"warning: {warning}"]),
         ]

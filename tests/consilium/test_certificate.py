@@ -71,7 +71,7 @@ def test_a_sealed_study_certifies_against_whom_it_holds_and_trusts_no_operator(t
     setup.create_study(made, Study(name="trial", data=data, privacy=privacy))
     facts = certificate_facts(made)
     sealed = facts["study"]["sealed_sum"]
-    assert (sealed["colluders"], sealed["spare_draws"], sealed["sites"]) == (1, 1, 3)
+    assert (sealed["colluders"], sealed["spare_draws"], sealed["sites_at_least"]) == (1, 1, 3)
     assert sealed["knowing_no_share"]["epsilon"] < facts["guarantee"]["epsilon"] < sealed["knowing_one_more"]["epsilon"]
     said = " ".join(facts["in_words"] + facts["proves"] + facts["cannot_prove"])
     assert "ε = 8 holds against the server's operator together with any one hospital of the roster" in said

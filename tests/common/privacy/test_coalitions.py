@@ -46,10 +46,31 @@ def test_what_a_coalition_does_not_know_of_the_noise_is_what_it_is_charged(sites
 
 def test_who_knows_less_is_told_less_and_t_colluders_cost_the_budget() -> None:
     mu_squared = Fraction(40, 10)
-    apart, together, more = against_whom(mu_squared, BUDGET, HIDDEN, AccountantName.EXACT, sites=5, colluders=2)
+    apart, together, more = against_whom(mu_squared, BUDGET, HIDDEN, AccountantName.EXACT, least=5, most=5, colluders=2)
     assert together.epsilon == pytest.approx(epsilon_exact(mu_squared, BUDGET.analytic_delta))
     assert apart.epsilon == pytest.approx(epsilon_exact(mu_squared * 3 / 5, BUDGET.analytic_delta))
     assert more.epsilon == pytest.approx(epsilon_exact(mu_squared * 3 / 2, BUDGET.analytic_delta))
+
+
+def test_on_rosters_of_several_sizes_each_epsilon_is_that_of_the_worst_for_whom_it_stands() -> None:
+    """Without a share the largest roster is the worst, with one share too many the smallest: each of them tried."""
+    terms = Fraction(4), BUDGET, HIDDEN, AccountantName.EXACT
+    each = [against_whom(*terms, least=sites, most=sites, colluders=1) for sites in range(3, 9)]
+    found = against_whom(*terms, least=3, most=8, colluders=1)
+    assert found == tuple(max(kind, key=lambda one: one.epsilon) for kind in zip(*each, strict=True))
+    assert found[0] != each[0][0]
+
+
+def test_a_study_of_more_sites_than_its_quorum_tells_the_public_the_noise_of_all_of_them() -> None:
+    few, many = (consent_text.for_consortium(SEALED, sites=sites) for sites in (5, 8))
+    assert "where 5 hospitals answer" in few
+    assert "where 8 hospitals answer" in many
+    assert "for 3 hospitals of 5 (" in many
+    told = [consent_text.sealed_facts(SEALED, sites=sites)["knowing_no_share"] for sites in (0, 5, 8)]
+    assert told[0] == told[1] != told[2]
+    limit = consent_text.study_limit(SEALED)
+    assert isinstance(told[2], dict)
+    assert told[2]["epsilon"] == pytest.approx(epsilon_exact(limit * 6 / 8, BUDGET.analytic_delta))
 
 
 def test_a_sealed_study_says_against_whom_its_epsilon_holds_what_it_holds_and_what_remains_trusted() -> None:

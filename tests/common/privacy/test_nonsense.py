@@ -312,8 +312,9 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: coalitions.mu_squared_against(Fraction(1), sites=5, colluders=1, knowing=x or -1),
     ],
     "coalitions.against_whom": [
-        lambda x: coalitions.against_whom(x or -1, BUDGET, HOSPITAL, EXACT, sites=5, colluders=1),  # type: ignore[arg-type]
-        lambda x: coalitions.against_whom(Fraction(1), BUDGET, HOSPITAL, EXACT, sites=x, colluders=1),
+        lambda x: coalitions.against_whom(x or -1, BUDGET, HOSPITAL, EXACT, least=5, most=5, colluders=1),  # type: ignore[arg-type]
+        lambda x: coalitions.against_whom(Fraction(1), BUDGET, HOSPITAL, EXACT, least=x, most=5, colluders=1),
+        lambda x: coalitions.against_whom(Fraction(1), BUDGET, HOSPITAL, EXACT, least=5, most=x, colluders=1),
     ],
     "shares.share_std": [lambda x: shares.share_std(mechanism(noise_std=Fraction(99), colluders=1), sites=x)],
     "shares.sum_bound": [lambda x: shares.sum_bound(mechanism(noise_std=Fraction(99), colluders=1), sites=x)],

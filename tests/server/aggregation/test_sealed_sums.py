@@ -176,6 +176,45 @@ def test_when_the_spare_draws_are_used_up_the_study_ends_with_the_answers_it_has
     world.close()
 
 
+def test_a_study_whose_sites_died_one_by_one_says_so_and_not_that_its_budget_is_used_up(tmp_path: Path) -> None:
+    """Two of four vanish, each in a draw of its own: a quorum is missing, and the budget is not."""
+    world = Federation(tmp_path, study=sealed_study(spare_draws=8), sites=SITES)
+    going = [103, 102]
+
+    def vanishes(node: int, body: bytes, reply: bytes) -> bytes | None:
+        if part(body, type(world.request(world.planned()[:1]))) is None or node in world.transport.offline:
+            return reply
+        if going and node == going[0]:
+            world.transport.offline.add(going.pop(0))
+        return None if node in world.transport.offline else reply
+
+    world.transport.intercept = vanishes
+    with pytest.raises(QuorumNotReached, match="sites' reasons"):
+        world.core().run(world.transport)
+    assert [lost["sites"] for lost in world.events("draw-lost")] == [["site-3"], ["site-2"]]
+    assert not world.events("budget-refused")
+    said = {(event["site"], event["reason"]) for event in world.events("offer-answered") if not event["accepted"]}
+    assert said == {("site-2", "left-out"), ("site-3", "left-out")}
+    world.transport.offline.clear()
+    world.transport.intercept = lambda node, body, reply: reply
+    world.core().run(world.transport)
+    assert len(world.core().answers()) == 3
+    world.close()
+
+
+def test_a_hospital_that_vanished_before_it_was_asked_for_its_codes_is_put_on_record_once(world: Federation) -> None:
+    def vanishes(node: int, body: bytes, reply: bytes) -> bytes:
+        if part(body, Offer) is not None and node == 103:
+            world.transport.offline.add(103)
+        return reply
+
+    world.transport.intercept = vanishes
+    world.core().run(world.transport)
+    missing = [(event["site"], event["reason"]) for event in world.events("reply-missing")]
+    assert missing == [("site-3", "offline")]
+    assert len(world.core().answers()) == 3
+
+
 class Killed(BaseException):
     """As kill -9: nothing is tidied up."""
 
