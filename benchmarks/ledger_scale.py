@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.ledger_speed import measure
 from benchmarks.run import RATIO, Figure, figure, measured_alone
 from common.canonical import sha256_bytes
 from common.config import DataConfig, PrivacyConfig, Study
@@ -87,7 +88,7 @@ def _cpu(work: Callable[[], object]) -> float:
 
 
 def figures() -> Iterator[Figure]:
-    """Thousands of releases at 8 and 64 sites, replayed too, and a hundred thousand at 64."""
+    """Thousands of releases at 8 and 64 sites, replayed too, and a hundred thousand at 64; the pace beside bare sqlite3."""
     for releases, sites in ((10_000, 8), (4_000, 64), (100_000, 64)):
         found, name = measured_alone("benchmarks.ledger_scale", releases, sites), f"R = {releases:,}, K = {sites}"
         for what in ("open", "replay", "verify", "receipt"):
@@ -98,6 +99,14 @@ def figures() -> Iterator[Figure]:
         yield figure(f"bytes of the checkpoint a release, {name}", [found["file_bytes"] / releases], "B")
         if "replay" in found:
             yield Figure(f"open over replay, {name}", round(found["open"] / found["replay"], 4), RATIO, 0.02)
+
+    paces = []
+    for _ in range(3):
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # on a disk: a temporary folder may be none
+            paces.append(measure(Path(folder), rounds=200))
+    yield figure("bare sqlite3's commits, on this disk", [pace.bare for pace in paces], "/s")
+    yield figure("releases one by one over them", [p.single / p.bare for p in paces], RATIO, more_is_better=True)
+    yield figure("releases in batches of 64 over them", [p.batched / p.bare for p in paces], RATIO, more_is_better=True)
 
 
 def main() -> None:
