@@ -88,7 +88,7 @@ def _cpu(work: Callable[[], object]) -> float:
 
 
 def figures() -> Iterator[Figure]:
-    """Thousands of releases at 8 and 64 sites, replayed too, and a hundred thousand at 64; the pace beside bare sqlite3."""
+    """Thousands of releases at 8 and 64 sites, replayed too; a hundred thousand at 64; the pace beside bare sqlite3."""
     for releases, sites in ((10_000, 8), (4_000, 64), (100_000, 64)):
         found, name = measured_alone("benchmarks.ledger_scale", releases, sites), f"R = {releases:,}, K = {sites}"
         for what in ("open", "replay", "verify", "receipt"):

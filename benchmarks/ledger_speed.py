@@ -39,17 +39,8 @@ BARE_CPU_S = 1e-4
 proportion. One that needs less is held to the promise itself: a bare commit is mostly the kernel's work, which can be
 less on a machine whose interpreter is no faster."""
 
-FLUSHES = 2
-"""Of the disk in one charge: the commit, and the standing beside the ledger, which a bare commit has not."""
-
-SINGLE_PACE, BATCHED_PACE = 0.4, 12.0
-"""Of bare's: what releases keep one by one and in batches on a disk that makes fewer than 500 bare commits a second."""
-
-SINGLE_CPU_S = (1 / SINGLE_PACE - FLUSHES) / 500
-"""Processor time one release may take beyond a bare commit for that: 1 ms."""
-
-BATCHED_CPU_S = (BATCH / BATCHED_PACE - FLUSHES) / 500 / BATCH
-"""Processor time of a release in a batch for that: 104 µs."""
+BATCHED_CPU_S = 1e-4
+"""Processor time a release in a batch may take beyond its share of a bare commit there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +55,9 @@ class Pace:
     bare_cpu_s: float
 
     @property
-    def single_cpu(self) -> float:
-        """Share of what one release may take."""
-        return self.single_cpu_s / (SINGLE_CPU_S * self._slowness)
-
-    @property
     def batched_cpu(self) -> float:
         """Share of what a release in a batch may take."""
-        return self.batched_cpu_s / (BATCHED_CPU_S * self._slowness)
-
-    @property
-    def _slowness(self) -> float:
-        return max(1.0, self.bare_cpu_s / BARE_CPU_S)
+        return self.batched_cpu_s / (BATCHED_CPU_S * max(1.0, self.bare_cpu_s / BARE_CPU_S))
 
     def __str__(self) -> str:
         return (

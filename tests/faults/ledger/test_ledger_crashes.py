@@ -201,7 +201,7 @@ def test_a_charge_flushes_the_standing_once_however_many_it_answers(
 
 
 def test_durable_releases_cost_little_processor_time(tmp_path: Path) -> None:
-    """Twice what the pace of `make bench ledger` needs: machines that run other things at the same time are slower."""
+    """Twice what is expected: machines that run other things at the same time are slower."""
     pace = measure(tmp_path, rounds=40)
     print(pace)
     assert pace.batched_cpu < 2
