@@ -36,6 +36,8 @@ from consilium.research.mlp import (
 from consilium.research.sensitivity import hidden_bounds, output_bounds
 
 OPTIMIZERS = ("adam", "sgd")
+ROWS_AT_ONCE = 500
+"""Examples whose coordinates move together: as many as stay in a processor's cache."""
 
 
 class _Descending:
@@ -193,6 +195,11 @@ class MlpMac(_Descending):
         ``z_steps`` of Adam on Σ_k‖z_k − f_k(z_{k−1})‖² + output loss. The objective is a sum over examples and Adam
         works entry by entry, so no example sees another.
         """
+        rows = zip(x.split(ROWS_AT_ONCE), y.split(ROWS_AT_ONCE), strict=True)
+        each = [self._coordinates(*some) for some in rows]
+        return [torch.cat(layer) for layer in zip(*each, strict=True)]
+
+    def _coordinates(self, x: torch.Tensor, y: torch.Tensor) -> Layers:
         weights = [w.detach() for w in self.weights]
         _, preacts = forward(weights, x, self.shape.activation)
         z = [act(u, self.shape.activation).clone() for u in preacts[:-1]]
