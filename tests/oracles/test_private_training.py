@@ -22,7 +22,8 @@ from torch.func import functional_call
 
 from client.training.private import bbb, sampling
 from client.training.private import strategies_3d as volumes
-from client.training.private.clipped_sums import RADIUS_INT, integer_sum, one_part
+from client.training.private.clipped_sums import RADIUS_INT, integer_sum, noised, one_part
+from client.training.private.descent import descend
 from client.training.private.engine import Strategy
 from client.training.private.gradients import plain_weights, segmentation_loss
 from common.errors import InvalidInput
@@ -279,6 +280,9 @@ def a_layer_is_as_long_as_its_clip() -> None:
 def a_layer_of_the_mlp_is_as_long_as_its_clip() -> None:
     x, y = examples(1, 4, 3)
     lengths_are(mac((4, 6, 3), 100 * x, y, clip=0.01), 0.01)
+    for per_layer in (False, True):
+        of = {"clip": 0.01, "per_layer": per_layer, "rate": lambda s, t: 0.1, "seed": 0}
+        lengths_are(MlpSgd(mlp.Shape((4, 6, 3)), x, y, **of), 0.01)  # type: ignore[arg-type]
 
 
 def lengths_are(strategy: Strategy, clip: float) -> None:
@@ -444,6 +448,27 @@ def test_no_example_passes_the_output_bounds() -> None:
         for name, values in found.items():
             assert float(values.max()) <= getattr(bounds, name)
             assert float(values.max()) > 0.3 * getattr(bounds, name)
+
+
+def test_steps_of_second_order_follow_the_quadratic_of_a_linear_layer_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Squared error of a linear layer is its own second-order expansion: autograd at the moved weights, no noise."""
+    x, y = examples(7, 4, 3, one_hot=False)
+    made = mac((4, 3), x, y, activation="relu", output="mse", clip=100.0, curvature_clip=100.0, w_steps=3)
+    mean = noised(made.total(np.arange(7)), made.parts, noise_multiplier=Fraction(1), expected=7, noise=silent)
+    steps: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def seen(weights: list[torch.Tensor], gradients: list[torch.Tensor], *rest: object) -> None:
+        steps.append((weights[0].detach().clone(), gradients[0]))
+        descend(weights, gradients, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mlp_strategies, "descend", seen)
+    made.apply(mean, step=0, steps=1)
+    assert len(steps) == 3
+    for weights, gradient in steps:
+        at = weights.requires_grad_()
+        (expected,) = torch.autograd.grad(mlp.output_loss(mlp.with_bias(x) @ at, y, "mse").mean(), at)
+        torch.testing.assert_close(gradient, expected, rtol=2e-4, atol=1e-4)
+    assert not torch.allclose(steps[0][1], steps[2][1], atol=0.1)
 
 
 # ---- 7, 8: neighbours ------------------------------------------------------------------------------------------------

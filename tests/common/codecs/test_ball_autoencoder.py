@@ -59,9 +59,11 @@ class NoNoise:
         return np.zeros(size)
 
 
-def decoder_sees_noise_of_the_planned_size(monkeypatch: pytest.MonkeyPatch, *, silent: bool = False) -> None:
-    """Over a training of 40 steps, what the decoder is given less what the encoder gave: the planned σ times e^U."""
-    planned, encoded, gaps = 0.2, [], []
+def given_to_the_decoder(
+    monkeypatch: pytest.MonkeyPatch, *, planned: float, power: float, silent: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Over a training of 40 steps, the codes that the decoder was given and those that the encoder gave."""
+    encoded, given = [], []
 
     def phi(inputs: torch.Tensor) -> torch.Tensor:
         encoded.append(activation(inputs).detach())
@@ -69,7 +71,7 @@ def decoder_sees_noise_of_the_planned_size(monkeypatch: pytest.MonkeyPatch, *, s
 
     def decoder(weights: object, codes: torch.Tensor, *, coarse: tuple[int, ...]) -> torch.Tensor:
         if len(codes) > 1:
-            gaps.append((codes.detach() - encoded[-1]).numpy())
+            given.append((encoded[-1].numpy(), codes.detach().numpy()))
         return torch.zeros(len(codes), 1, *coarse) + 0 * codes.sum()
 
     rng = np.random.default_rng(3)
@@ -85,13 +87,20 @@ def decoder_sees_noise_of_the_planned_size(monkeypatch: pytest.MonkeyPatch, *, s
             truths=(ratios[:, 0] > 0).astype(np.uint8),
             centre=np.zeros((1, 4, 4, 4)),
             metric=np.ones((4, 4, 4)),
-            powers=np.full(5, 1e9),  # so that nothing is shrunk
+            powers=np.full(5, power),
             noise_std=planned,
             rng=NoNoise(rng) if silent else rng,  # type: ignore[arg-type]
         )
+    sent, seen = (np.concatenate(each) for each in zip(*given, strict=True))
+    return sent, seen
+
+
+def decoder_sees_noise_of_the_planned_size(monkeypatch: pytest.MonkeyPatch, *, silent: bool = False) -> None:
+    planned = 0.2
+    sent, seen = given_to_the_decoder(monkeypatch, planned=planned, power=1e9, silent=silent)  # nothing is shrunk
     low, high = ball_autoencoder.NOISE_RANGE
     expected = planned * np.sqrt((np.exp(2 * high) - np.exp(2 * low)) / (2 * (high - low)))
-    measured = float(np.sqrt(np.mean(np.square(gaps))))
+    measured = float(np.sqrt(np.mean(np.square(seen - sent))))
     assert abs(measured / expected - 1) < 0.1, f"the bottleneck's noise is {measured:.3f}, planned {expected:.3f}"
 
 
@@ -102,6 +111,13 @@ def test_the_decoder_is_trained_on_noise_of_the_planned_size(monkeypatch: pytest
 def test_a_bottleneck_without_noise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="noise is 0"):
         decoder_sees_noise_of_the_planned_size(monkeypatch, silent=True)
+
+
+def test_the_decoder_is_trained_on_codes_that_are_shrunk_for_their_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = 0.2
+    sent, seen = given_to_the_decoder(monkeypatch, planned=planned, power=planned**2, silent=True)
+    levels = np.linspace(*ball_autoencoder.NOISE_RANGE, 1001)
+    assert np.mean(seen / sent) == pytest.approx(np.mean(1 / (1 + np.exp(2 * levels))), rel=0.1)
 
 
 # ---- φ with gradients
