@@ -150,6 +150,26 @@ def test_empty_batches_are_noised_and_charged() -> None:
     assert float(strategy.weights.abs().min()) > 0
 
 
+def test_every_step_of_a_run_has_fresh_noise_of_the_size_that_is_charged() -> None:
+    class Wide(Counting):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights, self.means = torch.zeros(20_000), []
+
+        def total(self, batch: np.ndarray) -> Mapping[str, torch.Tensor]:
+            return {"w": torch.zeros(20_000, dtype=torch.int64)}
+
+        def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+            self.means.append(mean["w"])
+
+    strategy = Wide()
+    run(strategy, Journal(PLAN))
+    means = torch.stack(strategy.means)
+    qn = EVENT.rate * PLAN.patients
+    assert means.std(dim=1).tolist() == pytest.approx([float(EVENT.noise_multiplier / qn)] * EVENT.steps, rel=0.03)
+    assert float(torch.corrcoef(means).fill_diagonal_(0).abs().max()) < 0.05
+
+
 def test_a_plan_above_its_epsilon_cannot_be_made() -> None:
     spent = epsilon_of(EVENT, delta=1e-3, neighbours=Neighbours.ADD_REMOVE)
     with pytest.raises(InvalidInput, match="epsilon"):
