@@ -13,6 +13,11 @@ def on_post_page(output: str, *, page: Any, config: Any) -> str:
     return output.replace(SHIM, "../" * page.url.count("/") + OURS)
 
 
+def on_post_build(*, config: Any) -> None:
+    """No server gives out a page of its own for what is missing, and in files on disk its links would lead nowhere."""
+    (Path(config.site_dir) / "404.html").unlink()
+
+
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
     if page.file.src_uri == "runbook.md":
         page.meta["search"] = {"boost": 4}  # an alarm's name is looked for by somebody in a hurry

@@ -51,7 +51,7 @@ def _section(name: str, command: click.Command) -> str:
     usage = " ".join((name, *(p.make_metavar(click.Context(command)) for p in arguments)))
     text = " ".join(inspect.cleandoc(command.help or "").split("\n\n")[0].split())
     rows = "".join(f"| `{_spelled(p)}` | {_cell(p)} |\n" for p in options)
-    return f"\n## {usage}\n{text}\n" + (f"\n| option | |\n|---|---|\n{rows}" if rows else "")
+    return f"\n## {usage}\n{text}\n" + (f"\n| option | what it says |\n|---|---|\n{rows}" if rows else "")
 
 
 def _spelled(option: click.Option) -> str:

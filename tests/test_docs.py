@@ -249,6 +249,13 @@ def test_every_list_has_an_empty_line_before_it():
         assert torn == [], path.name
 
 
+def test_what_belongs_to_an_item_of_a_list_is_indented_by_four():
+    """Else the site ends the list there, and begins to count anew."""
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        assert re.findall(r"\n\n {1,3}\S[^\n]*", text) == [], path.name
+
+
 def test_every_link_between_documents_leads_somewhere():
     for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", path.read_text(encoding="utf-8")):

@@ -1,19 +1,18 @@
-"""Every code block of every document is run, parsed by what reads it, or held against what the program can print.
+"""Every code block of every document is run, parsed by what reads it, or held against what was printed.
 
 What a block is says its language: ``console`` (commands and their output), ``sh`` (commands), ``text`` (output, or one
 of :data:`DRAWINGS`), ``pycon`` and ``python`` (run), ``toml`` (read by the loader it is for), ``json``, ``yaml``.
-``tests/test_docs.py`` holds every ``consilium`` command to the options that exist, whatever block it stands in.
+``tests/test_docs.py`` holds every ``consilium`` command to the options that exist, whatever block it stands in;
+``tests/test_docs_shown.py`` every shown line to what the command above it prints.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shlex
 import subprocess
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,11 +30,6 @@ DRAWINGS = {
     "docs/ledger.md": ('{"ledger":', "hash      ="),
 }
 """Blocks that nothing runs: one drawing of the flow, two lists of files, two of formats. No command and no code."""
-
-PLAIN = re.compile(r"SHA256:\S+|[\w./~-]*/[\w./-]*|\S*\d\S*|…|\bok\b|\b(?:north|south|west|trial|hospital|phantoms?)\b")
-"""What differs from run to run, or from site to site."""
-FROM_ELSEWHERE = ("Up (healthy)", "sha256sum", "up -d, ps", "at the consortium, provision")
-"""Lines of Docker's, and the remarks of a person who tried."""
 
 
 @dataclass(frozen=True)
@@ -74,57 +68,8 @@ def test_every_block_says_what_it_is_and_at_most_five_are_run_by_nothing():
     assert {one.language for one in blocks()} <= known
     assert [one.path for one in blocks() if drawn(one)] == [name for name in DRAWINGS for _ in DRAWINGS[name]]
     assert sum(map(len, DRAWINGS.values())) <= 5
-
-
-@cache
-def fragments() -> tuple[str, ...]:
-    """Every piece of text that the program could print: constants and parts of f-strings, without docstrings."""
-    found = set()
-    for path in (path for top in ("client", "common", "consilium", "server") for path in (ROOT / top).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
-                found |= {part.strip(" ,;:()") for part in PLAIN.split(node.value)}
-    return tuple(one for one in found if len(one) > 3 and re.search("[A-Za-z]{2}", one))
-
-
-def said(line: str) -> float:
-    """Which share of a line's letters, numbers and names aside, stands in texts of the program's."""
-    rest = PLAIN.sub(lambda match: "\0" * len(match[0]), line)
-    covered = bytearray(len(rest))
-    if line.endswith("…"):  # cut by the document
-        begun = rest.rstrip("\0 ")
-        for size in range(8, len(begun)):
-            if any(fragment.startswith(begun[-size:]) for fragment in fragments()):
-                covered[len(begun) - size : len(begun)] = b"\1" * size
-    for fragment in fragments():
-        at = rest.find(fragment)
-        while at >= 0:
-            covered[at : at + len(fragment)] = b"\1" * len(fragment)
-            at = rest.find(fragment, at + 1)
-    letters = [place for place, letter in enumerate(rest) if letter.isalpha()]
-    return sum(covered[place] for place in letters) / len(letters) if letters else 1.0
-
-
-def outputs() -> list[tuple[str, str]]:
-    """Every line of output that a document shows."""
-    found = []
-    for block in blocks("console", "text"):
-        if not drawn(block) and not block.text.lstrip().startswith("a study is agreed"):
-            lines = [line.strip() for line in block.lines if not line.strip().startswith("$ ")]
-            found += [(block.path, line) for line in lines if line and not any(one in line for one in FROM_ELSEWHERE)]
-    return found
-
-
-@pytest.mark.parametrize(("path", "line"), outputs())
-def test_every_line_of_output_in_a_document_is_what_the_program_can_say(path, line):
-    assert said(line) >= 0.8, f"{path} shows what no text of the program makes: {line}"
-
-
-def test_a_changed_message_is_found():
-    assert said("site: created for north") == 1
-    assert said("site: was generated on behalf of north") < 0.8
+    others = [one.text.split()[0] for one in blocks("text") if not drawn(one)]
+    assert others == ["guaranteed", "a"], "output stands in a console block, below its command; or see README's demo"
 
 
 @pytest.mark.parametrize("block", named(blocks("console", "sh")))

@@ -43,6 +43,7 @@ from consilium.reports.patient_report import patient_lines
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
 from tests.e2e.road import found_in, known_codes
+from tests.shown import hold, output_of
 
 pytestmark = pytest.mark.slow
 
@@ -294,7 +295,10 @@ def hospital(road: Road, name: str) -> None:
     if name == "north":  # the one in the document is somebody else's
         assert "fingerprint of the join request" in office.wrong(office._words("provision approve trial", ()))
     office.type("provision approve trial", ("north", name), (printed, fingerprint))
-    party.start("site up --site-dir site", until="connected: ")
+    log = party.start("site up --site-dir site", until="connected: ")
+    if name == "north":
+        said = log.read_text().replace(f"127.0.0.1:{road.workspace.endpoint().port}", "pate.example.org:443")
+        hold(output_of("docs/deployment.md", "consilium site up"), said)
 
 
 def confirm_each_other(road: Road) -> None:
@@ -439,7 +443,7 @@ def test_the_student_comes_home_predicts_and_is_published(road: Road) -> None:
     office.type("verify trial")
     office.type("student publish trial")
     office.type("study archive trial")
-    office.type("provision list trial")
+    hold(output_of("docs/deployment.md", "consilium provision list"), office.type("provision list trial"))
     office.other("consilium provision revoke trial west")
     request = office._words("provision approve trial", (("north", "west"),))
     doctor = CliRunner().invoke(app, ["site", "doctor", "--site-dir", str(road.site("west"))])

@@ -1,0 +1,54 @@
+"""What documents show below a command, and whether it was printed.
+
+What differs from run to run (:data:`VARIES`) is masked on both sides; all else is compared as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+VARIES = (
+    (r"SHA256:[\w+/]{43}", "SHA256:…"),
+    (r"\d{4}-\d\d-\d\d(T[\d:.+]+)?", "DATE"),
+    (r"\bnode \d{10,}", "node …"),
+    (r"\b[0-9a-f]{16}…", "HASH"),
+    (r"\d+\.\d GiB free", "… GiB free"),
+    (r'"seconds": [\d.]+', '"seconds": …'),
+    (r"within \d s of", "within … of"),
+)
+"""Keys, dates, ids drawn afresh, room on a disk, and how long something took."""
+
+
+def shown(path: str) -> Iterator[tuple[str, list[str]]]:
+    """Every command of a document that has output below it, and that output."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    for block in re.findall(r"^ *```console\n(.*?)^ *```", text, re.M | re.S):
+        for part in re.split(r"^ *\$ ", block.replace("\\\n", " "), flags=re.M)[1:]:
+            command, *lines = part.splitlines()
+            if any(line.strip() for line in lines):
+                yield command.strip(), [line.strip() for line in lines if line.strip()]
+
+
+def output_of(path: str, beginning: str) -> list[str]:
+    """What a document shows below the one command that begins so."""
+    (lines,) = [lines for command, lines in shown(path) if command.startswith(beginning)]
+    return lines
+
+
+def normal(line: str) -> str:
+    for form, mask in VARIES:
+        line = re.sub(form, mask, line)
+    return line.strip()
+
+
+def hold(lines: list[str], printed: str) -> None:
+    """Every shown line was printed, in its order; one that ends in … is the beginning of a printed one."""
+    there = iter([normal(line) for line in printed.splitlines()])
+    for line in map(normal, lines):
+        begun = line.rstrip("…} ") if line.endswith((" …", " …}")) else ""
+        assert any(one == line or (begun and one.startswith(begun)) for one in there), (
+            f"the document shows what was not printed: {line}\n{printed}"
+        )

@@ -1,0 +1,194 @@
+"""Output that a document shows is what the command above it prints: line by line, number by number.
+
+The commands of one consortium and its hospitals are typed here, in one process; what wants daemons is held by the tests
+in :data:`ELSEWHERE`, by the same :func:`~tests.shown.hold`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import nibabel as nib
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from client.foreign import bring
+from client.foreign.declared import Kind
+from common.admission import read_request
+from common.sockets import free_port
+from consilium.cli.main import app
+from server.operations import provision
+from server.study.workspace import Workspace
+from tests.shown import hold, output_of, shown
+
+ROOT = Path(__file__).parent.parent
+ELSEWHERE = {
+    ("docs/deployment.md", "consilium site up"): "tests/e2e/test_readme_road.py",
+    ("docs/deployment.md", "consilium provision list"): "tests/e2e/test_readme_road.py",
+    ("docs/tutorial.md", "consilium"): "tests/e2e/test_tutorial.py",
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "printed"),
+    [
+        ("12 cases: 11 good", "12 cases: 12 good"),
+        ("right at most 85.2 % of the time", "right at most 79.8 % of the time"),
+        ("ε = 8 (exact), δ = 0.001", "ε = 8 (exact), δ = 1e-05"),
+        ("site: created for north", "site: was created for north"),
+    ],
+)
+def test_one_wrong_number_or_word_is_found(line: str, printed: str) -> None:
+    hold([printed], f"before\n{printed}\nafter")
+    with pytest.raises(AssertionError, match="was not printed"):
+        hold([line], f"before\n{printed}\nafter")
+
+
+def test_dates_keys_and_durations_may_differ_and_nothing_else_in_their_line() -> None:
+    hold(["valid until 2027-11-21"], "valid until 2031-01-01")
+    with pytest.raises(AssertionError):
+        hold(["valid until 2027-11-21, 3 sites"], "valid until 2031-01-01, 4 sites")
+    with pytest.raises(AssertionError, match="was not printed"):
+        hold(["second", "first"], "first\nsecond")
+
+
+@contextmanager
+def gateway(workspace: Workspace, port: int) -> Iterator[None]:
+    """The study's own certificate on its own port; whoever asks is not known there."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(401)
+            self.end_headers()
+            self.wfile.write(b"unknown-key\n")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Answer)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(workspace.gateway_dir / "server.crt", workspace.gateway_dir / "server.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def spoil(data: Path) -> None:
+    """Of three cases the second has an empty label map, the third's image was cut off on its way."""
+    labels, images = (sorted((data / name).glob("*.nii.gz")) for name in ("labelsTr", "imagesTr"))
+    empty = nib.load(labels[1])
+    nib.save(nib.Nifti1Image(np.zeros(empty.shape, np.uint8), empty.affine), labels[1])
+    images[2].write_bytes(images[2].read_bytes()[:2000])
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each command printed, typed in this order by a consortium and its hospitals."""
+    root, port = tmp_path_factory.mktemp("shown"), free_port()
+    found: dict[str, str] = {}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(root)
+        patched.setenv("CONSILIUM_STATE_DIR", str(root / "state"))
+        patched.setenv("CUDA_VISIBLE_DEVICES", "")
+        for name in ("HTTPS_PROXY", "https_proxy"):
+            patched.delenv(name, raising=False)
+
+        def type_(command: str, *, code: int = 0, answer: str = "") -> str:
+            done = CliRunner().invoke(app, shlex.split(command)[1:], input=answer)
+            assert done.exit_code == code, (command, done.output, done.exception)
+            said = done.output.replace(f"127.0.0.1:{port}", "pate.example.org:443").replace(f"{root}/data", "/data")
+            found[command] = said.replace(str(root), "/home/ada")
+            return found[command]
+
+        recipe = "--labels background,anterior,posterior --grid 32,48,32 --queries 16 --quorum 5"
+        for study in ("trial", "second --ledger trial"):
+            name = study.split()[0]
+            type_(f"consilium study init {study} --name {name} {recipe}")
+            type_(f"consilium provision server {name} --host 127.0.0.1 --port {port} --internal-port {free_port()}")
+        office = Workspace(root / "trial")
+        for number, name in enumerate(("north", "south", "west")):
+            site, kit = ("site", "kit") if name == "north" else (f"sites/{name}", f"kits/{name}")
+            type_(f"consilium provision kit trial {name} --out {kit}")
+            type_(f"consilium data synth --out data/{name} --cases {1 if number else 3} --seed {number}")
+            type_(f"consilium site init --kit {kit} --data data/{name} --site-dir {site}")
+            if name == "north":
+                with gateway(office, port):
+                    type_("consilium site doctor --site-dir site", code=8)
+                    spoil(root / "data" / name)
+                    type_("consilium site doctor --site-dir site --data data/north", code=8)
+            request = read_request(root / site / "request.json")
+            register = lambda _key, _name, node=number: node  # noqa: E731
+            provision.approve(office, request, site=name, pool=name, fingerprint=request.fingerprint, register=register)
+        (root / "peers.json").write_text(json.dumps(provision.publish_peers(office).to_json()))
+        type_("consilium site peers --site-dir site --take peers.json")
+        table = type_("consilium site peers --site-dir sites/south")
+        (own,) = re.findall(r"SHA256:\S+(?=  this site)", table)
+        type_("consilium site peers --site-dir site --confirm south", answer=own + "\n")
+        type_("consilium provision kit second north --out kit-second")
+        type_("consilium site join --from site --kit kit-second")
+        shutil.rmtree(root)
+    return found
+
+
+TYPED = {
+    (
+        "docs/deployment.md",
+        "consilium site init --kit kit",
+    ): "consilium site init --kit kit --data data/north --site-dir site",
+    ("docs/deployment.md", "consilium site doctor"): "consilium site doctor --site-dir site",
+    (
+        "docs/deployment.md",
+        "consilium site peers --site-dir site --fetch",
+    ): "consilium site peers --site-dir site --take peers.json",
+    (
+        "docs/deployment.md",
+        "consilium site peers --site-dir site --confirm",
+    ): "consilium site peers --site-dir site --confirm south",
+    ("docs/deployment.md", "consilium site join"): "consilium site join --from site --kit kit-second",
+    ("docs/data.md", "consilium site doctor"): "consilium site doctor --site-dir site --data data/north",
+}
+"""Document and beginning of a command with output → as it was typed in :func:`printed`."""
+
+
+@pytest.mark.parametrize(("path", "command"), TYPED)
+def test_a_shown_line_was_printed(printed: dict[str, str], path: str, command: str) -> None:
+    hold(output_of(path, command), printed[TYPED[path, command]])
+
+
+def test_a_teacher_that_was_added_is_told_of_as_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model says of a made-up volume is its own; here it says what the document shows."""
+    lines = output_of("docs/deployment.md", "consilium site teacher add bundle.zip")
+    shares = {name: float(share) / 100 for name, share in re.findall(r"(\w+) ([\d.]+)%", lines[1])}
+    assert sum(shares.values()) == pytest.approx(1, abs=0.001)
+    added = SimpleNamespace(declared=SimpleNamespace(kind=Kind.BUNDLE, served="0" * 64), shares=shares)
+    monkeypatch.setattr(bring, "add", lambda *_, **__: added)
+    words = "site teacher add bundle.zip --site-dir site --labels background,anterior,posterior"
+    hold(lines, CliRunner().invoke(app, shlex.split(words)).output)
+
+
+def test_every_output_that_a_document_shows_is_held() -> None:
+    known = [*TYPED, *ELSEWHERE, ("docs/deployment.md", "consilium site teacher add bundle.zip")]
+    for document in (*ROOT.glob("[!C]*.md"), *(ROOT / "docs").rglob("*.md")):
+        path = document.relative_to(ROOT).as_posix()
+        for command, _ in shown(path):
+            assert any(path == where and command.startswith(beginning) for where, beginning in known), (path, command)
+    for test in ELSEWHERE.values():
+        assert "import hold" in (ROOT / test).read_text(encoding="utf-8")
