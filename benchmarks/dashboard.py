@@ -1,7 +1,8 @@
-"""What the dashboard costs with 100,000 ledger rows and 64 sites, and a slice change in volumes of 128³ voxels.
+"""What the dashboard costs with 100,000 releases to 64 sites, beside a small study, and a slice change at 128³ voxels.
 
-The dashboard is a process of its own, the browser Debian's Chromium. Each release names all 64 sites. The volumes are
-random arrays put in place of what the server sends: what is measured of them is the viewer alone.
+The dashboard is a process of its own, the browser Debian's Chromium. Each release names all 64 sites. The small study
+has 30 releases to four sites. The volumes are random arrays put in place of what the server sends: what is measured of
+them is the viewer alone.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from server.postprocess.labels import read_released, write_labels
 from tests.browser.conftest import ARGUMENTS, CHROMIUM, PASSWORD, Dashboard, serving, sign_in
 from tests.dashboard_study import make_large_study, make_study_directory
 
-ROWS, SITES = 100_000, 64
+SITES = 64
+ROWS = 100_000 + SITES + 2  # a pool for each, the study, and the ledger's first row
 PAGES = (
-    *("/", "/study", "/sites", "/studies", "/ledger", "/ledger/7", "/ledger?text=nowhere", "/labels", "/student"),
-    "/planner",
+    *("/", "/study", "/sites", "/studies", "/ledger", "/ledger/7", "/ledger?text=nowhere", "/ledger?kind=refusal"),
+    *("/labels", "/student", "/planner"),
 )
 REQUESTS = 500
 LOADS = 7
@@ -45,51 +47,45 @@ def figures() -> Iterator[Figure]:
         root = Path(folder)
         browser = run.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
         large = make_large_study(_made(root / "large"), rows=ROWS, sites=SITES, roster=SITES)
-        started = time.monotonic()
-        with serving(large.root, _state(root / "large-state"), timeout_s=1800.0) as dashboard:
-            yield Figure(f"{ROWS:,} rows read for the first time", round(dashboard.cpu_s, 1), "s of processor")
-            print(f"(in {time.monotonic() - started:.0f} s)", flush=True)
-            yield from _paints(browser, dashboard)
-            yield Figure("memory of the process", round(_memory_mb(dashboard, "VmHWM")), "MB")
-            yield from _memory(browser, dashboard)
         small = make_study_directory(_made(root / "small"), volumes=REVIEWED, batch_size=REVIEWED)
         small.collect()
         write_labels(read_released(small.workspace), events=small.log())
         with serving(small.workspace.root, _state(root / "small-state")) as dashboard:
+            yield from _costs(browser, dashboard, of="the small study")
             yield from _slices(browser, dashboard)
             yield _review(browser, dashboard)
+        with serving(large.root, _state(root / "large-state"), timeout_s=1800.0) as dashboard:
+            yield from _costs(browser, dashboard, of=f"{ROWS:,} rows")
         browser.close()
 
 
-def _paints(browser: Browser, dashboard: Dashboard) -> Iterator[Figure]:
-    """First contentful paint of every heavy page."""
+def _costs(browser: Browser, dashboard: Dashboard, *, of: str) -> Iterator[Figure]:
+    """Processor to start and read, first contentful paint and the server's processor a page, memory it keeps."""
+    yield Figure(f"{of}: started and read", round(dashboard.cpu_s, 1), "s of processor")
     with _opened(browser, dashboard) as context:
         page = context.new_page()
         for path in PAGES:
-            paints = []
+            paints, before = [], dashboard.cpu_s
             for _ in range(LOADS):
                 page.goto(path)
                 while (found := page.evaluate(_PAINT)) is None:
                     page.wait_for_timeout(20)
                 paints.append(float(found))
-            yield figure(f"first contentful paint of {path}", paints, "ms", aim="below 1000")
-
-
-_PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
-
-
-def _memory(browser: Browser, dashboard: Dashboard) -> Iterator[Figure]:
-    """What pages keep: of the process over many requests, of a browser's scripts on the heaviest page."""
-    with _opened(browser, dashboard) as context:
-        page = context.new_page()
+            yield figure(f"{of}: first contentful paint of {path}", paints, "ms", aim="below 1000")
+            yield Figure(f"{of}: server's processor for {path}", round(1e3 * (dashboard.cpu_s - before) / LOADS), "ms")
         page.goto("/study")
         page.wait_for_selector("#chart-epsilon canvas")
         heap = page.evaluate("() => performance.memory?.usedJSHeapSize ?? 0") / 1e6
-        yield Figure("script memory of /study", round(heap, 1), "MB")
+        yield Figure(f"{of}: script memory of /study", round(heap, 1), "MB")
         before = _memory_mb(dashboard, "VmRSS")
+        yield Figure(f"{of}: resident memory", round(before), "MB")
         for number in range(REQUESTS):
             context.request.get(PAGES[number % len(PAGES)])
-        yield Figure(f"growth over {REQUESTS} pages", round(_memory_mb(dashboard, "VmRSS") - before, 1), "MB")
+        growth = _memory_mb(dashboard, "VmRSS") - before
+        yield Figure(f"{of}: growth over {REQUESTS} more pages", round(growth, 1), "MB")
+
+
+_PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
 
 
 def _slices(browser: Browser, dashboard: Dashboard) -> Iterator[Figure]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+from functools import lru_cache
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
 
@@ -163,6 +164,8 @@ class _Form:
         names = [field.name for field in self.plain]
         self.values: Callable[[Any], tuple[Any, ...]] = _values_of(names)
         self.check = None if cls.check is Document.check else cls.check
+        texts = self.as_list and all(json is str for _, _, json, _ in self.reads)
+        self.make: Callable[..., Any] = lru_cache(maxsize=4096)(cls) if texts else cls  # rosters name the same few
 
     def write(self, value: Any) -> Any:
         if self.as_list:
@@ -180,7 +183,7 @@ class _Form:
         return made
 
     def read(self, data: Any) -> Any:
-        value = self.cls(*self._listed(data)) if self.as_list else self.cls(**self._fields(data))
+        value = self.make(*self._listed(data)) if self.as_list else self.cls(**self._fields(data))
         if self.check is not None:
             self.check(value)
         return value

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
+from functools import lru_cache
 from math import floor, isfinite, sqrt
 from typing import ClassVar
 
@@ -124,7 +125,12 @@ class Budget(Document):
     @property
     def analytic_delta(self) -> float:
         """δ − :data:`SAMPLER_DELTA`, for use in the Gaussian mechanism's formulas."""
-        return float(Fraction(self.delta) - SAMPLER_DELTA)
+        return _analytic(self.delta)
+
+
+@lru_cache(maxsize=256)
+def _analytic(delta: float) -> float:
+    return float(Fraction(delta) - SAMPLER_DELTA)
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,9 @@ class LedgerFold:
                 self.histories[record.study_id].answers += len(record.query_ids)
 
     def _release(self, row: Row, record: ReleaseRecord) -> None:
-        worst = max(self.books.spent_in(self._study, entry.pool).mu_squared for entry in record.roster)
+        spends = (self.books.spent_in(self._study, entry.pool) for entry in record.roster)
+        distinct = {id(spend): spend.mu_squared for spend in spends}  # pools mostly stand alike, and share one object
+        worst = max(distinct.values())
         if self.points:
             worst = max(worst, self.points[-1].worst)
         self.points.append(ReleasePoint(row.seq, row.time_utc, record.batch_id, worst))

@@ -15,10 +15,11 @@ capacity); no decoder can bring the mean squared error of a Gaussian source belo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil, floor, inf, isfinite, log, log1p, log2, sqrt
 
 import numpy as np
@@ -187,8 +188,8 @@ class Plan:
         """What, changed alone, would make the plan informative. P/σ² is K(K − t)·(m·R/Δ)²·Σμ²/N: closed forms."""
         if self.verdict is Outlook.INFORMATIVE:
             return ()
-        shape, queries, voters_per_site = self.spectrum, self.queries, self.mechanism.voters_per_site
-        factor = _least(lambda ratio: _informs(ratio, shape)) / self.power_ratio
+        queries, voters_per_site = self.queries, self.mechanism.voters_per_site
+        factor = _least_power_ratio(self.spectrum) / self.power_ratio
         hospitals, colluders, spare = self.hospitals, self.mechanism.colluders or 0, self.spare_draws
         half = colluders / 2
         more = max(hospitals + 1, ceil(half + sqrt(half**2 + factor * hospitals * (hospitals - colluders))))
@@ -411,11 +412,13 @@ def _informs(power_ratio: float, spectrum: Sequence[float]) -> bool:
     return verdict_of(bits, explained_at_most(bits, spectrum)) is Outlook.INFORMATIVE
 
 
-def _least(holds: Callable[[float], bool]) -> float:
+@lru_cache(maxsize=256)
+def _least_power_ratio(spectrum: tuple[float, ...]) -> float:
+    """The least P/σ² that makes an answer informative."""
     low, high = 1e-12, 1e12
     for _ in range(200):
         middle = sqrt(low * high)
-        low, high = (low, middle) if holds(middle) else (middle, high)
+        low, high = (low, middle) if _informs(middle, spectrum) else (middle, high)
     return high
 
 
