@@ -18,7 +18,7 @@ from typing import Any
 from common.errors import InvalidInput
 from common.events import EVENT_SCHEMA, EVENTS
 from server.dashboard.quarantine import check_event, parse_json
-from server.dashboard.wording import EventView, event_view
+from server.dashboard.wording import MISSED, EventView, event_view
 
 RECENT = 60
 READ_BYTES = 4 << 20
@@ -50,6 +50,7 @@ class SiteState:
     offered: str | None = None
     accepted: int = 0
     declined: int = 0
+    missed: int = 0
     codes: int = 0
     refused: int = 0
     missing: int = 0
@@ -286,6 +287,8 @@ class EventFold:
                 if event["accepted"]:
                     site.accepted += 1
                     site.contradicted_row = None
+                elif event["reason"] in MISSED:
+                    site.missed += 1
                 else:
                     site.declined += 1
                 if event["reason"] not in ("offline", "deadline", "budget"):

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,10 @@ def paths(study: Workspace) -> Mapping[str, str]:
 
 
 @contextmanager
-def signed_in(browser: Browser, url: str, *, width: int, dark: bool, live: bool = True) -> Iterator[Callable[[], Page]]:
-    """Makes pages of one session."""
+def signed_in(
+    browser: Browser, url: str, *, width: int, dark: bool, live: bool = True, stranger: bool = False
+) -> Iterator[Callable[[], Page]]:
+    """Makes pages of one session; of none for a stranger."""
     context = browser.new_context(
         base_url=url,
         viewport={"width": width, "height": WIDTHS[width]},
@@ -167,9 +170,10 @@ def signed_in(browser: Browser, url: str, *, width: int, dark: bool, live: bool 
     )
     if not live:
         context.route("**/api/live/*", lambda route: route.abort())
-    page = context.new_page()
-    sign_in(page)
-    page.close()
+    if not stranger:
+        page = context.new_page()
+        sign_in(page)
+        page.close()
     yield context.new_page
     context.close()
 
@@ -191,11 +195,11 @@ def take(
         for width in WIDTHS:
             for dark in (False, True):
                 live = state != "gone"  # of the pages held open there, a browser would give six their streams
-                make = sessions.enter_context(signed_in(browser, dashboard.url, width=width, dark=dark, live=live))
+                look = partial(signed_in, browser, dashboard.url, width=width, dark=dark, live=live)
+                make = sessions.enter_context(look())
+                make_login = sessions.enter_context(look(stranger=True))
                 for name, path in ((name, path) for name, path in paths(study).items() if name in pages):
-                    page = make()
-                    if name == "login":
-                        page.context.clear_cookies()  # the last of them: a stranger
+                    page = make_login() if name == "login" else make()
                     page.goto(path)
                     settle(page)
                     findings += axe(page, f"{state} {name} {width}{' dark' if dark else ''}")

@@ -19,7 +19,7 @@ STAGE_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class StageView:
-    """One step of a run: ``state`` is waiting, active or done."""
+    """One step of a run: ``state`` is waiting, active, done, or cut where the run ended within it."""
 
     name: str
     words: str
@@ -70,4 +70,4 @@ def _stage(follower: Follower, name: str, *, now: datetime) -> StageView:
     if running and state.started and state.done > (state.base or 0):
         elapsed = (now - datetime.fromisoformat(state.started)).total_seconds()
         eta = max(0.0, elapsed / (state.done - (state.base or 0)) * (state.total - state.done))
-    return StageView(name, STAGE_WORDS[name], "active" if running else "waiting", state.done, state.total, None, eta)
+    return StageView(name, STAGE_WORDS[name], "active" if running else "cut", state.done, state.total, None, eta)

@@ -35,6 +35,7 @@ class SiteView:
     asked_again: int
     accepted: int
     declined: int
+    missed: int
     latency_s: float | None
     receipts_row: int
     receipts_behind: int
@@ -84,6 +85,7 @@ def _site(follower: Follower, name: str, pool: str, *, run: RunView, now: dateti
         asked_again=seen.asked_again,
         accepted=seen.accepted,
         declined=seen.declined,
+        missed=seen.missed,
         latency_s=median(seen.latencies) if seen.latencies else None,
         receipts_row=seen.receipts_row,
         receipts_behind=behind if newest > seen.receipts_row else 0,
@@ -104,7 +106,7 @@ def _standing(seen: SiteState, *, run: RunView, now: datetime, patience_s: float
         return "offline", MISSED[seen.offer]
     if seen.missing_in_a_row:
         times = "once" if seen.missing_in_a_row == 1 else f"{seen.missing_in_a_row} times in a row"
-        return ("late" if seen.missing_in_a_row < 3 else "offline"), f"did not answer {times}; it is asked again"
+        return ("late" if seen.missing_in_a_row < 3 else "offline"), f"did not answer {times}"
     if seen.offer != "accepted" and seen.offer is not None:
         return "declined", declined_words(seen.offer)
     if run.state != "running":

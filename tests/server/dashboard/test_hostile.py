@@ -351,3 +351,6 @@ def test_while_the_ledger_is_in_doubt_every_figure_of_spending_is_at_least_that_
             assert "whatever is still asked" not in text, path
         assert "ε spent, at least" in text
         assert "gate, guaranteed" not in text
+        assert "A lower bound: the curve ends where the ledger does not hold" in text
+        assert "every query fitted" not in text
+        assert "in hand" not in text

@@ -116,6 +116,19 @@ def test_sites_are_up_while_they_answer_and_late_when_they_are_quiet(collected, 
     assert overview(follower, now=now()).sites[1].state == "offline"
 
 
+def test_a_missed_offer_is_none_declined_and_a_stage_that_a_run_ended_in_is_none_that_waits(collected, tmp_path):
+    workspace = copy(collected, tmp_path / "study")
+    events = EventLog(workspace.events_file, study=workspace.study().id)
+    events.emit("run-started", run="2", pid=1, resumed=False)
+    events.emit("stage-started", stage="collect", total=8)
+    events.emit("offer-answered", batch="b", site="east", accepted=False, reason="offline")
+    events.emit("run-failed", run="2", reason="quorum")
+    view = overview(followed(workspace), now=now())
+    east = next(site for site in view.sites if site.name == "east")
+    assert (east.declined, east.missed) == (0, 1)
+    assert [stage.state for stage in view.run.stages] == ["cut", *["waiting"] * 4]
+
+
 def test_what_went_wrong_is_an_alarm_with_a_remedy(collected, tmp_path):
     workspace = copy(collected, tmp_path / "study")
     events = EventLog(workspace.events_file, study=workspace.study().id)
