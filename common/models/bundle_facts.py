@@ -77,8 +77,8 @@ class BundlePrivacy:
         return f"(ε, δ) = ({epsilon_text(max(self.budget_epsilon, self.epsilon))}, {self._terms()}"
 
     def spent(self) -> str:
-        """What the releases so far have spent of it, in one line."""
-        return f"(ε, δ) = ({epsilon_text(self.epsilon)}, {self._terms()}, by {self.queries} releases"
+        """What has been spent of it so far, lost draws with it, in one line."""
+        return f"(ε, δ) = ({epsilon_text(self.epsilon)}, {self._terms()}, with {self.queries} answers"
 
     def sentence(self) -> str:
         """Guarantee and spend in one line, each with everything an ε must stand beside."""

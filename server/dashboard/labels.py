@@ -90,9 +90,9 @@ def labels_page(service: Service) -> LabelsPage:
     follower, files = service.follower, service.label_files
     study, workspace = follower.study, follower.workspace
     decided = standing(service.decided(), study.id)
-    points, student = len(follower.ledger.points), files.student()
+    answers, student = follower.ledger.answers, files.student()
     volumes = published(workspace, study)
-    answered = protocol_of(study).volumes_answered(points, asked=len(volumes))
+    answered = protocol_of(study).volumes_answered(answers, asked=len(volumes))
     found = []
     stale = False
     for number, volume in enumerate(volumes, start=1):

@@ -47,12 +47,14 @@ class ReleasePoint:
 
 @dataclass(slots=True)
 class Batch:
-    """A batch as the ledger shows it: rows, roster and voters of its releases."""
+    """A batch as the ledger shows it: rows, roster and voters of its releases; ``last_charge`` is the last row that
+    sites have receipts for."""
 
     id: str
     time: str
     first_row: int
     last_row: int
+    last_charge: int
     answers: int
     roster: tuple[str, ...]
     voters: int
@@ -97,6 +99,7 @@ class LedgerFold:
         self.last: Row | None = None
         self.kinds: dict[str, int] = {}
         self.points: list[ReleasePoint] = []
+        self.answers = 0
         self.batches: dict[str, Batch] = {}
         self.refusals: list[Refusal] = []
         self.histories: dict[str, History] = {}
@@ -207,15 +210,16 @@ class LedgerFold:
         if record.batch_id not in self.batches:
             roster = tuple(entry.site for entry in record.roster)
             self.batches[record.batch_id] = Batch(
-                record.batch_id, row.time_utc, row.seq, row.seq, 0, roster, record.voters
+                record.batch_id, row.time_utc, row.seq, row.seq, row.seq, 0, roster, record.voters
             )
         batch = self.batches[record.batch_id]
+        batch.last_charge = row.seq
         batch.roster, batch.voters = tuple(entry.site for entry in record.roster), record.voters
         if record.draw is None:  # in a sealed sum the answer has a row of its own, if it comes
             self._answered(row, record.batch_id)
 
     def _answered(self, row: Row, batch_id: str) -> None:
-        batch = self.batches[batch_id]
+        batch, self.answers = self.batches[batch_id], self.answers + 1
         batch.answers, batch.last_row, batch.time = batch.answers + 1, row.seq, row.time_utc
 
 

@@ -107,7 +107,9 @@ class StudyStatus:
             f"spent of it {spent or 'ε = 0'}, {stated}",
         ]
         if self.lost_draws:
-            lines.append(f"draws lost {self.lost_draws}, charged and without an answer; {privacy.spare_draws} to spare")
+            lines.append(
+                f"draws lost {self.lost_draws} of {privacy.spare_draws} to spare, charged and without an answer"
+            )
         if self.admitted < privacy.quorum:
             lines.append(f"sites admitted: {self.admitted}, of the {privacy.quorum} that a release needs")
         if self.sites:

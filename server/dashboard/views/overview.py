@@ -69,7 +69,7 @@ def overview(
         study=study.name,
         study_id=study.id,
         planned=study.privacy.planned_queries,
-        answers=len(ledger.points),
+        answers=ledger.answers,
         refused=sum(refusal.queries for refusal in ledger.refusals),
         quorum=study.privacy.quorum,
         verdict=verdict(
@@ -78,7 +78,7 @@ def overview(
             measured=read_measured(follower.workspace.root, study.id),
             outlook=outlook,
             hospitals=len(follower.sites),
-            answers=len(ledger.points),
+            answers=ledger.answers,
             running=run.state == "running",
             trained=follower.events.student is not None,
         ),

@@ -68,9 +68,9 @@ def _site(follower: Follower, name: str, pool: str, *, run: RunView, now: dateti
     state, words = _standing(seen, run=run, now=now, patience_s=study.collection.deadline_s + QUIET_S)
     if state in ("up", "idle") and budget is not None and budget.doubt is None and budget.answers_left == 0:
         state, words = "spent", "its budget takes no further answer"
-    newest = max((batch.last_row for batch in follower.ledger.batches.values() if name in batch.roster), default=0)
+    newest = max((batch.last_charge for batch in follower.ledger.batches.values() if name in batch.roster), default=0)
     behind = sum(
-        batch.last_row > seen.receipts_row for batch in follower.ledger.batches.values() if name in batch.roster
+        batch.last_charge > seen.receipts_row for batch in follower.ledger.batches.values() if name in batch.roster
     )
     inside = books.spent_in(study.id, pool).mu_squared if study.id in books.studies else Fraction(0)
     return SiteView(
@@ -104,6 +104,8 @@ def _standing(seen: SiteState, *, run: RunView, now: datetime, patience_s: float
         return "unseen", "not heard from yet"
     if seen.offer in MISSED:
         return "offline", MISSED[seen.offer]
+    if seen.offer == "left-out":
+        return "offline", declined_words(seen.offer)
     if seen.missing_in_a_row:
         times = "once" if seen.missing_in_a_row == 1 else f"{seen.missing_in_a_row} times in a row"
         return ("late" if seen.missing_in_a_row < 3 else "offline"), f"did not answer {times}"

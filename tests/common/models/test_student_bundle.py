@@ -218,7 +218,7 @@ def test_the_bundle_states_the_budget_as_its_guarantee_and_the_spend_as_spend(bu
     facts = json.loads((bundle / "configs" / "privacy.json").read_text())
     terms = "0.001) by the exact accountant, unit hospital, relation replace-one"
     assert facts["guarantee"] == f"(ε, δ) = (8, {terms}"
-    assert facts["spent"] == f"(ε, δ) = (7.99, {terms}, by 16 releases"
+    assert facts["spent"] == f"(ε, δ) = (7.99, {terms}, with 16 answers"
     readme = (bundle / "docs" / "README.md").read_text()
     assert f"Guaranteed by the study: {facts['guarantee']}." in readme
     assert f"Spent of it when this was exported: {facts['spent']}." in readme
