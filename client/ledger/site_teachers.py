@@ -84,6 +84,13 @@ class KeepsTeachers(SiteFile):
         self._catch_up()
         return (voter, served) in self._books.teachers.foreign
 
+    def was_trained(self, voter: int, served: str, *, deal: str) -> bool:
+        """Whether a training on record, of this voter under this deal of patients, made this very teacher."""
+        self._catch_up()
+        known = self._books.teachers
+        made = (known.trainings[training][1] for training, hash_ in known.trained if hash_ == served)
+        return any(training.voter == voter and training.deal == deal for training in made)
+
     def state_teachers(self, served: Sequence[str]) -> str:
         """Put on record what a worker loaded: each voter's hash, empty for none; the digest that codes name it by.
 

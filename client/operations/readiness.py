@@ -22,7 +22,7 @@ from client.data.cases import check_index
 from client.operations.daemons import daemon_standings, was_let_in
 from client.operations.findings import Finding, State
 from client.policy import SiteConfig, load_site
-from client.site.books import joined_study
+from client.site.books import check_trained, joined_study, read_books
 from client.site.enrolment import check_data_folder
 from client.site.peers import Standing, look
 from common.admission import read_request
@@ -241,8 +241,15 @@ def _teachers(config: SiteConfig, *, load: bool) -> Finding:
         study = load_study(config.path(config.study))
         voters = study.privacy.voters_per_site
         found = Teachers.load(folder, data=study.data, voters=voters, recipe=study.teacher)
+        if config.ledger_file.exists():
+            with read_books(config) as ledger:
+                check_trained(config, study, ledger, found.served)
     except ConsiliumError as error:
-        return Finding("teachers", State.FAIL, str(error), "put the kit's study.toml back, then `consilium site train`")
+        remedy = getattr(error, "remedy", None)
+        said = str(error).removesuffix(f"; to fix: {remedy}")
+        return Finding(
+            "teachers", State.FAIL, said, remedy or "put the kit's study.toml back, then `consilium site train`"
+        )
     brought = sum(has_foreign(folder, voter) for voter in range(voters))
     loaded = f"{sum(map(bool, found.served)) + brought} of {voters} voters have a teacher; the others vote zero"
     if not found.problems:

@@ -26,7 +26,7 @@ from client.ledger.site_ledger import SiteLedger
 from client.operations.fetch import PublicObjects
 from client.operations.staff_decisions import retired_voters
 from client.policy import Consent, load_site
-from client.site.books import joined_study, open_books
+from client.site.books import check_trained, joined_study, open_books
 from client.site.peers import note_offered
 from client.teachers.teacher import Teachers
 from client.training.task import voter_directory
@@ -103,7 +103,8 @@ def open_worker(
 
     ``fetch`` gets public objects, from the server unless given.
     A voter whose teacher cannot be loaded, or that lost a patient since it was trained, is an empty slot. InvalidInput
-    for a teacher the hospital brought that is not the one on record, or that has no place in the study.
+    for a teacher the hospital brought that is not the one on record, or that has no place in the study, and what
+    :func:`~client.site.books.check_trained` raises.
     """
     config = load_site(directory)
     study = joined_study(config)
@@ -119,6 +120,7 @@ def open_worker(
         retired | {slot for slot, weights in enumerate(teachers.weights) if (slot, weights) in gone}
     )
     foreign = _foreign(ledger, study, directory / "teachers")
+    check_trained(config, study, ledger, teachers.served)
     served = [foreign[slot].declared.served if slot in foreign else own for slot, own in enumerate(teachers.served)]
     return Worker(
         config=config,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from common.config import Study, load_study
 from common.errors import InvalidInput
 from common.ledger.rollback_guard import standing_path
 from common.objects import write_atomically
+from common.privacy.mechanism import Unit
 
 JOINED = "joined.json"
 """Beside the books: the directories that joined them, relative to theirs."""
@@ -165,6 +166,26 @@ def slots_file(config: SiteConfig) -> Path:
     keeper = load_site(config.books_dir)
     dealt = load_slots(first).voters if first.exists() else _voters(keeper)
     return first if _voters(config) == dealt else first.with_name(f"slots-{_voters(config)}.json")
+
+
+def check_trained(config: SiteConfig, study: Study, ledger: SiteLedger, served: Sequence[str]) -> None:
+    """InvalidInput for a teacher of unit patient that no training under this pool's deal of patients made.
+
+    There one patient moves one voter, because patients were dealt to slots before any training: weights that were laid
+    in by hand, or were trained under another deal, may have seen every patient. ``served``: each voter's hash, empty
+    for a voter without a teacher, which votes zero.
+    """
+    if study.privacy.unit is not Unit.PATIENT:
+        return
+    deal = load_slots(path).deal if (path := slots_file(config)).exists() else ""
+    strange = [voter for voter, hash_ in enumerate(served) if hash_ and not ledger.was_trained(voter, hash_, deal=deal)]
+    if strange:
+        raise InvalidInput(
+            "teachers of which the site's ledger has no training",
+            value=", ".join(f"voter {voter}" for voter in strange),
+            limit="in a study of unit patient, teachers of `consilium site train` on this pool's deal of patients",
+            remedy="`consilium site train`; a teacher from elsewhere can take part in a study of unit hospital",
+        )
 
 
 def _voters(config: SiteConfig) -> int:

@@ -76,6 +76,11 @@ class Slots(Document):
         if len(set(self.order)) != len(self.order):
             raise InvalidInput("slots file", limit="every case in one slot")
 
+    @property
+    def deal(self) -> str:
+        """What the site's ledger names this deal by; nothing can be read from it."""
+        return digest("deal", {"key": self.key})
+
     def subject(self, case: str) -> str:
         """HMAC-SHA256 of a case's name under this file's key: without the key it cannot be tried out on names."""
         return hmac.new(bytes.fromhex(self.key), case.encode(), hashlib.sha256).hexdigest()
@@ -169,8 +174,7 @@ def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | 
     else:
         drawn = secrets.randbelow(MAX_SEED) if before is None else before.seed
         slots = deal(listed, voters=voters, seed=drawn, before=before)
-    if slots != before:
-        save_slots(path, slots)
+    save_slots(path, slots)  # unchanged, too: a file of schema 1 was given a key
     return slots
 
 

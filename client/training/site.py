@@ -11,7 +11,6 @@ from client.training.patient_deal import ANOTHER_DIRECTORY, Slots, load_or_deal
 from client.training.private.settings import PrivateSettings
 from client.training.task import Crash, OnProgress, RunVoters, SiteReport, VoterOutcome, VoterTask, voter_directory
 from client.training.voter import train_voter, trainer_of
-from common.canonical import digest
 from common.config import DataConfig, TrainingConfig
 from common.data.dataset import Dataset, check_labels
 from common.errors import InvalidInput
@@ -106,7 +105,7 @@ def plan_site(
             data=data,
             recipe=recipe,
             trainer=trainer,
-            deal=digest("deal", {"key": slots.key}),
+            deal=slots.deal,
             private=private,
             start=start,
             paired=paired,

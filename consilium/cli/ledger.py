@@ -30,7 +30,27 @@ app = typer.Typer(
 )
 verify_app = typer.Typer(add_completion=False, help="Check a ledger offline: chain, signatures, sums, budget.")
 
-LedgerPath = Annotated[Path, typer.Argument(help="The ledger file: ledger.sqlite or a site's site-ledger.sqlite.")]
+
+def _ledger_file(path: Path) -> Path:
+    """A ledger's file, also by the directory of the study or the site that keeps it, or whose pool's books it is."""
+    from client.policy import load_site
+
+    if not path.is_dir():
+        return path
+    if (path / "site.toml").exists():  # a site has a copy of its study.toml
+        return load_site(path).ledger_file
+    if (path / "study.toml").exists():
+        return Workspace(path).ledger_file
+    raise InvalidInput("ledger", value=str(path), limit="a ledger's file, or the directory of a study or of a site")
+
+
+LedgerPath = Annotated[
+    Path,
+    typer.Argument(
+        callback=_ledger_file,
+        help="The ledger: ledger.sqlite, a site's site-ledger.sqlite, or the directory of the study or the site.",
+    ),
+]
 
 
 @verify_app.command("verify")

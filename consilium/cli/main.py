@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import sqlite3
 import sys
 from importlib.metadata import packages_distributions
 from typing import Annotated, Any
@@ -133,6 +134,11 @@ def main() -> None:
         app(args=[a for a in arguments if a != "--verbose"], prog_name="consilium", standalone_mode=True)
     except ConsiliumError as error:
         _fail(error, code=error.exit_code, verbose=verbose)
+    except sqlite3.Error as error:  # of a file that was given as a ledger and is none
+        from common.ledger.sqlite_file import ledger_error
+
+        refused = ledger_error(error, "not a ledger, or damaged; to fix: give a ledger's file, NAME.sqlite")
+        _fail(refused, code=refused.exit_code, verbose=verbose)
     except OSError as error:
         if verbose or (error.filename is None and error.errno != errno.ENOSPC):
             raise

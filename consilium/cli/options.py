@@ -75,13 +75,26 @@ def triple(text: str, kind: type, *, what: str) -> Any:
 
 
 @contextmanager
-def counting(title: str, *, total: int | None = None, show: bool = True) -> Iterator[Callable[..., None]]:
+def counting(
+    title: str, *, total: int | None = None, show: bool = True, of_bytes: bool = False
+) -> Iterator[Callable[..., None]]:
     """A bar on stderr; what is yielded takes how many are done and, where it is known by then, of how many."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), disable=not show)
+    columns: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
+    if of_bytes:
+        columns = (DownloadColumn(), TransferSpeedColumn())
+    bar = Progress(TextColumn(title), BarColumn(), *columns, console=Console(stderr=True), disable=not show)
 
     def on_done(done: int, of: int | None = total) -> None:
         if not bar.task_ids:  # at the first count: not above an error

@@ -84,7 +84,9 @@ def approve(
         site=site,
         pool=pool,
         fingerprint=fingerprint,
-        register=lambda key, name: register_node(flower_server(workspace), key, name=name),
+        register=lambda key, name: register_node(
+            flower_server(workspace), key, name=name, taken={site.node_id for site in workspace.registered()}
+        ),
         pool_epsilon=pool_epsilon,
     )
     typer.echo(f"admitted {admitted.name}, patient pool {admitted.pool}, as node {admitted.node_id}")

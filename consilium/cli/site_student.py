@@ -32,15 +32,10 @@ def pull(
     Exit code 5: the server signed what contradicts this site's receipts. Interrupted, run it again.
     Example: consilium site student pull --site-dir /srv/consilium
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
     from client.teachers.student import pull as pull_student
 
-    columns = (TextColumn("student"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("student", total=None)
-        pulled = pull_student(site_dir, out=out, on_bytes=lambda count: bars.update(task, completed=count))
+    with counting("student", of_bytes=True) as on_bytes:
+        pulled = pull_student(site_dir, out=out, on_bytes=on_bytes)
     statement = pulled.statement
     if as_json:
         facts = {

@@ -22,7 +22,7 @@ import tempfile
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -269,13 +269,23 @@ def _status(server: FlowerServer, request: urllib.request.Request) -> int:
         return 0
 
 
-def register_node(server: FlowerServer, public_key: Path, *, name: str) -> int:
+def register_node(server: FlowerServer, public_key: Path, *, name: str, taken: Collection[int] | None = None) -> int:
     """Admit the holder of a node key: its Flower node id, to which the study then binds the site.
 
-    Errors: InvalidInput for a key that is no P-384 OpenSSH public key; DaemonFailed with Flower's words otherwise.
+    ``taken``: the node ids of the study's sites. A key that SuperLink knows from an approval that broke off has the one
+    node that is nobody's. Errors: InvalidInput for a key that is no P-384 OpenSSH public key; DaemonFailed with
+    Flower's words otherwise.
     """
     read_node_public_key(public_key)
-    answer = _flwr(server, "supernode", "register", str(public_key.absolute()), CONNECTION, "--name", name)
+    try:
+        answer = _flwr(server, "supernode", "register", str(public_key.absolute()), CONNECTION, "--name", name)
+    except DaemonFailed as error:
+        if taken is None or "already in use" not in str(error):
+            raise
+        nobodys = [node.node_id for node in list_nodes(server) if node.node_id not in taken]
+        if len(nobodys) != 1:
+            raise
+        return nobodys[0]
     return int(_text(answer, "node-id"))
 
 

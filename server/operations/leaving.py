@@ -50,7 +50,7 @@ def forget(workspace: Workspace, name: str) -> Forgotten:
         raise InvalidInput("site is admitted still", value=name, remedy=f"`consilium provision revoke` {name} first")
     folders = (workspace.root / "logs", workspace.flower_dir / "logs")
     try:
-        with workspace.locked(), keeping(folders[0]), keeping(folders[1]):
+        with workspace.locked(), workspace.changing_sites(), keeping(folders[0]), keeping(folders[1]):
             deleted = list(_delete(workspace, name))
     except DaemonFailed as error:
         raise DaemonFailed(

@@ -64,7 +64,8 @@ def set_up_server(
     internal = ["127.0.0.1", "localhost"]
     for folder in (workspace.flower_dir, workspace.dashboard_tls_dir):
         issue_server_certificate(authority, folder, names=internal, valid_days=INTERNAL_DAYS, now=now)
-    write_admitted(workspace.nodes_file, _admitted(workspace))
+    with workspace.changing_sites():
+        write_admitted(workspace.nodes_file, _admitted(workspace))
     workspace.save_endpoint(endpoint)
     prepare_network(workspace)
     return expires(workspace.gateway_dir / "server.crt")
@@ -116,6 +117,13 @@ def approve(
     version admitted, without a key for its replies, is given the one of its new request.
     """
     books = _check_asked(workspace, request, site=site, pool=pool, fingerprint=fingerprint)
+    with workspace.changing_sites():
+        return _admit(workspace, request, books, register=register, pool_epsilon=pool_epsilon)
+
+
+def _admit(
+    workspace: Workspace, request: JoinRequest, books: StatedBooks, *, register: Register, pool_epsilon: float | None
+) -> Site:
     known, admitted = workspace.registered(), _admitted(workspace)
     unsigned = {(one.name, one.pool): one for one in known if not one.answer_key}
     before = unsigned.get((request.site, request.pool))
@@ -190,11 +198,12 @@ def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]
 
     What the site contributed stays released and charged. Its key is never admitted again.
     """
-    admitted = _admitted(workspace)
-    if name not in {node.site for node in admitted}:
-        raise InvalidInput("no such site is admitted", value=name, remedy="`consilium provision list`")
-    write_admitted(workspace.nodes_file, tuple(node for node in admitted if node.site != name))
-    publish_peers(workspace)
+    with workspace.changing_sites():
+        admitted = _admitted(workspace)
+        if name not in {node.site for node in admitted}:
+            raise InvalidInput("no such site is admitted", value=name, remedy="`consilium provision list`")
+        write_admitted(workspace.nodes_file, tuple(node for node in admitted if node.site != name))
+        publish_peers(workspace)
     node_id = next(site.node_id for site in workspace.registered() if site.name == name)
     try:
         unregister(node_id)

@@ -89,6 +89,7 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path], *, paired: Dat
     from common.data.volume import volume_from_bytes
 
     study = workspace.study()
+    _refuse_answered(workspace, study, "public volumes")
     pairs = _paired_files(workspace, study, paired)
     volumes = []
     for image in images:
@@ -174,11 +175,15 @@ def fit_study_codec(
 
     Then make what else the study's protocol needs before its first question; the volumes must be published before.
     ``private_hashes``: SHA-256 of label map files known to be of private, validation or test cases; a match is refused.
+    Interrupted, it leaves no codec. Refuses a study with answers, which are in the codec they were asked in.
     """
     from common.codecs.base import fit_codec
     from common.data.volume import load_label
 
     study = workspace.study()
+    _refuse_answered(workspace, study, "codec")
+    if sites < study.privacy.quorum:
+        raise InvalidInput("--sites", value=sites, limit=f"at least the study's quorum, {study.privacy.quorum}")
     if not label_maps:
         raise InvalidInput("public label maps", value=0, limit="at least 4")
     if study.codec.joint:
@@ -208,10 +213,24 @@ def fit_study_codec(
         private_hashes=private_hashes,
     )
     record = CodecRecord(sha256=workspace.objects.put(codec.to_bytes()), dimension=codec.dimension)
-    workspace.save_codec(record)
     told("codec", 1, 1)
-    protocol_of(study).prepare(workspace.public, sites=sites, on_stage=on_stage)
+    workspace.forget_codec()  # what is prepared belongs to one codec
+    protocol_of(study).prepare(lambda: workspace.public(codec=record), sites=sites, on_stage=on_stage)
+    workspace.save_codec(record)
     return record
+
+
+def _refuse_answered(workspace: Workspace, study: Study, what: str) -> None:
+    """InvalidInput where stored answers, which were paid for, could not be read any more with another ``what``."""
+    with _open_ledger(workspace) as ledger:
+        answers = len(ledger.answers(study.id))
+    if answers:
+        raise InvalidInput(
+            f"{what} of a study that has answers",
+            value=f"{answers} answers",
+            limit="what they were asked with",
+            remedy="another study, which shares the ledger: `consilium study init --ledger`",
+        )
 
 
 def neighbour_study(directory: Path) -> Path | None:

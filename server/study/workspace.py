@@ -246,9 +246,9 @@ class Workspace:
     def study(self) -> Study:
         return load_study(self.study_file)
 
-    def public(self) -> Public:
-        """What everybody in the study can read, once volumes are published and a codec is fitted."""
-        return Public(self.study(), self.codec(), self.volumes(), self.objects, self.root, self.paired())
+    def public(self, *, codec: CodecRecord | None = None) -> Public:
+        """What everybody in the study can read, once volumes are published and a codec is fitted (or given)."""
+        return Public(self.study(), codec or self.codec(), self.volumes(), self.objects, self.root, self.paired())
 
     def sites(self) -> tuple[Site, ...]:
         """Registered sites in order of their names."""
@@ -314,6 +314,9 @@ class Workspace:
     def save_codec(self, codec: CodecRecord) -> None:
         self._write("codec.json", codec.to_json())
 
+    def forget_codec(self) -> None:
+        (self.root / "codec.json").unlink(missing_ok=True)
+
     def endpoint(self) -> Endpoint:
         copied = not (self.root / "endpoint.json").exists()  # the network's part sees flower/ alone
         record = self._read(
@@ -358,6 +361,14 @@ class Workspace:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise StudyBusy(BUSY.format(self.root)) from error
+            yield
+
+    @contextmanager
+    def changing_sites(self) -> Iterator[None]:
+        """Hold the lock of the lists of sites, waiting for it: who reads one and writes it anew loses no change."""
+        self._check_there()
+        with (self.root / "sites.lock").open("a") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
             yield
 
     def _check_there(self) -> None:

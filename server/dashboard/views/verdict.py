@@ -188,7 +188,9 @@ def of_measured(found: Measured) -> Verdict:
     words = {
         "informative": "Informative: the hospitals' answers taught the student something",
         "weak": "Weak: the hospitals' answers taught the student little, if anything",
-        "prior": "The prior does the work: public data alone give as much",
+        "prior": "Harmful: public data alone give more than with the hospitals' answers"
+        if high < -BARELY
+        else "The prior does the work: public data alone give as much",
     }[name]
     then = {
         "informative": "Export the bundle; hospitals score it on their own cases with `consilium site evaluate`.",

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from common.data.synthetic import write_phantoms
-from common.errors import ConsiliumError
-from consilium.cli.main import app
+from common.errors import ConsiliumError, LedgerCorrupt
+from consilium.cli.main import app, main
 from consilium.cli.options import counting
 from server.operations import provision
 from server.study import create_study as setup
@@ -51,6 +51,8 @@ def said(world: Path, command: str) -> str:
             "codec fit @trial --label-maps @phantoms/imagesTr --sites 2",
             "phantom_0000.nii.gz is no label map of this study|to fix: give --label-maps a folder of label maps",
         ),
+        ("codec fit @trial --label-maps @phantoms/labelsTr --sites 1", "--sites: got 1; allowed: at least the study's"),
+        ("verify @empty", "ledger: got|a ledger's file, or the directory of a study or of a site"),
         ("provision server @trial --host pate.example.org --port 99999", "--port: got 99999; allowed: 1 to 65535"),
         ("provision server @trial --host pate.example.org --port 0", "--port: got 0; allowed: 1 to 65535"),
         ("provision server @trial --host pate.example.org --internal-port 8443", "another one than --port"),
@@ -103,6 +105,24 @@ def test_a_bar_is_not_drawn_above_an_error(capfd: pytest.CaptureFixture[str], mo
     with counting("predicting") as on_done:
         on_done(1, 2)
     assert "1/2" in capfd.readouterr().err
+
+
+def test_a_ledger_is_found_by_the_directory_that_keeps_it(world: Path) -> None:
+    for command in ("verify", "ledger log", "ledger head"):
+        done = CliRunner().invoke(app, [*command.split(), str(world / "trial")])
+        assert done.exit_code == 0, done.output
+
+
+def test_a_file_that_is_no_ledger_is_told_as_one(
+    world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = str(world / "trial/study.toml")
+    for words in (("log", study), ("backup", study, str(world / "copy"))):
+        monkeypatch.setattr(sys, "argv", ["consilium", "ledger", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == LedgerCorrupt.exit_code
+        assert "to fix: give a ledger's file" in capsys.readouterr().err
 
 
 def test_a_wrong_path_to_predict_is_told_before_torch_is_loaded(tmp_path: Path) -> None:

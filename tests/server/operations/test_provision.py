@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import ssl
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,8 +21,8 @@ from common.admission import JoinRequest, read_request
 from common.errors import DaemonFailed, InvalidInput
 from common.node_auth import read_admitted
 from common.peers import read_peers
-from common.pki import expires, node_fingerprint
-from server.operations import provision
+from common.pki import create_node_keys, expires, node_fingerprint
+from server.operations import daemons, provision
 from server.operations.leaving import forget
 from server.operations.objects_app import PEERS, said_file
 from server.study import create_study as setup
@@ -54,6 +57,45 @@ def approve(workspace: Workspace, request: JoinRequest, *, node_id: int = 7, fin
         fingerprint=fingerprint or request.fingerprint,
         register=lambda _key, _name: node_id,
     )
+
+
+def test_two_approvals_at_once_admit_both(workspace: Workspace, tmp_path: Path) -> None:
+    requests = []
+    for name in ("north", "south"):
+        (tmp_path / name).mkdir()
+        requests.append(join(workspace, tmp_path / name, name))
+    meet = threading.Barrier(2, timeout=0.5)
+
+    def register(key: Path, _name: str) -> int:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meet.wait()  # where both came so far before either was done
+        return {"north": 7, "south": 8}[key.stem]
+
+    def admit(request: JoinRequest) -> Site:
+        words = {"site": request.site, "pool": request.pool, "fingerprint": request.fingerprint}
+        return provision.approve(workspace, request, **words, register=register)
+
+    with ThreadPoolExecutor() as both:
+        list(both.map(admit, requests))
+    assert [site.name for site in workspace.sites()] == ["north", "south"]
+    assert {node.site for node in read_admitted(workspace.nodes_file)} == {"north", "south"}
+
+
+def test_an_approval_that_broke_off_at_superlink_is_finished_by_the_next(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flwr(_server: object, *words: str) -> dict[str, object]:
+        if words[1] == "register":
+            raise DaemonFailed("flwr supernode register: Public key already in use.")
+        return {"nodes": [{"node-id": str(node), "status": "registered"} for node in (7, 8)]}
+
+    monkeypatch.setattr(daemons, "_flwr", flwr)
+    create_node_keys(tmp_path / "keys")
+    register = partial(daemons.register_node, None, tmp_path / "keys" / "node.pub", name="south")
+    assert register(taken={7}) == 8
+    for taken in ({7, 8}, (), None):  # nobody's node must be the only one
+        with pytest.raises(DaemonFailed, match="already in use"):
+            register(taken=taken)
 
 
 def test_a_site_is_bound_to_its_key_its_pool_and_its_node(workspace: Workspace, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from client.ledger.site_ledger import SiteLedger
+from client.operations.findings import State
 from client.operations.readiness import _teachers
 from client.operations.serve import open_worker
 from client.operations.staff_decisions import withdraw_patient
@@ -227,6 +228,40 @@ def test_weights_and_record_put_in_by_hand_come_from_no_training(hospital: Hospi
     shutil.copytree(tmp_path / "elsewhere", voter_directory(hospital.site / "teachers", 1), dirs_exist_ok=True)
     hospital.answer(hospital.serve())
     assert not hospital.covered()
+
+
+def test_for_unit_patient_no_worker_starts_on_a_teacher_that_no_training_under_this_deal_made(
+    hospital: Hospital, tmp_path: Path
+) -> None:
+    of_patients(hospital.site)
+    hospital.train(None, {0: 3, 1: 4}, recorded=False)
+    refused = "no training: got 'voter 0, voter 1'.*to fix: `consilium site train`"
+    with pytest.raises(InvalidInput, match=refused):
+        hospital.serve()
+    assert refused_by_the_doctor(hospital)
+    hospital.train(None, {0: 3, 1: 4})  # the same again, which retrains nothing: it puts them on record
+    hospital.serve()
+    assert not refused_by_the_doctor(hospital)
+    write_teacher(voter_directory(hospital.site / "teachers", 1), seed=99)
+    with pytest.raises(InvalidInput, match="no training: got 'voter 1'"):
+        hospital.serve()
+    shutil.rmtree(voter_directory(hospital.site / "teachers", 1))  # a voter without a teacher votes zero
+    hospital.serve()
+    (hospital.site / "teachers" / "slots.json").unlink()
+    with pytest.raises(InvalidInput, match="on this pool's deal of patients"):
+        hospital.serve()
+
+
+def of_patients(site: Path) -> None:
+    study = site / "study.toml"
+    study.write_text(study.read_text().replace("quorum = 2", 'quorum = 2\nunit = "patient"'))
+    policy = site / "site.toml"
+    policy.write_text(policy.read_text().replace("[caps]", '[caps]\nunit = "patient"'))
+
+
+def refused_by_the_doctor(hospital: Hospital) -> bool:
+    finding = _teachers(load_site(hospital.site), load=True)
+    return finding.state is State.FAIL and "no training" in finding.text and finding.remedy.startswith("`consilium")
 
 
 def test_another_voters_private_teacher_is_not_this_voters(hospital: Hospital) -> None:
