@@ -14,6 +14,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,12 +22,15 @@ from types import SimpleNamespace
 import nibabel as nib
 import numpy as np
 import pytest
+from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
 from client.foreign import bring
 from client.foreign.declared import Kind
 from common.admission import read_request
 from common.sockets import free_port
+from consilium import epsilon_exact, epsilon_rdp
+from consilium.cli.demo import _say
 from consilium.cli.main import app
 from server.operations import provision
 from server.study.workspace import Workspace
@@ -182,6 +186,34 @@ def test_a_teacher_that_was_added_is_told_of_as_shown(monkeypatch: pytest.Monkey
     monkeypatch.setattr(bring, "add", lambda *_, **__: added)
     words = "site teacher add bundle.zip --site-dir site --labels background,anterior,posterior"
     hold(lines, CliRunner().invoke(app, shlex.split(words)).output)
+
+
+DEMO = json.loads((ROOT / "benchmarks" / "results" / "demo" / "seed-0.json").read_text(encoding="utf-8"))
+
+
+def test_the_readme_s_run_is_the_recorded_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    at_home = Path("demo-out/sites/hospital-01/evaluation/1/evaluation.json")
+    at_home.parent.mkdir(parents=True)
+    at_home.write_text(json.dumps(DEMO["evaluation"]))
+    Path("demo-out/report.json").write_text(json.dumps(DEMO["report"]))
+    _say(Path("demo-out"), Path("demo-out/report.html"), dashboard=True)
+    (shown,) = re.findall(r"```text\n(guaranteed .*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+    assert shown == capsys.readouterr().out
+
+
+def test_the_readme_s_figures_follow_from_the_run_s_cases_and_its_noise() -> None:
+    """By SciPy's own paired test and by the accountants, from the noise that was drawn."""
+    report, privacy = DEMO["report"], DEMO["report"]["privacy"]
+    student, control = (one["dice"] for one in (report["student"], report["controls"]["zero_code"]))
+    assert np.mean(student["cases"]) == pytest.approx(student["mean"], abs=1e-4)
+    low, high = ttest_rel(student["cases"], control["cases"]).confidence_interval(0.95)
+    assert f"95 % interval {low:+.3f} to {high:+.3f}, paired over {len(student['cases'])} cases" in report["bought"]
+    mu_squared = privacy["queries"] / Fraction(privacy["noise_multiplier"]) ** 2
+    assert epsilon_exact(mu_squared, privacy["delta"]) == pytest.approx(privacy["epsilon_exact"], rel=1e-6)
+    assert epsilon_rdp(mu_squared, privacy["delta"]) == pytest.approx(privacy["epsilon_rdp"], rel=1e-6)
 
 
 def test_every_output_that_a_document_shows_is_held() -> None:
