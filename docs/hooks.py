@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 SHIM, OURS = "https://unpkg.com/iframe-worker/shim", "assets/iframe-worker/shim.js"  # iframe-worker 1.0.4, MIT
+BOOSTS = {"runbook": 8, "start/": 4, "concepts/": 3, "glossary": 3, "deployment": 2, "data.": 2, "utility.": 2}
+BOOSTS |= {"adr/": 0.3, "architecture": 0.2, "api": 0.05, "notebook": 0.3, "papers": 0.3}
+"""What a reader in a hurry looks for comes before what explains how it is built."""
 CELLS, GUIDE = "<!-- cells -->", "<!-- CONTRIBUTING.md -->"
 
 
@@ -19,8 +22,9 @@ def on_post_build(*, config: Any) -> None:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
-    if page.file.src_uri == "runbook.md":
-        page.meta["search"] = {"boost": 4}  # an alarm's name is looked for by somebody in a hurry
+    for folder, boost in BOOSTS.items():
+        if page.file.src_uri.startswith(folder):
+            page.meta["search"] = {"boost": boost}
     if GUIDE in markdown:
         guide = Path(page.file.abs_src_path).parent.parent / "CONTRIBUTING.md"
         text = guide.read_text(encoding="utf-8").replace("](docs/", "](")
