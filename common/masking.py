@@ -126,6 +126,15 @@ def is_signed(mask: MaskKey, draw: DrawId, *, identity: str, site: str) -> bool:
     return True
 
 
+def is_proper(mask: MaskKey) -> bool:
+    """Whether what others share with this key is a secret: a point of small order shares the same with everybody."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(mask.key)))
+    except ValueError:
+        return False
+    return True
+
+
 def unconfirmed(roster: MaskedRoster, *, me: str, peers: Mapping[str, str]) -> tuple[str, ...]:
     """Members beside ``me`` whose mask key is not signed by the identity that ``peers`` has for them."""
     return tuple(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from common.config import Study
 from common.errors import QuorumNotReached, Refused
 from common.ledger.charges import RosterEntry
-from common.masking import MaskedRoster, Member, is_signed
+from common.masking import MaskedRoster, Member, is_proper, is_signed
 from common.messages import Offer
 from common.peers import Peer
 from common.privacy.mechanism import QuerySpec
@@ -129,8 +129,7 @@ class SealedSums(Aggregator):
                     raise
                 batch = self._redrawn(batch, draw=newest + 1)
                 continue
-            signed = [site for site in accepted if self._gave_key(site, batch)]
-            roster = self._mutual(signed, batch)
+            roster = self._mutual(self._with_keys(accepted, batch), batch)
             if len(roster) < self._study.privacy.quorum:
                 self._below_quorum(batch, len(roster), transport)
                 raise QuorumNotReached(
@@ -150,11 +149,29 @@ class SealedSums(Aggregator):
         honest = named[self._study.privacy.colluders :]  # the colluders may name any number
         return honest[0] if honest else -1
 
-    def _gave_key(self, site: Site, batch: Batch) -> bool:
-        reply, draw = batch.replies.get(site.name), batch.offer.draw_id
-        if reply is None or reply.mask is None or draw is None:
-            return False
-        return is_signed(reply.mask, draw, identity=site.answer_key, site=site.name)
+    def _with_keys(self, accepted: Sequence[Site], batch: Batch) -> list[Site]:
+        """Those of the sites that gave a key of their own for this draw: with another on it nobody sends a word.
+
+        Of two that give the same one the later has copied it.
+        """
+        given: dict[str, str] = {}
+        for name, reply in batch.replies.items():  # as they came
+            if reply.mask is not None:
+                given.setdefault(reply.mask.key, name)
+        signed = []
+        for site in accepted:
+            mask, draw = batch.replies[site.name].mask, batch.offer.draw_id
+            if (
+                mask is not None
+                and draw is not None
+                and given[mask.key] == site.name
+                and is_proper(mask)
+                and is_signed(mask, draw, identity=site.answer_key, site=site.name)
+            ):
+                signed.append(site)
+            else:
+                self._note_answer(site, batch, "malformed")
+        return signed
 
     def _mutual(self, sites: Sequence[Site], batch: Batch) -> tuple[Site, ...]:
         """The sites without those that others have not confirmed: whoever stands in most ways is left out first."""

@@ -18,7 +18,7 @@ from common.config import CollectionConfig
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, Refused
 from common.ledger.keys import public_hex
 from common.ledger.rollback_guard import Standing, standing_path
-from common.masking import DrawId, Member, mask_private_key, signed_mask_key
+from common.masking import DrawId, MaskKey, Member, _statement, mask_private_key, signed_mask_key
 from common.messages import CodesReply, Offer, OfferReply, Receipts, Several, decode, encode
 from common.peers import Peer
 from common.privacy.shares import share_std
@@ -410,6 +410,37 @@ def test_a_roster_of_other_keys_than_people_confirmed_for_this_draw_is_refused(w
     with pytest.raises((Refused, InvalidInput)):
         ask(world, queries, members)
     assert not [row for row in world.site_ledgers["site-0"].rows() if row.kind == "masked"]
+
+
+@pytest.mark.parametrize("trick", ["small order", "small order, not canonical", "another's", "unsigned"])
+def test_a_site_whose_mask_key_nobody_can_mask_with_costs_no_draw_and_the_rest_go_on(
+    world: Federation, trick: str
+) -> None:
+    """Else every honest site would refuse the roster, after it was charged, and all of them count as silent."""
+    small = {"small order": bytes(32), "small order, not canonical": (2**255 - 19).to_bytes(32, "little")}
+    others: dict[DrawId, str] = {}
+
+    def forge(node: int, body: bytes, reply: bytes) -> bytes:
+        message = decode(reply)
+        parts = list(message.parts) if isinstance(message, Several) else [message]
+        for index, one in enumerate(parts):
+            offer = part(body, Offer)
+            if not isinstance(one, OfferReply) or one.mask is None or offer is None or offer.draw_id is None:
+                continue
+            draw = offer.draw_id
+            if node == 102:
+                others[draw] = one.mask.key
+            elif node == 103:
+                key = small[trick].hex() if trick in small else others[draw] if trick == "another's" else one.mask.key
+                sign = world.site_ledgers["site-3"].sign if trick != "unsigned" else (lambda _: bytes(64))
+                parts[index] = replace(one, mask=MaskKey(key, sign(_statement(key, draw, site="site-3"))))
+        return encode(Several(tuple(parts)) if isinstance(message, Several) else parts[0])
+
+    world.transport.intercept = forge
+    world.core().run(world.transport)
+    assert len(world.core().answers()) == 3
+    assert not world.events("draw-lost")
+    assert all("site-3" not in {entry.site for entry in answer.roster} for answer in world.core().answers())
 
 
 def test_an_offer_that_names_one_peer_again_and_again_makes_no_quorum_and_costs_nothing(world: Federation) -> None:
