@@ -6,7 +6,10 @@ Refuses bytes whose SHA-256 is not the name they are asked for by. Only public d
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from common.canonical import check_hash, sha256_bytes
@@ -78,3 +81,17 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, flush_name: 
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+@contextmanager
+def all_or_nothing(directory: Path) -> Iterator[None]:
+    """Take away again what was made in ``directory`` if the block fails; what lay there before stays."""
+    there, before = directory.exists(), set(directory.iterdir()) if directory.exists() else set()
+    try:
+        yield
+    except BaseException:
+        for path in set(directory.iterdir()) - before if directory.exists() else ():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not there and directory.exists():
+            directory.rmdir()
+        raise

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import re
 import signal
 import sys
@@ -203,24 +204,28 @@ _STATES = {"daemon-started": "starting", "daemon-ready": "ready", "daemon-ended"
 def standings(folders: Iterable[Path]) -> tuple[Standing, ...]:
     """Every daemon by the newest fact about it in these folders of logs; none where none can be read.
 
-    Where nobody keeps the daemons any more, each is stopped, whatever the last fact about it.
+    Where nobody keeps the daemons any more, or whoever does has not come to one yet, it is stopped, whatever the last
+    fact about it.
     """
     found: dict[str, Standing] = {}
     for folder in folders:
         with contextlib.suppress(OSError):
-            kept = _is_kept(folder)
-            for one in _read_standings(folder / FACTS):
-                now = one if kept else replace(one, state="stopped")
+            kept_from = _kept_from(folder)
+            for at, one in _read_standings(folder / FACTS):
+                now = one if kept_from is not None and kept_from < at else replace(one, state="stopped")
                 if one.daemon not in found or found[one.daemon].since <= one.since:
                     found[one.daemon] = now
     return tuple(found.values())
 
 
-def _read_standings(path: Path) -> list[Standing]:
+def _read_standings(path: Path) -> list[tuple[int, Standing]]:
+    """Each daemon's newest standing, with the byte at which the fact of it ends."""
     found: dict[str, Standing] = {}
+    ends: dict[str, int] = {}
     with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - _READ_BYTES))
+        at = stream.seek(max(0, path.stat().st_size - _READ_BYTES))
         for line in stream:
+            at += len(line)
             try:
                 fact = json.loads(line)
             except ValueError:  # torn
@@ -232,7 +237,8 @@ def _read_standings(path: Path) -> list[Standing]:
                     why, said = before.why, before.said  # it is being started again because of that
                 log = fact.get("log") or (before.log if before else "")
                 found[fact["daemon"]] = Standing(fact["daemon"], state, fact["time"], why, said, log)
-    return list(found.values())
+                ends[fact["daemon"]] = at
+    return [(ends[daemon], standing) for daemon, standing in found.items()]
 
 
 @contextlib.contextmanager
@@ -245,6 +251,8 @@ def keeping(logs: Path) -> Iterator[None]:
             for attempt in range(5):
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock.truncate(0)
+                    os.write(lock.fileno(), b"%d" % _size(logs / FACTS))  # from which fact on
                     break
                 except BlockingIOError:
                     if attempt == 4:
@@ -255,13 +263,18 @@ def keeping(logs: Path) -> Iterator[None]:
         yield
 
 
-def _is_kept(logs: Path) -> bool:
+def _kept_from(logs: Path) -> int | None:
+    """The length that the facts had when whoever keeps these daemons began; None while nobody does."""
     with (logs / _LOCK).open() as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
-    return False
+            return int(lock.read() or 0)
+    return None
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def json_report(path: Path) -> Report:

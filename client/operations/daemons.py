@@ -39,6 +39,8 @@ KILLED_NODE_S = 45.0
 _CONNECTED = "SuperNode ID:"
 _EXIT_CODE = re.compile(r"Exit Code: (\d+)")
 _API_ERROR = re.compile(r"\[code: (\d+)\] *(.*)")
+_CERTIFICATE = re.compile(r"certificate verify failed: ([^(\n]*)")
+_SAID_AT_EXIT = re.compile(r"Exit Code: \d+\n((?:.*\S.*\n?){1,2})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +253,10 @@ def explain_supernode(text: str) -> str:
     if answer := _API_ERROR.search(text):
         word = answer[2].removeprefix("refused:").strip()
         return _REFUSALS.get(word) or _REFUSALS.get(answer[1]) or f"the server answered: {answer[0].strip()[:200]}"
+    if found := _CERTIFICATE.findall(text):
+        return f"the server's certificate is not accepted: {found[-1].strip()}; to fix: `consilium site doctor`"
+    if found := _SAID_AT_EXIT.findall(text):
+        return f"{' '.join(found[-1].split())[:400]}; to fix: `consilium site doctor`"
     return last_words(text)
 
 

@@ -125,8 +125,8 @@ class PublicObjects:
                         "public object cannot be fetched", value=path, remedy="tell the server's operator"
                     ) from error
                 if remaining == 0 or status == 401:
-                    remedy = "`consilium site doctor`"
-                    raise InvalidInput("public object cannot be fetched", value=path, remedy=remedy) from error
+                    what = f"public object cannot be fetched ({_reason(error)})"
+                    raise InvalidInput(what, value=path, remedy="`consilium site doctor`") from error
                 time.sleep(PAUSE_S)
 
     def _continue(self, path: str, partial: Path, on_bytes: OnBytes, *, limit: int) -> None:
@@ -144,3 +144,11 @@ class PublicObjects:
                     on_bytes(stream.tell())
             if reply.length:  # bytes announced and not received
                 raise http.client.IncompleteRead(b"", reply.length)
+
+
+def _reason(error: Exception) -> str:
+    refused = isinstance(error, urllib.error.HTTPError)
+    reason = error.reason if isinstance(error, urllib.error.URLError) and not refused else error
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return reason.verify_message
+    return str(reason) or type(reason).__name__

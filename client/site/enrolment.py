@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from common.clock import utc_now
 from common.config import PrivacyConfig, Study, load_study
 from common.errors import InvalidInput
 from common.ledger.keys import load_signing_key
-from common.objects import write_atomically
+from common.objects import all_or_nothing, write_atomically
 from common.pki import create_node_keys, expires
 from common.site_account import signed_account
 
@@ -181,23 +180,9 @@ def _same_again(directory: Path, kit: SiteKit, *, pool: str, data: Path) -> Join
     return read_request(directory / REQUEST) if (directory / REQUEST).exists() else new_request(directory)
 
 
-@contextmanager
-def _all_or_nothing(directory: Path) -> Iterator[None]:
-    """Take away again what was made in ``directory`` if the block fails; what lay there before stays."""
-    there, before = directory.exists(), set(directory.iterdir()) if directory.exists() else set()
-    try:
-        yield
-    except BaseException:
-        for path in set(directory.iterdir()) - before if directory.exists() else ():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if not there and directory.exists():
-            directory.rmdir()
-        raise
-
-
 def _lay_out(directory: Path, kit: SiteKit, text: str) -> JoinRequest:
     """Node key, kit, policy and request in ``directory``; new books are made, others stated."""
-    with _all_or_nothing(directory):
+    with all_or_nothing(directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # other users of the machine have no business in here
         create_node_keys(directory / "node" / "keys", comment=kit.facts.site)
         shutil.copyfile(kit.root_certificate, directory / "node" / "ca.crt")

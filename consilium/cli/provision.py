@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -98,18 +99,17 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
 
     Example: consilium provision list trial
     """
-    from common.pki import expires
     from server.operations import provision
 
     workspace = Workspace(directory)
     workspace.endpoint()  # says what to do where the server is not set up
-    until = expires(workspace.gateway_dir / "server.crt")
+    shown = provision.certificate(workspace, now=datetime.now(UTC))
     sites = provision.standings(workspace, nodes=_nodes(workspace))
     if as_json:
         records = [{**dataclasses.asdict(site), "node_id": str(site.node_id)} for site in sites]
-        typer.echo(json.dumps({"certificate_until": until.isoformat(), "sites": records}, indent=1))
+        typer.echo(json.dumps({"certificate_until": shown.until.isoformat(), "sites": records}, indent=1))
         return
-    typer.echo(f"certificate valid until {until:%Y-%m-%d}" + ("" if sites else "; no site is admitted yet"))
+    typer.echo(shown.line + ("" if sites else "; no site is admitted yet"))
     for site in sites:
         state = "admitted" if site.admitted else "revoked"
         typer.echo(
@@ -246,16 +246,24 @@ def up(
 def status(
     directory: StudyDir, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
 ) -> None:
-    """How each of the server's daemons stands, and why one that ended did. Exit code 7: not all are ready.
+    """How each of the server's daemons stands, and why one that ended did.
+
+    Exit code 7: not all are ready, or the certificate ran out.
 
     Example: consilium server status trial
     """
+    from server.operations import provision
     from server.operations.supervisor import daemon_standings
 
-    found = daemon_standings(Workspace(directory))
+    workspace = Workspace(directory)
+    found, shown = daemon_standings(workspace), None
+    if (workspace.gateway_dir / "server.crt").exists():
+        shown = provision.certificate(workspace, now=datetime.now(UTC))
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(one) for one in found], indent=1))
     else:
         typer.echo("\n".join(one.line for one in found) or "the daemons were never started here")
-    if not found or any(one.state != "ready" for one in found):
+        if shown is not None:
+            typer.echo(shown.line)
+    if not found or any(one.state != "ready" for one in found) or (shown is not None and shown.over):
         raise typer.Exit(DaemonFailed.exit_code)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from common.admission import JoinRequest, StatedBooks
@@ -34,6 +34,7 @@ from server.study import create_study as setup
 from server.study.workspace import Endpoint, Site, Workspace
 
 INTERNAL_DAYS = 3650
+RENEW_DAYS = 21
 """The certificate between the consortium's own processes lives as long as its authority: it is on no public port."""
 
 Register = Callable[[Path, str], int]
@@ -84,6 +85,26 @@ def renew(workspace: Workspace, *, valid_days: int = 365, now: datetime | None =
         now=now,
     )
     return expires(folder / "server.crt")
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateStanding:
+    """Until when the one port's certificate is valid; ``line`` says what to do where that is over, or soon."""
+
+    until: datetime
+    over: bool
+    line: str
+
+
+def certificate(workspace: Workspace, *, now: datetime) -> CertificateStanding:
+    """How the certificate that sites are shown stands."""
+    until = expires(workspace.gateway_dir / "server.crt")
+    line, over = f"certificate valid until {until:%Y-%m-%d}", until < now
+    if over:
+        line = f"CERTIFICATE RAN OUT on {until.astimezone():%Y-%m-%d %H:%M}: no site can connect anew"
+    if until - now < timedelta(days=RENEW_DAYS):
+        line += f"; to fix: `consilium provision renew {workspace.root}`"
+    return CertificateStanding(until, over, line)
 
 
 def make_kit(workspace: Workspace, site: str, out: Path) -> None:

@@ -26,7 +26,7 @@ from common.ledger.keys import (
     public_hex,
     public_pem,
 )
-from common.objects import write_atomically
+from common.objects import all_or_nothing, write_atomically
 from common.privacy.figures import epsilon_text
 from common.study_mechanism import study_mechanism
 from server.aggregation.progress import OnStage
@@ -49,7 +49,8 @@ def create_study(
     """Lay out a study's directory with its keys and a ledger that knows the study.
 
     ``ledger``: the directory of a study, or its ledger file, whose ledger and signing key this one shares; the sealing
-    key is always its own. Without it a ledger is begun, its standing in ``standing`` if given, on another disk.
+    key is always its own. Without it a ledger is begun, its standing in ``standing`` if given, on another disk. What
+    fails leaves nothing in the directory.
     """
     if workspace.study_file.exists():
         raise InvalidInput("directory already holds a study", value=str(workspace.root), remedy="choose another one")
@@ -59,18 +60,19 @@ def create_study(
     if shared is not None and standing is not None:
         raise InvalidInput("standing of a shared ledger", value=str(standing), limit="where it has been kept so far")
     protocol_of(study).check_study(study)
-    workspace.root.mkdir(parents=True, exist_ok=True)
-    workspace.sealing_key_file.parent.mkdir(mode=0o700, exist_ok=True)
-    create_sealing_key(workspace.sealing_key_file)
-    if shared is not None:
-        workspace.share_ledger(shared.books_dir)
-        with _open_ledger(workspace) as opened:
-            opened.register_study(study)
-    else:
-        signing_key = create_signing_key(workspace.signing_key_file)
-        with Ledger.create(workspace.ledger_file, signing_key=signing_key, standing=standing) as opened:
-            opened.register_study(study)
-    write_atomically(workspace.study_file, render_study(study).encode())
+    with all_or_nothing(workspace.root):
+        workspace.root.mkdir(parents=True, exist_ok=True)
+        workspace.sealing_key_file.parent.mkdir(mode=0o700, exist_ok=True)
+        create_sealing_key(workspace.sealing_key_file)
+        if shared is not None:
+            workspace.share_ledger(shared.books_dir)
+            with _open_ledger(workspace) as opened:
+                opened.register_study(study)
+        else:
+            signing_key = create_signing_key(workspace.signing_key_file)
+            with Ledger.create(workspace.ledger_file, signing_key=signing_key, standing=standing) as opened:
+                opened.register_study(study)
+        write_atomically(workspace.study_file, render_study(study).encode())
 
 
 def server_keys(workspace: Workspace) -> ServerKeys:

@@ -16,12 +16,14 @@ import pytest
 from common.errors import DaemonFailed
 from common.process import DaemonSpec, ProcessGroup, base_env
 from common.supervision import (
+    FACTS,
     LOG_MAX_BYTES,
     Kept,
     Supervisor,
     deliberate,
     json_report,
     keep_running,
+    keeping,
     last_words,
     standings,
 )
@@ -262,3 +264,12 @@ keep_running(root, [kept("good", {SLEEP!r}), kept("bad", {code!r})])
         process.kill()
     assert {one.state for one in standings([tmp_path])} == {"stopped"}
     assert standings([tmp_path / "none"]) == ()
+
+
+def test_a_daemon_that_the_next_start_has_not_come_to_yet_is_stopped(tmp_path: Path) -> None:
+    report = json_report(tmp_path / FACTS)
+    for daemon in ("worker", "launcher"):
+        report("daemon-ready", daemon=daemon)
+    with keeping(tmp_path):  # of a party that was killed: nothing says that it ended
+        report("daemon-started", daemon="worker")
+        assert {one.daemon: one.state for one in standings([tmp_path])} == {"worker": "starting", "launcher": "stopped"}

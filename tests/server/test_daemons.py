@@ -341,6 +341,15 @@ def test_daemon_modules_do_not_import_flower() -> None:
             "ask the consortium whether you are admitted",
         ),
         ("ERROR:  Exit Code: 305\n[code: 9] something new\n", "the server answered: [code: 9] something new"),
+        (
+            "ERROR:  Exit Code: 305\nFailed to initialize the connection to the SuperLink.\n[SSL: "
+            "CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired (_ssl.c:1006)\nmore\n",
+            "the server's certificate is not accepted: certificate has expired; to fix: `consilium site doctor`",
+        ),
+        (
+            "ERROR:  Exit Code: 300\nFailed to initialize.\nName or service not known\n\nmore\n",
+            "Failed to initialize. Name or service not known; to fix: `consilium site doctor`",
+        ),
         ("INFO: starting\nKeyError: 'x'\n", "KeyError"),
     ],
 )

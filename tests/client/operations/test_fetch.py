@@ -95,7 +95,7 @@ def test_a_beginning_of_something_else_is_thrown_away(line: tuple[Line, PublicOb
     assert objects.get(NAME) == OBJECT
 
 
-@pytest.mark.parametrize(("status", "said"), [(401, "site doctor"), (404, "operator")])
+@pytest.mark.parametrize(("status", "said"), [(401, r"\(HTTP Error 401: .*site doctor"), (404, "operator")])
 def test_a_refusal_is_final_and_says_whom_to_ask(line: tuple[Line, PublicObjects], status: int, said: str) -> None:
     server, objects = line
     server.status = status

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from client.site.enrolment import SiteKit, create_site, new_request
 from client.site.registry import Registry
@@ -22,6 +23,7 @@ from common.errors import DaemonFailed, InvalidInput
 from common.node_auth import read_admitted
 from common.peers import read_peers
 from common.pki import create_node_keys, expires, node_fingerprint
+from consilium.cli.main import app
 from server.operations import daemons, provision
 from server.operations.leaving import forget
 from server.operations.objects_app import PEERS, said_file
@@ -226,6 +228,18 @@ def test_a_renewed_certificate_satisfies_a_kit_handed_out_before(workspace: Work
     assert timedelta(days=29) < until - datetime.now(UTC) <= timedelta(days=30)
     assert expires(workspace.gateway_dir / "server.crt") == until
     assert served_certificate(workspace, tmp_path / "kit" / "ca.crt") != before
+
+
+def test_a_certificate_that_ran_out_is_said_to_the_operator(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, root = datetime.now(UTC), str(workspace.root)
+    provision.renew(workspace, valid_days=22)
+    for days, words in ((0, "certificate valid until"), (10, "; to fix: `consilium"), (23, "CERTIFICATE RAN OUT on")):
+        assert words in provision.certificate(workspace, now=now + timedelta(days=days)).line
+    monkeypatch.setattr(provision, "expires", lambda _: now - timedelta(days=1))
+    for command in (["provision", "list", root], ["server", "status", root]):
+        assert "no site can connect anew; to fix: `consilium provision renew" in CliRunner().invoke(app, command).stdout
 
 
 def test_the_gateway_s_folder_holds_neither_the_ca_s_key_nor_the_ledger_s(workspace: Workspace) -> None:

@@ -1,4 +1,6 @@
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -102,3 +104,18 @@ def test_the_kit_holds_public_parts_only(workspace, tmp_path):
     ]
     for path in (tmp_path / "kit").iterdir():
         assert "PRIVATE" not in path.read_text()
+
+
+def test_a_study_that_cannot_be_made_leaves_nothing_and_can_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "notes.txt").write_text("mine")
+    for name, left in (("new", None), ("there", ["notes.txt"])):
+        workspace = Workspace(tmp_path / name)
+        with monkeypatch.context() as full:
+            full.setattr(setup, "render_study", lambda _: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                setup.create_study(workspace, make_study())
+        assert (sorted(os.listdir(tmp_path / name)) if (tmp_path / name).exists() else None) == left
+        setup.create_study(workspace, make_study())
