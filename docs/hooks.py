@@ -2,6 +2,7 @@
 a notebook's cells, and one is CONTRIBUTING.md of the repository."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,11 @@ CELLS, GUIDE = "<!-- cells -->", "<!-- CONTRIBUTING.md -->"
 
 def on_post_page(output: str, *, page: Any, config: Any) -> str:
     return output.replace(SHIM, "../" * page.url.count("/") + OURS)
+
+
+def on_page_content(html: str, *, page: Any, config: Any, files: Any) -> str:
+    """A long name in a table may be broken after an underline or a slash, and nowhere else."""
+    return re.sub(r"(?<=<code>)[\w/.:-]{25,}(?=</code>)", lambda name: re.sub(r"([_/])", r"\1<wbr>", name[0]), html)
 
 
 def on_post_build(*, config: Any) -> None:
