@@ -59,11 +59,15 @@ def measure_pate(bench: Bench, report: Report) -> dict[str, float]:
 
 
 def dp_sgd(bench: Bench, arm: str) -> dict[str, float]:
-    """DP-SGD on all private patients in one place, every layer clipped to 4: its metrics and its ε by relation."""
+    """DP-SGD on all private patients in one place, every layer clipped to 4: its metrics and its ε by relation.
+
+    The paper does not print its steps: the recipe's, or a teacher's where those are fewer.
+    """
     setting, sites = bench.setting, bench.roles.private
     images, labels = (np.concatenate([getattr(site, f) for site in sites]) for f in ("images", "labels"))
     own = defaults("dp-sgd", epsilon=setting.epsilon, delta=setting.delta)
-    settings = replace(own, clip=PAPER_CLIP, per_layer=True, neighbours=Neighbours.REPLACE_ONE)
+    steps = min(own.steps, setting.teacher.steps)
+    settings = replace(own, clip=PAPER_CLIP, per_layer=True, neighbours=Neighbours.REPLACE_ONE, steps=steps)
     plan = settings.plan(patients=len(images)) if arm == DP_SGD[1] else printed_plan(bench, settings, len(images))
     trained = train_privately(
         Part(images, labels, bench.classes), setting.teacher, settings, Journal(plan), seed=bench.seed
