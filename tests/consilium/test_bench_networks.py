@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from common.config import TrainingConfig
+from common.models.fit import predict
 from common.models.unet import definition
 from common.privacy.mechanism import Unit
 from consilium.research import networks
 from consilium.research.bench import Bench
 from consilium.research.networks import ROLES, WIDTHS, measure_networks, networks_markdown, networks_summary
 from consilium.research.setting import Setting
+from server.protocols.stored_labels import as_stored
 from tests.consilium.balls import DATA, balls, deal
 
 SMALL = TrainingConfig(channels=(4, 8), steps=4)
@@ -41,6 +45,44 @@ def test_every_network_is_trained_for_the_same_time_and_no_more_than_once(
     assert measure_networks(bench, SECONDS, lambda _stage: None) == found
     text = networks_markdown(networks_summary(SETTING, DATA, SECONDS, [found, found]))
     assert text.count("| unet | 2, 2, 2 |") == len(ROLES)
+
+
+def test_a_slower_network_has_fewer_steps_and_all_students_learn_one_teachers_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost, clock = {2: 0.01, 3: 0.05}, [0.0]
+    monkeypatch.setattr(networks, "WIDTHS", {"unet": (2, 2, 2), "dynunet": (3, 3, 3)})
+    monkeypatch.setattr("time.process_time", lambda: clock[0])
+    bench = Bench(SETTING, deal(balls(60), hospitals=2), DATA, seed=0, cache=tmp_path)
+    taught: list[tuple[TrainingConfig, np.ndarray, np.ndarray]] = []
+
+    def fit(
+        _model: object,
+        images: np.ndarray,
+        targets: np.ndarray,
+        recipe: TrainingConfig,
+        *,
+        seed: int,
+        on_step: Any = None,
+    ) -> None:
+        taught.append((recipe, images, targets))
+        for step in range(recipe.steps):
+            clock[0] += cost.get(recipe.channels[0], 1.0)
+            if on_step is not None:
+                on_step(step, 0.0)
+
+    monkeypatch.setattr(networks, "fit", fit)
+    found = measure_networks(bench, SECONDS, lambda _stage: None)
+    for role in ROLES:
+        assert (found[f"unet {role}|cost|steps"], found[f"dynunet {role}|cost|steps"]) == (10, 2)
+    teacher = bench.empty(SETTING.teacher, seed=0)
+    codes = [bench.codec.encode(predict(teacher, image)) for image in bench.images]
+    labels = np.stack([as_stored(bench.codec.decode(code, noise_std=0.0)) for code in codes])
+    students = [(images, targets) for _, images, targets in taught if len(images) == len(bench.images)]
+    assert len(students) == 4  # each timed, then trained
+    for images, targets in students:
+        assert np.array_equal(images, bench.images)
+        np.testing.assert_allclose(targets, labels, atol=1e-6)
 
 
 def test_every_network_that_a_study_may_name_is_in_the_table() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,18 @@ def test_the_printed_noise_costs_what_the_accountant_says(epsilon: float, poisso
     event = event_of(cell, examples=60_000)
     assert epsilon_of(event, delta=DELTA, neighbours=RELATION) == pytest.approx(poisson, abs=0.01)
     assert _in_fixed_batches(event) == pytest.approx(fixed, abs=0.01)
+
+
+def test_half_the_noise_is_half_the_noise_and_is_charged_what_it_costs() -> None:
+    halved, whole = (
+        next(c for c in all_cells(1) if (c.data, c.name, c.epsilon) == ("usps", name, 8.0))
+        for name in ("dp-sgd-half-noise", "dp-sgd")
+    )
+    size = Fraction(10_000)
+    assert cells._noise(halved)(20_000, size).std() == pytest.approx(5_000, rel=0.03)
+    assert cells._noise(whole)(20_000, size).std() == pytest.approx(10_000, rel=0.03)
+    event = event_of(halved, examples=5_000)
+    assert cells._true_epsilon(event, halved.recipe) > 2 * epsilon_of(event, delta=DELTA, neighbours=RELATION)
 
 
 @pytest.fixture

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from client.training.base import Part
+from client.training.private.journal import Journal, TrainingPlan
+from client.training.private.settings import PrivateSettings
 from common.config import TrainingConfig
 from common.privacy.mechanism import Unit
 from common.privacy.training import Neighbours
@@ -41,6 +45,28 @@ def test_the_printed_variance_is_charged_and_not_believed() -> None:
     assert plan.epsilon == pytest.approx(
         pate.epsilon_of(plan.event, delta=1e-3, neighbours=Neighbours.ADD_REMOVE), rel=1e-6
     )
+
+
+@pytest.mark.parametrize(("arm", "planned"), [(DP_SGD[0], False), (DP_SGD[1], True)])
+def test_dp_sgd_clips_every_layer_to_4_with_the_noise_that_its_name_says(
+    monkeypatch: pytest.MonkeyPatch, arm: str, planned: bool
+) -> None:
+    given: list[tuple[PrivateSettings, TrainingPlan, int]] = []
+
+    def train(part: Part, _recipe: object, settings: PrivateSettings, journal: Journal, **_: object) -> SimpleNamespace:
+        given.append((settings, journal.plan, len(part.images)))
+        return SimpleNamespace(model=None)
+
+    bench = Bench(SETTING, deal(balls(60), hospitals=2), DATA, seed=0, cache=Path("unused"))
+    monkeypatch.setattr(pate, "train_privately", train)
+    monkeypatch.setattr(bench, "scored", lambda arm, _model: {arm: 0.5})
+    found = pate.dp_sgd(bench, arm)
+    (settings, plan, patients), private = given[0], sum(map(len, bench.roles.private))
+    assert (settings.clip, settings.per_layer, settings.neighbours) == (4.0, True, Neighbours.REPLACE_ONE)
+    assert (plan.patients, patients) == (private, private)
+    assert plan.event.steps == SMALL.steps  # no more than a teacher's
+    assert (float(plan.event.noise_multiplier) == pytest.approx(2**0.5, rel=1e-3)) != planned
+    assert (0.95 < found[f"{arm}|ε|replace-one"] / SETTING.epsilon <= 1) == planned
 
 
 @pytest.mark.slow

@@ -450,6 +450,19 @@ def test_no_example_passes_the_output_bounds() -> None:
             assert float(values.max()) > 0.3 * getattr(bounds, name)
 
 
+def test_the_first_step_of_adam_moves_every_coordinate_by_its_rate_against_its_gradient() -> None:
+    x, y = examples(5, 4, 3)
+    made = mac((4, 6, 5, 3), x, y, z_steps=1, z_rate=0.01)
+    weights = [w.detach() for w in made.weights]
+    _, preacts = mlp.forward(weights, x, "softplus")
+    start = [mlp.act(u, "softplus") for u in preacts[:-1]]
+    against = mlp_strategies.coordinate_gradients(weights, preacts[0], y, start, made.shape)
+    for moved, z, gradient in zip(made.coordinates(x, y), start, against, strict=True):
+        there = gradient.abs() > 1e-6
+        torch.testing.assert_close((moved - z)[there], -0.01 * gradient.sign()[there], rtol=1e-2, atol=0)
+        assert bool(there.any()) == (gradient is against[-1])  # from the forward pass only the last layer pulls
+
+
 def test_steps_of_second_order_follow_the_quadratic_of_a_linear_layer_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Squared error of a linear layer is its own second-order expansion: autograd at the moved weights, no noise."""
     x, y = examples(7, 4, 3, one_hot=False)
