@@ -262,7 +262,9 @@ def volume_rows(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
                 statistics.fmean(column)
                 for column in zip(*(member["code_length"] for member in members.values()), strict=True)
             ]
-        other = groups.get((f"dp-sgd{'-random' if name.endswith('-random') else ''}", epsilon, delta), {})
+        own, bracket, changes = name.partition("[")
+        random = "-random" if own.endswith("-random") else ""
+        other = groups.get((f"dp-sgd{random}{bracket}{changes}", epsilon, delta), {})
         gaps = [np.mean(np.subtract(members[seed]["cases"], other[seed]["cases"])) for seed in members if seed in other]
         row["over_dp_sgd"] = float(np.mean(gaps)) if gaps else None
         rows.append(row)

@@ -15,6 +15,7 @@ from consilium.research.volumes import (
     PUBLIC_IMAGES,
     PUBLIC_MAPS,
     TEST,
+    changed_volume,
     scores,
     split,
     volume_cells,
@@ -25,11 +26,12 @@ from consilium.research.volumes import (
 SMALL = (2, 2, 2)
 
 
-def result(method: str, seed: int, cases: list[float], **more: object) -> dict[str, object]:
+def result(method: str, seed: int, cases: list[float], **changes: str) -> dict[str, object]:
     cell = next(c for c in volume_cells(3) if (c.name, c.seed) == (method, seed) and c.delta in (None, 1e-5))
+    cell = changed_volume(cell, changes) if changes else cell
     score = float(np.mean(cases))
     facts = {"score": score, "structures": [score, score], "cases": cases, "ece": 0.12}
-    return {"cell": cell.to_json(), "noise_multiplier": 2.0, **facts, **more}
+    return {"cell": cell.to_json(), "noise_multiplier": 2.0, **facts}
 
 
 def test_the_split_gives_every_case_one_part_and_the_site_its_160_patients() -> None:
@@ -61,8 +63,12 @@ def test_the_gap_to_dp_sgd_is_paired_by_seed_and_case() -> None:
             result("dp-sgd", 1, [0.6, 0.8]),
             result("dp-sgd-layers", 1, [0.65, 0.85]),
             result("public-start", 0, [0.5, 0.7]),
+            result("dp-sgd", 0, [0.6, 0.6], steps="10"),
+            result("dp-sgd-layers", 0, [0.7, 0.6], steps="10"),
         ]
     )
+    changed = next(row for row in rows if row["method"] == "dp-sgd-layers[steps=10]")
+    assert changed["over_dp_sgd"] == pytest.approx(0.05)  # beside DP-SGD of the same steps
     layers = next(row for row in rows if row["method"] == "dp-sgd-layers")
     assert layers["over_dp_sgd"] == pytest.approx(0.05)
     sgd = next(row for row in rows if row["method"] == "dp-sgd")
