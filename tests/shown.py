@@ -16,7 +16,6 @@ VARIES = (
     (r"\bnode \d{10,}", "node …"),
     (r"\b[0-9a-f]{16}…", "HASH"),
     (r"\d+\.\d GiB free", "… GiB free"),
-    (r'"seconds": [\d.]+', '"seconds": …'),
     (r"within \d s of", "within … of"),
 )
 """Keys, dates, ids drawn afresh, room on a disk, and how long something took."""
