@@ -26,6 +26,10 @@ def certificate(
             help="What `consilium site status --json` printed at a hospital. Repeatable; site-reports/*.json."
         ),
     ] = None,
+    reports: Annotated[
+        Path | None,
+        typer.Option(help="Further folder of such files, as the dashboard keeps those handed in. Each NAME.json."),
+    ] = None,
     public_key: PublicKey = None,
 ) -> None:
     """Write a study's privacy certificate for filing. Exit code 5: the ledger does not verify, so there is none.
@@ -36,7 +40,8 @@ def certificate(
     from consilium.reports.certificate import Sources, issue_certificate
 
     key = None if public_key is None else read_public_key(public_key)
-    issued = issue_certificate(Workspace(directory), out, Sources(audit=audit, sites=tuple(site or ()), public_key=key))
+    sources = Sources(audit=audit, sites=tuple(site or ()), reports=reports, public_key=key)
+    issued = issue_certificate(Workspace(directory), out, sources)
     typer.echo(f"{issued.pdf}: {issued.pages} pages; {issued.json}")
     typer.echo(f"guaranteed {issued.guaranteed}")
     typer.echo(f"spent of it {issued.spent}; {issued.answers} answers")

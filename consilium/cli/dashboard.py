@@ -131,10 +131,11 @@ def list_users(state: State = Path("dashboard")) -> None:
         typer.echo(f"{user.name:<24} {user.role}")
 
 
-def certificate_command(study: Path, out: Path) -> Sequence[str]:
-    """The command that writes a study's certificate into ``out``, at low priority."""
+def certificate_command(study: Path, out: Path, reports: Path) -> Sequence[str]:
+    """The command that writes a study's certificate into ``out``, at low priority; ``reports`` were handed in."""
     program = "import os; os.nice(15); from consilium.cli.main import main; main()"
-    return [sys.executable, "-P", "-c", program, "certificate", str(study), "--out", str(out)]
+    words = ["certificate", str(study), "--out", str(out), "--reports", str(reports)]
+    return [sys.executable, "-P", "-c", program, *words]
 
 
 def read_token(path: Path) -> str:

@@ -13,7 +13,7 @@ import json
 import platform
 import sqlite3
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -25,7 +25,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from common import __version__
-from common.canonical import sha256_file
+from common.canonical import sha256_bytes, sha256_file
 from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.charges import ReleaseRecord
@@ -43,6 +43,7 @@ from common.privacy.consent import (
 )
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import GRID_BITS, AccountantName, Mechanism, Relation, Unit
+from common.site_account import check_account
 from common.study_mechanism import sealed_sentences
 from consilium.reports.certificate_pdf import render
 from consilium.reports.patient_report import identity_lines, patient_lines, release_guarantee
@@ -90,10 +91,15 @@ CANNOT_PROVE = (
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What a certificate is made from beside the study's directory: reports that exist only sometimes."""
+    """What a certificate is made from beside the study's directory: reports that exist only sometimes.
+
+    ``sites`` are files that take the place of all others; ``reports`` is a further folder of them, as the dashboard
+    keeps what is handed in.
+    """
 
     audit: Path | None = None
     sites: tuple[Path, ...] = ()
+    reports: Path | None = None
     public_key: Ed25519PublicKey | None = None
 
 
@@ -119,7 +125,7 @@ def issue_certificate(workspace: Workspace, out: Path, sources: Sources) -> Issu
     return Issued(
         pdf=out / "certificate.pdf",
         json=out / "certificate.json",
-        pages=render(facts, out / "certificate.pdf"),
+        pages=render(facts, out / "certificate.pdf", document_sha256=sha256_bytes(text.encode())),
         guaranteed=release_guarantee(facts["guarantee"]),
         spent=release_guarantee(facts["spent"]),
         answers=facts["answers"],
@@ -166,7 +172,7 @@ def certificate_facts(
                 **_history(ledger, study),
                 "ledger": _ledger_facts(ledger, report),
                 "audit": _audit(sources.audit or _if_there(workspace.root / "audit.json")),
-                **_site_facts(workspace, sources.sites),
+                **_site_facts(workspace, sources),
                 "hashes": _hashes(workspace, study),
                 "versions": _versions(),
                 "proves": [one.format(charged=_SEALED_CHARGED if sealed else _OPEN_CHARGED) for one in PROVES],
@@ -377,28 +383,42 @@ def _audit(path: Path | None) -> dict[str, Any] | None:
         raise InvalidInput("audit", value=str(path), limit="what `consilium audit --json` prints") from error
 
 
-def _site_facts(workspace: Workspace, given: Sequence[Path]) -> dict[str, Any]:
-    """What hospitals say their own ledgers say: InvalidInput for a file that was ``given`` and is no report.
+def _site_facts(workspace: Workspace, sources: Sources) -> dict[str, Any]:
+    """What hospitals say their own ledgers say: InvalidInput for a file that was given by name and is no report.
 
-    Of those that lie in the study's directory, where sites put them themselves, one that does not hold is set aside by
-    name: no site keeps the others from their certificate.
+    Of those that lie in the study's directory, where sites put them themselves, or were handed in, one that does not
+    hold is set aside by name: no site keeps the others from their certificate. Of two of one site the one that was
+    signed last stands; one that is not signed only where none is.
     """
-    if given:
-        return {"sites": [_site_report(path) for path in given]}
-    reports, aside = [], []
-    for path in sorted(workspace.reports_dir.glob("*.json")):
-        try:
-            report = _site_report(path)
-            if report["site"] != path.stem:
-                raise InvalidInput("site that the report speaks for", limit=path.stem)
-            reports.append(report)
-        except InvalidInput:
-            aside.append(path.name)
-    return {"sites": reports, **({"reports_set_aside": aside} if aside else {})}
+    registered = workspace.sites() if (workspace.root / "sites.json").exists() else ()
+    keys = {site.name: site.answer_key for site in registered}
+    if sources.sites:
+        return {"sites": [_site_report(path, keys) for path in sources.sites]}
+    reports: dict[str, dict[str, Any]] = {}
+    aside = []
+    for folder in (workspace.reports_dir, *([] if sources.reports is None else [sources.reports])):
+        for path in sorted(folder.glob("*.json")):
+            try:
+                report = _site_report(path, keys)
+                if report["site"] != path.stem:
+                    raise InvalidInput("site that the report speaks for", limit=path.stem)
+            except InvalidInput:
+                aside.append(path.name)
+                continue
+            if path.stem not in reports or report["signed"] > reports[path.stem]["signed"]:
+                reports[path.stem] = report
+    return {
+        "sites": [reports[name] for name in sorted(reports)],
+        **({"reports_set_aside": sorted(set(aside))} if aside else {}),
+    }
 
 
-def _site_report(path: Path) -> dict[str, Any]:
-    """What ``consilium site status --json`` printed, or the account alone that a site sends by itself."""
+def _site_report(path: Path, keys: Mapping[str, str]) -> dict[str, Any]:
+    """What ``consilium site status --json`` printed, or the account alone that a site sends by itself.
+
+    ``signed`` is when the key that the site was admitted with signed it, in UTC; empty where nothing is signed, or no
+    key of the site is known. A signature that does not hold is InvalidInput.
+    """
     try:
         data = read_json(path, most_bytes=MAX_REPORT_BYTES)
         wanted = ("site", "pool", "spent", "cap", "queries_accepted", "receipted", "alarms")
@@ -408,6 +428,9 @@ def _site_report(path: Path) -> dict[str, Any]:
         report["patient"] = patient_lines(data.get("trainings"), gate)
         report["patient_is"] = identity_lines(data.get("patient_identity"))
         _ = [report["spent"][str(name)]["epsilon"] for name in AccountantName]
+        report["signed"] = ""
+        if "signature" in data and (key := keys.get(str(report["site"]))):
+            report["signed"] = check_account(data, key=key).astimezone(UTC).isoformat(timespec="seconds")
         if not all(isinstance(alarm, str) for alarm in report["alarms"]):
             raise InvalidInput("alarms of a site", limit="texts")
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, InvalidInput) as error:

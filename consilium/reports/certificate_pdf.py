@@ -1,4 +1,4 @@
-"""The certificate's pages: A4, text and tables only, the same bytes for the same facts.
+"""The certificate's pages: A4, text and tables only, tagged for those who hear them, the same bytes for the same facts.
 
 Refuses nothing and computes no privacy fact: every figure comes in. The fonts are DejaVu from matplotlib's own files,
 embedded, for they have ε, δ, σ and μ.
@@ -6,7 +6,8 @@ embedded, for they have ε, δ, σ and μ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import matplotlib as mpl
 from fpdf import FPDF, FontFace
+from fpdf.structure_tree import StructElem
 
 from common.privacy.figures import delta_text, epsilon_text
 
@@ -52,10 +54,17 @@ _HASH = _Font(7.2, mono=True)
 
 
 class _Pages(FPDF):
-    """A4 in points, with the study's name above every page but the first and the ledger's head below each."""
+    """A4 in points, with the study's name above every page but the first and the ledger's head below each.
+
+    Tagged PDF (ISO 32000-1, 14.8): headings, paragraphs and cells in the order they are read; what stands on every
+    page, bullets and rules are artifacts. fpdf2 tags pictures only, so the lines it writes are wrapped here.
+    """
 
     def __init__(self, facts: dict[str, Any]) -> None:
         super().__init__(unit="pt", format="A4")
+        self._role, self._marks = "", dict[int, int]()
+        self._element: StructElem | None = None
+        self.set_lang("en")
         self._study, self._head = facts["study"]["name"], facts["ledger"]["head"]
         self.set_margins(_SIDE, _TOP, _SIDE)
         self.set_auto_page_break(True, _BOTTOM)
@@ -66,13 +75,56 @@ class _Pages(FPDF):
         self.set_creation_date(datetime.fromisoformat(facts["issued"]))
         self.add_page()
 
+    @contextmanager
+    def read_as(self, role: str) -> Iterator[None]:
+        """What is written inside is one element of the document; with no role, an artifact."""
+        before, self._role, self._element = (self._role, self._element), role, None
+        yield
+        self._role, self._element = before
+
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        if "_out" in vars(self):  # fpdf2 only measures
+            yield
+            return
+        self._out(self._mark())
+        yield
+        self._out("EMC")
+
+    def _mark(self) -> str:
+        if not self._role:
+            return "/Artifact BMC"
+        number = self._marks.get(self.page, 0)
+        self._marks[self.page] = number + 1
+        element, builder = self._element, self.struct_builder
+        if element is None or element.page_number() != self.page:
+            self._element = self._add_marked_content(struct_type=f"/{self._role}", mcid=number)
+        else:
+            element.k.append(number)
+            builder.struct_tree_root.parent_tree.nums[builder.spid_per_page_number[self.page]].append(element)
+        return f"/{self._role} <</MCID {number}>> BDC"
+
+    def _render_styled_text_line(self, text_line: Any, h: float | None = None, *args: Any, **kwargs: Any) -> bool:
+        broke = h is not None and self._perform_page_break_if_need_be(h)  # before the mark, which ends on its page
+        with self._marked():
+            return super()._render_styled_text_line(text_line, h, *args, **kwargs) or broke
+
+    def multi_cell(self, *args: Any, **kwargs: Any) -> Any:
+        with self.read_as("P"):
+            return super().multi_cell(*args, **kwargs)
+
     def header(self) -> None:
         if self.page_no() > 1:
-            self.put(_SIDE, 40, f"Privacy certificate · study {self._study}", _Font(7, colour=_SOFT))
+            with self.read_as(""):
+                self.put(_SIDE, 40, f"Privacy certificate · study {self._study}", _Font(7, colour=_SOFT))
             self.rule(46)
 
     def footer(self) -> None:
         self.rule(self.h - 46)
+        with self.read_as(""):
+            self._foot()
+
+    def _foot(self) -> None:
         line = f"ledger head, row {self._head['seq']}: {self._head['hash']}"
         self.put(_SIDE, self.h - 34, line, _Font(6.4, mono=True, colour=_SOFT))
         self.use(_Font(7, colour=_SOFT))
@@ -86,7 +138,13 @@ class _Pages(FPDF):
     def put(self, x: float, y: float, text: str, font: _Font) -> None:
         """One line whose baseline is at ``y``."""
         self.use(font)
-        self.text(x, y, text)
+        with self._marked():
+            self.text(x, y, text)
+
+    def line_of_text(self, x: float, y: float, text: str, font: _Font) -> None:
+        """The same, read by itself."""
+        with self.read_as("P"):
+            self.put(x, y, text, font)
 
     def rule(self, y: float) -> None:
         self.set_draw_color(_RULE)
@@ -100,7 +158,8 @@ class _Pages(FPDF):
 
     def heading(self, text: str, *, keep: float = 60.0) -> None:
         self.keep(34 + keep)
-        self.put(_SIDE, self.y + 26, text, _Font(11.5, bold=True, colour=_ACCENT))
+        with self.read_as("H2"):
+            self.put(_SIDE, self.y + 26, text, _Font(11.5, bold=True, colour=_ACCENT))
         self.y += 32
 
     def paragraph(self, text: str, font: _Font = _BODY, *, bullet: str = "", indent: float = 0.0) -> None:
@@ -142,8 +201,9 @@ class _Pages(FPDF):
                     row.cell(text, style=FontFace(family=_MONO, size_pt=_HASH.size) if n == mono else named)
 
 
-def render(facts: dict[str, Any], path: Path) -> int:
-    """Write the certificate as PDF; how many pages it has. ``facts`` are those of ``certificate_facts``."""
+def render(facts: dict[str, Any], path: Path, *, document_sha256: str) -> int:
+    """Write the certificate as PDF; how many pages it has. ``facts`` are those of ``certificate_facts``, and
+    ``document_sha256`` is of the JSON document that states them."""
     pages = _Pages(facts)
     _title(pages, facts)
     _released(pages, facts)
@@ -152,7 +212,7 @@ def render(facts: dict[str, Any], path: Path) -> int:
     _audited(pages, facts)
     _reported(pages, facts)
     _limits(pages, facts)
-    _identity(pages, facts)
+    _identity(pages, facts, document_sha256)
     _sign(pages)
     pages.output(path)
     return pages.pages_count
@@ -160,21 +220,27 @@ def render(facts: dict[str, Any], path: Path) -> int:
 
 def _title(pages: _Pages, facts: dict[str, Any]) -> None:
     study, given = facts["study"], facts["guarantee"]
-    pages.put(_SIDE, 74, "Privacy certificate", _Font(22, bold=True, colour=_ACCENT))
-    pages.put(_SIDE, 94, f"Study {study['name']}", _Font(12, bold=True))
+    with pages.read_as("H1"):
+        pages.put(_SIDE, 74, "Privacy certificate", _Font(22, bold=True, colour=_ACCENT))
+        pages.put(_SIDE, 94, f"Study {study['name']}", _Font(12, bold=True))
     issued = f"issued {_time(facts['issued'])}"
     pages.use(_Font(colour=_SOFT))
-    pages.text(pages.w - _SIDE - pages.get_string_width(issued), 94, issued)
+    pages.line_of_text(pages.w - _SIDE - pages.get_string_width(issued), 94, issued, _Font(colour=_SOFT))
     pages.set_fill_color(_TINT)
     pages.rect(_SIDE, 108, pages.epw, 82, style="F")
     pages.set_fill_color(_ACCENT)
     pages.rect(_SIDE, 108, 3, 82, style="F")
     line = f"Guaranteed:  ε = {epsilon_text(given['epsilon'])}  at  δ = {delta_text(given['delta'])}"
-    pages.put(_SIDE + 16, 136, line, _Font(16, bold=True))
+    pages.line_of_text(_SIDE + 16, 136, line, _Font(16, bold=True))
     under = f"{given['accountant']} accountant · unit {given['unit']} · relation {given['relation']}"
-    pages.put(_SIDE + 16, 156, under, _SMALL)
-    pages.put(_SIDE + 16, 174, _spent_line(facts), _SMALL)
-    pages.set_y(190)
+    pages.line_of_text(_SIDE + 16, 156, under, _SMALL)
+    pages.line_of_text(_SIDE + 16, 174, _spent_line(facts), _SMALL)
+    pages.set_y(194)
+    pages.paragraph(
+        "For the files of the hospitals and their privacy officers: what the study released, and what its ledger "
+        f"proves of it. Issued from ledger {facts['ledger']['id']} by whoever holds its signing key, named below.",
+        _NOTE,
+    )
     pages.heading("In plain words")
     for text in facts["in_words"]:
         pages.paragraph(text)
@@ -291,22 +357,25 @@ def _reported(pages: _Pages, facts: dict[str, Any]) -> None:
             and (pool["lifetime"]["delta"], pool["lifetime"]["accountant"]) == (spent["delta"], spent["accountant"])
             and pool["lifetime"]["epsilon"] > spent["epsilon"]
         ]
-        remarks = [*site["alarms"], *(["smaller than the server's figure"] if shorter else [])]
+        signed = f"signed {_time(site['signed'])}" if site["signed"] else "not signed"
+        remarks = [signed, *site["alarms"], *(["smaller than the server's figure"] if shorter else [])]
         rows.append(
             [
                 f"{site['site']} / {site['pool']}",
                 f"ε = {epsilon_text(spent['epsilon'])} of {epsilon_text(site['cap']['epsilon'])} "
                 f"({spent['accountant']}), δ = {delta_text(spent['delta'])}, {spent['unit']}, {spent['relation']}",
                 f"{site['queries_accepted']} / {site['receipted']}",
-                "; ".join(remarks) or "none",
+                "; ".join(remarks),
             ]
         )
     if rows:
-        columns = ("Hospital / pool", "By its own ledger", "Accepted / receipted", "Alarms, remarks")
+        columns = ("Hospital / pool", "By its own ledger", "Accepted / receipted", "Signed, alarms")
         pages.rows(columns, rows, (0.2, 0.37, 0.2, 0.23))
         pages.paragraph(
             "As reported by the hospitals, in all studies. What was accepted and not receipted stays spent there, so a "
-            "hospital's own figure may be larger than the server's. A smaller one is older, or contradicts it.",
+            "hospital's own figure may be larger than the server's. A smaller one is older, or contradicts it. What is "
+            "signed bears the signature of the key that the hospital was admitted with; what is not is the word of "
+            "whoever filed it.",
             _NOTE,
         )
         for site in facts["sites"]:
@@ -329,7 +398,7 @@ def _limits(pages: _Pages, facts: dict[str, Any]) -> None:
         pages.paragraph(text, bullet="•")
 
 
-def _identity(pages: _Pages, facts: dict[str, Any]) -> None:
+def _identity(pages: _Pages, facts: dict[str, Any], document_sha256: str) -> None:
     ledger, head = facts["ledger"], facts["ledger"]["head"]
     pages.heading("Ledger, signature, versions", keep=120)
     known = "checked against a key given from outside" if ledger["anchored"] else "consistent with the key named here"
@@ -343,6 +412,7 @@ def _identity(pages: _Pages, facts: dict[str, Any]) -> None:
         ["Signature", head["signature"]],
         *([f"Key from row {key['row']}", key["public_key"]] for key in ledger["keys"]),
         *([name.capitalize(), value] for name, value in facts["hashes"].items()),
+        ["certificate.json", document_sha256],
         ["Versions", ", ".join(f"{name} {value}" for name, value in facts["versions"].items())],
     ]
     pages.rows((), rows, (0.2, 0.8), mono=1)
@@ -367,7 +437,7 @@ def _sign(pages: _Pages) -> None:
     for n, text in enumerate(("Privacy officer, name and signature", "Place and date")):
         x = _SIDE + n * (half + 24)
         pages.line(x, y, x + half, y)
-        pages.put(x, y + 12, text, _HEAD)
+        pages.line_of_text(x, y + 12, text, _HEAD)
 
 
 def _spent_line(facts: dict[str, Any]) -> str:

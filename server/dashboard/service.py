@@ -29,8 +29,8 @@ from server.planning.planner import Plan
 from server.postprocess.decisions import Decision, DecisionStore
 
 T = TypeVar("T")
-Certifier = Callable[[Path, Path], Sequence[str]]
-"""The command that writes the certificate of a study's directory into a folder."""
+Certifier = Callable[[Path, Path, Path], Sequence[str]]
+"""The command that writes the certificate of a study's directory into a folder, with the reports of a third."""
 
 FRESH_S = 5.0
 ENDS_SOON = timedelta(days=30)
@@ -71,7 +71,9 @@ class Service:
         self.certificate: Job | None = None
         if certifier is not None:
             self.certificate = Job(
-                state / "certificate.txt", lambda: certifier(root, self.certificate_dir.absolute()), now=now
+                state / "certificate.txt",
+                lambda: certifier(root, self.certificate_dir.absolute(), self.reports_dir.absolute()),
+                now=now,
             )
         self.label_files = LabelFiles(follower.workspace)
         self.spectra = Spectra(follower.workspace)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from datetime import UTC, datetime
+import zlib
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from common.config import DataConfig, PrivacyConfig, Study
@@ -19,6 +21,7 @@ from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import RosterEntry
 from common.ledger.keys import load_signing_key, public_hex
 from common.privacy.accounting import epsilon_exact
+from common.site_account import signed_account
 from consilium.cli.certificate import app
 from consilium.cli.ledger import verify_app
 from consilium.reports.certificate import Sources, certificate_facts
@@ -29,6 +32,7 @@ from server.study import create_study as setup
 from server.study.workspace import CodecRecord, Site, Workspace
 
 RUN = CliRunner()
+YEAR = timedelta(days=365)
 AUDIT = Path(__file__).parent
 
 
@@ -223,6 +227,40 @@ def no_site_keeps_the_others_from_their_certificate(workspace: Workspace, out: P
         certificate_facts(workspace, Sources(sites=(folder / "bergen.json",)))
 
 
+def test_what_a_hospital_signed_stands_with_its_time_before_what_it_did_not_and_nothing_else_passes_for_it(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    """Handed in at the dashboard or laid into the study's directory: the account signed last stands."""
+    key, at = Ed25519PrivateKey.generate(), datetime(2026, 5, 1, 12, tzinfo=UTC)
+    status = site_status(tmp_path, workspace.study())
+    named = [Site("aachen", "aachen-mri", 1, public_hex(key)), Site("bergen", "bergen-mri", 2, "b" * 64)]
+    workspace.save_sites(tuple(named))
+    mail = tmp_path / "handed-in"
+    for folder in (workspace.reports_dir, mail):
+        folder.mkdir()
+
+    def lie(folder: Path, said: dict[str, object]) -> None:
+        (folder / f"{said['site']}.json").write_text(json.dumps(said))
+
+    def stated() -> tuple[object, ...]:
+        facts = certificate_facts(workspace, Sources(reports=mail))
+        reports = [(one["site"], one["signed"], one["queries_accepted"]) for one in facts["sites"]]
+        return reports, facts.get("reports_set_aside", [])
+
+    lie(workspace.reports_dir, {**status, "queries_accepted": 9})
+    assert stated() == ([("aachen", "", 9)], [])
+    lie(mail, signed_account(status, sign=key.sign, now=at))
+    mailed = ("aachen", "2026-05-01T12:00:00+00:00", status["queries_accepted"])
+    assert stated() == ([mailed], [])
+    lie(workspace.reports_dir, signed_account({**status, "queries_accepted": 0}, sign=key.sign, now=at - YEAR))
+    assert stated() == ([mailed], [])
+    lie(workspace.reports_dir, {**signed_account(status, sign=key.sign, now=at + YEAR), "queries_accepted": 0})
+    assert stated() == ([mailed], ["aachen.json"])
+    lie(mail, signed_account({**status, "site": "bergen"}, sign=key.sign, now=at))
+    assert stated() == ([mailed], ["aachen.json", "bergen.json"])
+    assert RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "out"), "--reports", str(mail)]).exit_code == 0
+
+
 def site_status(folder: Path, study: Study) -> dict[str, object]:
     from client.ledger.site_ledger import SiteLedger
     from client.policy import Caps
@@ -248,7 +286,7 @@ def test_the_same_facts_make_the_same_bytes_and_every_letter_is_embedded(workspa
 
     facts = certificate_facts(workspace)
     for name in ("one.pdf", "two.pdf"):
-        render(facts, tmp_path / name)
+        render(facts, tmp_path / name, document_sha256="0" * 64)
     one = (tmp_path / "one.pdf").read_bytes()
     assert one == (tmp_path / "two.pdf").read_bytes()
     assert one.count(b"/FontFile2") == len(FONTS)
@@ -264,7 +302,7 @@ def test_a_study_of_many_batches_takes_the_pages_it_needs(workspace: Workspace, 
     facts["releases"] = [
         {**facts["releases"][0], "sites": [f"hospital-{n}-of-the-north" for n in range(12)]} for _ in range(60)
     ]
-    assert render(facts, tmp_path / "long.pdf") > 4
+    assert render(facts, tmp_path / "long.pdf", document_sha256="0" * 64) > 4
 
 
 def test_a_study_that_released_nothing_says_so(tmp_path: Path) -> None:
@@ -278,3 +316,24 @@ def test_a_study_that_released_nothing_says_so(tmp_path: Path) -> None:
     assert RUN.invoke(app, [str(made.root), "--out", str(tmp_path / "filed")]).exit_code == 0
     assert json.loads((tmp_path / "filed" / "certificate.json").read_text())["answers"] == 0
     assert verify(made.ledger_file).ok
+
+
+def test_the_pages_are_tagged_so_that_all_is_read_in_order_with_its_headings(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    from consilium.reports.certificate_pdf import render
+
+    render(certificate_facts(workspace), tmp_path / "read.pdf", document_sha256="0" * 64)
+    data = (tmp_path / "read.pdf").read_bytes()
+    assert b"/MarkInfo <</Marked true>>" in data
+    assert b"/Lang (en)" in data
+    elements = re.findall(rb"/K \[([0-9 ]*)\]\n/P \d+ 0 R.*?/S /(H1|H2|P)\b", data, re.DOTALL)
+    roles = [role for _, role in elements]
+    assert (roles[0], roles.count(b"H1"), roles.count(b"H2")) == (b"H1", 1, 9)
+    written = [zlib.decompress(stream) for stream in re.findall(rb"stream\n(x.*?)\nendstream", data, re.DOTALL)]
+    pages = [page for page in written if b" BDC" in page]
+    assert all(b"Tj" not in re.sub(rb"B[DM]C.*?EMC", b"", page, flags=re.DOTALL) for page in pages)
+    marked = [re.findall(rb"/MCID (\d+)>> BDC", page) for page in pages]
+    assert sorted(int(number) for kids, _ in elements for number in kids.split()) == sorted(
+        number for page in marked for number in range(len(page))
+    )
