@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,20 @@ class ObjectStore:
 
     def __contains__(self, name: str) -> bool:
         return (self._directory / check_hash(name)).is_file()
+
+
+def read_regular(path: Path, *, most_bytes: int) -> bytes:
+    """What a regular file of at most ``most_bytes`` holds. Never waits: a pipe, a device or a directory is InvalidInput,
+    as is a larger file. OSError where it cannot be read."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise InvalidInput("what is read here", value=path.name, limit="a regular file")
+    with open(handle, "rb") as stream:
+        content = stream.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise InvalidInput("size of the file", value=path.name, limit=f"at most {most_bytes} bytes")
+    return content
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, flush_name: bool = True) -> None:

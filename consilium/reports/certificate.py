@@ -390,8 +390,7 @@ def _site_facts(workspace: Workspace, sources: Sources) -> dict[str, Any]:
     hold is set aside by name: no site keeps the others from their certificate. Of two of one site the one that was
     signed last stands; one that is not signed only where none is.
     """
-    registered = workspace.sites() if (workspace.root / "sites.json").exists() else ()
-    keys = {site.name: site.answer_key for site in registered}
+    keys = {site.name: site.answer_key for site in workspace.registered()}
     if sources.sites:
         return {"sites": [_site_report(path, keys) for path in sources.sites]}
     reports: dict[str, dict[str, Any]] = {}

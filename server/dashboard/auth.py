@@ -20,11 +20,12 @@ from typing import Annotated, ClassVar
 
 from common.document import Document, Key
 from common.errors import InvalidInput
-from common.objects import write_atomically
+from common.objects import read_regular, write_atomically
 
 USERS_SCHEMA = 1
 MIN_PASSWORD_CHARACTERS = 12
 MAX_PASSWORD_CHARACTERS = 1024
+MAX_FILE_BYTES = 1 << 22
 USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _SCRYPT = {"n": 1 << 15, "r": 8, "p": 3}
 _SCRYPT_MEMORY = 1 << 26
@@ -84,7 +85,7 @@ class UserFile:
                 return {}
             stamp = (stat.st_mtime_ns, stat.st_ino)
             if stamp != self._stamp:
-                self._users, self._stamp = _parse(self._path.read_text(encoding="utf-8")), stamp
+                self._users, self._stamp = _parse(read_regular(self._path, most_bytes=MAX_FILE_BYTES)), stamp
             return dict(self._users)
 
     def check(self, name: str, password: str) -> User | None:
@@ -264,10 +265,10 @@ def _token_key(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def _parse(text: str) -> dict[str, User]:
+def _parse(content: bytes) -> dict[str, User]:
     try:
-        return {user.name: user for user in _Users.from_json(json.loads(text)).users}
-    except ValueError as error:
+        return {user.name: user for user in _Users.from_json(json.loads(content.decode())).users}
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(
             "users file", value=str(error), limit="what `consilium dashboard user add` writes"
         ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,16 @@ from pathlib import Path
 from fastapi import HTTPException
 
 from common.config import Study
+from common.errors import InvalidInput
 from server.dashboard.pictures import VolumeFacts, picture_key, read_facts
+from server.dashboard.quarantine import read_json
 from server.dashboard.service import Service
 from server.postprocess.decisions import MAX_NOTE_CHARACTERS, Decision, Verdict, standing
 from server.protocols.base import protocol_of
 from server.protocols.controls import CONTROLS
 from server.study.workspace import Workspace
+
+MAX_FACTS_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +179,8 @@ def bundle(workspace: Workspace) -> list[Path]:
 def _guarantee(folder: Path) -> str:
     """The bundle's own statement of what is guaranteed and what its labels spent of it; empty before it is exported."""
     try:
-        facts = json.loads((folder / "configs" / "privacy.json").read_text(encoding="utf-8"))
+        facts = read_json(folder / "configs" / "privacy.json", most_bytes=MAX_FACTS_BYTES)
         spent = f"; spent of it {facts['spent']}" if "spent" in facts else ""
         return f"guaranteed {facts['guarantee']}{spent}"
-    except (FileNotFoundError, ValueError, KeyError):
+    except (InvalidInput, LookupError, TypeError):
         return ""

@@ -7,8 +7,6 @@ whatever the bytes are: one bad line or file is told, and everything else goes o
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from math import isfinite
@@ -17,6 +15,7 @@ from typing import Any
 
 from common.errors import InvalidInput
 from common.events import EVENTS
+from common.objects import read_regular
 
 MAX_TEXT = 4_000
 MAX_ITEMS = 2_000
@@ -27,16 +26,9 @@ MAX_NUMBER = 2**53
 def read_json(path: Path, *, most_bytes: int) -> Any:
     """The JSON in a regular file of at most ``most_bytes``. Never waits: a pipe or a device is refused."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as stream:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise InvalidInput("what is read here", limit="a regular file")
-            content = stream.read(most_bytes + 1)
+        return parse_json(read_regular(path, most_bytes=most_bytes))
     except OSError as error:
         raise InvalidInput("what is read here", limit="a file that can be read") from error
-    if len(content) > most_bytes:
-        raise InvalidInput("size of the file", limit=f"at most {most_bytes} bytes")
-    return parse_json(content)
 
 
 def parse_json(content: bytes) -> Any:

@@ -122,7 +122,7 @@ def row_detail(ledger: Path, seq: int, *, ledger_id: str) -> RowDetail | None:
             "SELECT seq, hash, public_key, signature FROM heads WHERE seq >= ? ORDER BY seq LIMIT 1", (seq,)
         ).fetchone()
     number, time, kind, body, prev_hash, row_hash = found
-    parsed = _parsed(body)
+    parsed = row_body(body)
     return RowDetail(
         seq=number,
         time=str(time),
@@ -163,8 +163,16 @@ def in_words(value: Any, name: str = "") -> Any:
 
 
 def all_rows(ledger: Path, *, kind: str | None, text: str) -> Iterator[tuple[int, str, str, str, str, str]]:
-    """(seq, time, kind, body, prev_hash, hash) of every matching row, oldest first, a few hundred at a time."""
+    """(seq, time, kind, body, prev_hash, hash) of every matching row, oldest first, a few hundred at a time.
+
+    What is asked for, and that the file can be opened, is checked at the call: an answer that streams has begun then.
+    """
     where, values = _where(kind, text)
+    open_ledger(ledger).close()
+    return _all_where(ledger, where, values)
+
+
+def _all_where(ledger: Path, where: str, values: tuple[str, ...]) -> Iterator[tuple[int, str, str, str, str, str]]:
     seen = 0
     while True:
         with closing(open_ledger(ledger)) as db:
@@ -208,10 +216,10 @@ def subject(kind: str, body: dict[str, Any]) -> str:
 
 def _view(row: tuple[int, str, str, str, str]) -> RowView:
     seq, time, kind, body, row_hash = row
-    return RowView(seq, str(time), str(kind), _said(kind, _parsed(body)), str(row_hash))
+    return RowView(seq, str(time), str(kind), _said(kind, row_body(body)), str(row_hash))
 
 
-def _parsed(body: str) -> dict[str, Any]:
+def row_body(body: str) -> dict[str, Any]:
     """A body as it is shown; one that is no object, which no ledger writes, as the text that it is."""
     body = str(body)  # what a file holds that somebody put in the ledger's place
     try:

@@ -110,7 +110,7 @@ def environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_kept_together,
+        finalize=_shown,
         auto_reload=False,
     )
     made.filters.update(FILTERS)
@@ -149,9 +149,27 @@ def _maybe(make: Callable[[Any], str]) -> Callable[[Any], str]:
     return lambda value: "–" if value is None else make(value)
 
 
-def _kept_together(value: Any) -> Any:
-    """An ε and its number on one line."""
-    return value.replace("ε ", "ε\N{NO-BREAK SPACE}") if isinstance(value, str) else value
+_UNSEEN = {
+    code: f"\\u{code:04x}"
+    for codes in (
+        (0, 9),
+        (0x0B, 0x0D),
+        (0x0E, 0x20),
+        (0x7F, 0xA0),
+        (0x200B, 0x2010),
+        (0x2028, 0x202F),
+        (0x2060, 0x2070),
+    )
+    for code in (*range(*codes), 0x061C, 0xFEFF)
+}
+"""Characters that nobody sees, or that turn the order of others around; shown by number."""
+
+
+def _shown(value: Any) -> Any:
+    """A text with an ε and its number on one line, and nothing in it that is not seen."""
+    if not isinstance(value, str):
+        return value
+    return (value if value.isprintable() else value.translate(_UNSEEN)).replace("ε ", "ε\N{NO-BREAK SPACE}")
 
 
 def _marked(text: str) -> Markup:

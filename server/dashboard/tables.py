@@ -13,6 +13,7 @@ from typing import Any
 from fastapi.responses import Response
 
 from server.dashboard.labels import LabelView
+from server.dashboard.rows import row_body
 from server.dashboard.views.sites import SiteView
 
 
@@ -42,8 +43,8 @@ def json_lines(rows: Iterable[tuple[int, str, str, str, str, str]]) -> Iterator[
     """A JSON list of ledger rows, a row a line."""
     yield "["
     for number, (seq, time, kind, body, prev_hash, row_hash) in enumerate(rows):
-        fact = {"seq": seq, "time_utc": time, "kind": kind, "body": json.loads(body)}
-        fact |= {"prev_hash": prev_hash, "hash": row_hash}
+        fact = {"seq": seq, "time_utc": str(time), "kind": str(kind), "body": row_body(body)}
+        fact |= {"prev_hash": str(prev_hash), "hash": str(row_hash)}
         yield ("," if number else "") + "\n" + json.dumps(fact, ensure_ascii=False)
     yield "\n]\n"
 

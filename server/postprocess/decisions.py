@@ -19,9 +19,10 @@ from common.canonical import canonical_bytes, check_hash
 from common.clock import utc_now
 from common.document import FLAT, Document
 from common.errors import InvalidInput
-from common.objects import write_atomically
+from common.objects import read_regular, write_atomically
 
 MAX_NOTE_CHARACTERS = 500
+MAX_BYTES = 1 << 28
 NO_HASH = "0" * 64
 
 
@@ -59,7 +60,7 @@ class _Line(Document):
 def read_decisions(path: Path) -> tuple[Decision, ...]:
     """Every decision in order; a missing file is empty. InvalidInput names the first line that does not hold."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_regular(path, most_bytes=MAX_BYTES).split(b"\n")
     except FileNotFoundError:
         return ()
     found: list[Decision] = []
@@ -69,7 +70,7 @@ def read_decisions(path: Path) -> tuple[Decision, ...]:
             read = _Line.from_json(json.loads(line))
             if read.previous != previous or read.decision.seq != number:
                 raise InvalidInput("decision", limit="one that follows from the line before")
-        except (ValueError, InvalidInput) as error:
+        except (ValueError, RecursionError, InvalidInput) as error:
             raise InvalidInput(
                 f"decisions file, line {number}",
                 value=path.name,

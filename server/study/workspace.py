@@ -19,7 +19,7 @@ from common.canonical import check_hash
 from common.config import Study, load_study
 from common.document import AS_TEXT, LATER, Document
 from common.errors import ConsiliumError, InvalidInput
-from common.objects import ObjectStore, write_atomically
+from common.objects import ObjectStore, read_regular, write_atomically
 
 LEDGER_RECORD = "ledger.json"
 """In a study's directory: where the ledger lies that it shares with other studies."""
@@ -28,6 +28,7 @@ START_FILE = "start.pt"
 PAIRED = "paired.json"
 VALIDATION = "validation.json"
 LEFT = "left.json"
+MAX_RECORD_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,10 +389,10 @@ class Workspace:
 def read_record(path: Path, *, remedy: str) -> Any:
     """A small JSON record of a study's directory; InvalidInput with ``remedy`` where it is missing or no JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_regular(path, most_bytes=MAX_RECORD_BYTES).decode())
     except FileNotFoundError as error:
         raise InvalidInput(f"{path.name} is missing from the study's directory", remedy=remedy) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path.name} is not valid JSON", remedy=remedy) from error
 
 

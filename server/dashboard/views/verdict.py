@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +83,7 @@ def _measured(report: dict[str, Any]) -> Measured | None:
 
 
 def _dice(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (isfinite(value) and 0 <= value <= 1):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise InvalidInput("Dice of a report", limit="a number from 0 to 1")
     return float(value)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
+import sqlite3
 import threading
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -19,11 +21,13 @@ from server.dashboard.app import Options, create_app
 from server.dashboard.notify import FAILED, Webhook
 from server.dashboard.read_model import Follower
 from server.dashboard.reports import read_reports
+from server.dashboard.rows import all_rows
+from server.dashboard.tables import csv_lines, json_lines
 from server.dashboard.views.alarms import Alarm
 from server.dashboard.views.overview import overview
 from server.study.workspace import Workspace
 from tests.dashboard_study import QUERIES, SITES
-from tests.server.dashboard.conftest import PASSWORD, Clock, TestClient
+from tests.server.dashboard.conftest import PASSWORD, Clock, TestClient, until_followed
 from tests.server.dashboard.hostile.files import LEDGERS, LINES, REPORT, REPORTS, append_line
 
 PAGES = ("/", "/study", "/sites", "/ledger", "/labels", "/student", "/studies", "/planner")
@@ -354,3 +358,56 @@ def test_while_the_ledger_is_in_doubt_every_figure_of_spending_is_at_least_that_
         assert "A lower bound: the curve ends where the ledger does not hold" in text
         assert "every query fitted" not in text
         assert "in hand" not in text
+
+
+def test_characters_that_are_not_seen_or_turn_others_around_are_shown_by_number_on_every_page(workspace, state):
+    """In an event, a site's report, a decision's note: who reads a page reads all of it, from left to right."""
+    hidden = "\u202e\u2066\u200b\u2028\x1b\x85"
+    fields = {"batch": hidden, "site": f"north{hidden}", "accepted": False, "reason": f"good {hidden} day"}
+    event = {"schema": 1, "seq": 9, "time": datetime.now(UTC).isoformat(), "study": "s", "event": "offer-answered"}
+    with workspace.events_file.open("a") as log:
+        log.write(json.dumps(event | fields) + "\n")
+    workspace.reports_dir.mkdir(exist_ok=True)
+    (workspace.reports_dir / "north.json").write_text(json.dumps({**REPORT, "version": hidden, "alarms": [hidden]}))
+    with TestClient(create_app(Options(study=workspace.root, state=state)), base_url="http://localhost") as client:
+        until_followed(client)
+        client.post("/login", data={"name": "ada", "password": PASSWORD})
+        for path in ("/", "/study", "/sites"):
+            text = client.get(path).text
+            assert "\\u202e\\u2066\\u200b\\u2028\\u001b\\u0085" in text, path
+            assert not set(hidden) & set(text), path
+
+
+@pytest.mark.parametrize("what", LEDGERS)
+def test_rows_that_are_none_come_with_the_others_in_both_tables(workspace, what):
+    """Of a file that can be read as a database; of any other they are refused, and nothing is sent."""
+    LEDGERS[what](workspace.ledger_file)
+    try:
+        rows = list(all_rows(workspace.ledger_file, kind=None, text=""))
+    except (sqlite3.Error, InvalidInput):
+        return
+    told = json.loads("".join(json_lines(rows)))
+    assert len(told) == len(rows) == len(list(csv.reader(csv_lines((), rows)))) - 1
+    assert all(type(row["body"]) is dict for row in told)
+
+
+@pytest.mark.parametrize("what", ["brackets", "a pipe", "a device", "no utf-8", "a directory", "nothing"])
+def test_pages_stand_over_any_file_of_the_study_and_of_their_own_that_is_none(workspace, state, what):
+    """Nothing waits, nothing is shown as a fault of the dashboard's; what cannot be read is said to be so."""
+    report = {"study": {"id": workspace.study().id}, "student": {"dice": {"mean": 10**400}}, "controls": {}}
+    (workspace.root / "report.json").write_text(json.dumps(report))
+    with TestClient(create_app(Options(study=workspace.root, state=state)), base_url="http://localhost") as client:
+        until_followed(client)
+        client.post("/login", data={"name": "ada", "password": PASSWORD})
+        for name in ("public.json", "codec.json", "sites.json", "report.json"):
+            (workspace.root / name).unlink(missing_ok=True)
+            REPORTS[what](workspace.root / name)
+        REPORTS[what](state / "decisions.jsonl")
+        for path in (*PAGES, *DATA):
+            answer = client.get(path)
+            assert answer.status_code in (200, 400), (path, answer.text)
+        assert client.get("/").status_code == 200
+        (state / "users.json").unlink()
+        REPORTS[what](state / "users.json")
+        assert client.get("/healthz").json()["users_readable"] is False
+        assert client.post("/login", data={"name": "ada", "password": PASSWORD}).status_code == 400
