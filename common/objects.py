@@ -59,8 +59,8 @@ class ObjectStore:
 
 
 def read_regular(path: Path, *, most_bytes: int) -> bytes:
-    """What a regular file of at most ``most_bytes`` holds. Never waits: a pipe, a device or a directory is InvalidInput,
-    as is a larger file. OSError where it cannot be read."""
+    """What a regular file of at most ``most_bytes`` holds. Never waits: a pipe, a device, a directory and a larger file
+    are InvalidInput. OSError where it cannot be read."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)

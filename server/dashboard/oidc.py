@@ -205,7 +205,8 @@ class Provider:
         found: Any = claims
         for key in self.settings.role_claim.split("."):
             found = found.get(key) if isinstance(found, dict) else None
-        values = {found} if isinstance(found, str) else set(map(str, found)) if isinstance(found, list) else set()
+        listed = found if isinstance(found, list) else [found]
+        values = {value for value in listed if isinstance(value, str)}
         for role, given in ((Role.OPERATOR, self.settings.roles.operator), (Role.PRIVACY_OFFICER, self._officers)):
             if values & set(given):
                 return Vouched(PREFIX + name, role)

@@ -189,7 +189,10 @@ LIES = {
     "no role": {"claims": {"groups": ["staff"]}},
     "a role that is part of a text": {"claims": {"groups": "consilium-operators-not"}},
     "roles of another form": {"claims": {"groups": {"consilium-operators": True}}},
+    "a role within a list": {"claims": {"groups": [["consilium-operators"], True, None, 10**300]}},
     "no name": {"claims": {"preferred_username": None}},
+    "a name that is turned around": {"claims": {"preferred_username": "ada\u202e"}},
+    "a name of other digits": {"claims": {"preferred_username": "ada\u0661"}},
     "a name of markup": {"claims": {"preferred_username": "<b>"}},
     "a name of another user of a provider": {"claims": {"preferred_username": "oidc:ada"}},
 }
