@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
@@ -58,20 +59,39 @@ class SiteView:
 
 def site_views(follower: Follower, *, run: RunView, now: datetime) -> tuple[SiteView, ...]:
     """Every registered site, by name."""
-    return tuple(_site(follower, site.name, site.pool, run=run, now=now) for site in follower.sites)
+    behind = _batches_without_receipts(follower)
+    return tuple(_site(follower, site.name, site.pool, behind[site.name], run=run, now=now) for site in follower.sites)
 
 
-def _site(follower: Follower, name: str, pool: str, *, run: RunView, now: datetime) -> SiteView:
+def _batches_without_receipts(follower: Follower) -> Counter[str]:
+    """By site, the batches it stood on the roster of whose last row its receipts do not reach."""
+    held = {site.name: 0 for site in follower.sites} | {
+        name: seen.receipts_row for name, seen in follower.events.sites.items()
+    }
+    least = min(held.values(), default=0)
+    return Counter(
+        site
+        for batch in follower.ledger.batches.values()
+        if batch.last_row > least
+        for site in batch.roster
+        if batch.last_row > held.get(site, 0)
+    )
+
+
+def _site(follower: Follower, name: str, pool: str, behind: int, *, run: RunView, now: datetime) -> SiteView:
     seen = follower.events.sites.get(name, SiteState())
     books, study = follower.ledger.books, follower.study
     budget = pool_budget(follower, name, pool)
     state, words = _standing(seen, run=run, now=now, patience_s=study.collection.deadline_s + QUIET_S)
     if state in ("up", "idle") and budget is not None and budget.doubt is None and budget.answers_left == 0:
         state, words = "spent", "its budget takes no further answer"
+<<<<<<< HEAD
     newest = max((batch.last_charge for batch in follower.ledger.batches.values() if name in batch.roster), default=0)
     behind = sum(
         batch.last_charge > seen.receipts_row for batch in follower.ledger.batches.values() if name in batch.roster
     )
+=======
+>>>>>>> f7c7139 (What receipts a site lacks is counted over all batches once, not once a site)
     inside = books.spent_in(study.id, pool).mu_squared if study.id in books.studies else Fraction(0)
     return SiteView(
         name=name,
@@ -88,7 +108,7 @@ def _site(follower: Follower, name: str, pool: str, *, run: RunView, now: dateti
         missed=seen.missed,
         latency_s=median(seen.latencies) if seen.latencies else None,
         receipts_row=seen.receipts_row,
-        receipts_behind=behind if newest > seen.receipts_row else 0,
+        receipts_behind=behind,
         receipts_problem=seen.receipts_problem,
         declined_for=seen.offer if seen.offer not in (None, "accepted", *MISSED) else None,
         contradicted_row=seen.contradicted_row,
