@@ -64,7 +64,7 @@ def site_views(follower: Follower, *, run: RunView, now: datetime) -> tuple[Site
 
 
 def _batches_without_receipts(follower: Follower) -> Counter[str]:
-    """By site, the batches it stood on the roster of whose last row its receipts do not reach."""
+    """By site, the batches it stood on the roster of whose last charge its receipts do not reach."""
     held = {site.name: 0 for site in follower.sites} | {
         name: seen.receipts_row for name, seen in follower.events.sites.items()
     }
@@ -72,9 +72,9 @@ def _batches_without_receipts(follower: Follower) -> Counter[str]:
     return Counter(
         site
         for batch in follower.ledger.batches.values()
-        if batch.last_row > least
+        if batch.last_charge > least
         for site in batch.roster
-        if batch.last_row > held.get(site, 0)
+        if batch.last_charge > held.get(site, 0)
     )
 
 
@@ -85,13 +85,6 @@ def _site(follower: Follower, name: str, pool: str, behind: int, *, run: RunView
     state, words = _standing(seen, run=run, now=now, patience_s=study.collection.deadline_s + QUIET_S)
     if state in ("up", "idle") and budget is not None and budget.doubt is None and budget.answers_left == 0:
         state, words = "spent", "its budget takes no further answer"
-<<<<<<< HEAD
-    newest = max((batch.last_charge for batch in follower.ledger.batches.values() if name in batch.roster), default=0)
-    behind = sum(
-        batch.last_charge > seen.receipts_row for batch in follower.ledger.batches.values() if name in batch.roster
-    )
-=======
->>>>>>> f7c7139 (What receipts a site lacks is counted over all batches once, not once a site)
     inside = books.spent_in(study.id, pool).mu_squared if study.id in books.studies else Fraction(0)
     return SiteView(
         name=name,
