@@ -13,7 +13,7 @@ import json
 import platform
 import sqlite3
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -42,13 +42,12 @@ from common.privacy.consent import (
     spent_sentence,
 )
 from common.privacy.figures import delta_text, epsilon_text
-from common.privacy.mechanism import GRID_BITS, AccountantName, Mechanism, Relation, Unit
-from common.site_account import check_account
+from common.privacy.mechanism import GRID_BITS, Mechanism, Relation, Unit
 from common.study_mechanism import sealed_sentences
 from consilium.reports.certificate_pdf import render
-from consilium.reports.patient_report import identity_lines, patient_lines, release_guarantee
+from consilium.reports.patient_report import release_guarantee
 from consilium.reports.report_facts import SIMULATION
-from server.dashboard.quarantine import read_json
+from consilium.reports.site_accounts import site_facts
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import VerifyReport, verify
@@ -56,7 +55,6 @@ from server.study.consent_text import sealed_facts
 from server.study.workspace import Workspace
 
 CERTIFICATE_SCHEMA = 2
-MAX_REPORT_BYTES = 1 << 16
 
 PROVES = (
     "The chain of rows is whole up to the signed head named here, and every row keeps the ledger's rules: no budget "
@@ -172,7 +170,7 @@ def certificate_facts(
                 **_history(ledger, study),
                 "ledger": _ledger_facts(ledger, report),
                 "audit": _audit(sources.audit or _if_there(workspace.root / "audit.json")),
-                **_site_facts(workspace, sources),
+                **site_facts(workspace, sources.sites, sources.reports),
                 "hashes": _hashes(workspace, study),
                 "versions": _versions(),
                 "proves": [one.format(charged=_SEALED_CHARGED if sealed else _OPEN_CHARGED) for one in PROVES],
@@ -381,62 +379,6 @@ def _audit(path: Path | None) -> dict[str, Any] | None:
         return {name: {key: report[key] for key in wanted} for name, report in reports.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput("audit", value=str(path), limit="what `consilium audit --json` prints") from error
-
-
-def _site_facts(workspace: Workspace, sources: Sources) -> dict[str, Any]:
-    """What hospitals say their own ledgers say: InvalidInput for a file that was given by name and is no report.
-
-    Of those that lie in the study's directory, where sites put them themselves, or were handed in, one that does not
-    hold is set aside by name: no site keeps the others from their certificate. Of two of one site the one that was
-    signed last stands; one that is not signed only where none is.
-    """
-    keys = {site.name: site.answer_key for site in workspace.registered()}
-    if sources.sites:
-        return {"sites": [_site_report(path, keys) for path in sources.sites]}
-    reports: dict[str, dict[str, Any]] = {}
-    aside = []
-    for folder in (workspace.reports_dir, *([] if sources.reports is None else [sources.reports])):
-        for path in sorted(folder.glob("*.json")):
-            try:
-                report = _site_report(path, keys)
-                if report["site"] != path.stem:
-                    raise InvalidInput("site that the report speaks for", limit=path.stem)
-            except InvalidInput:
-                aside.append(path.name)
-                continue
-            if path.stem not in reports or report["signed"] > reports[path.stem]["signed"]:
-                reports[path.stem] = report
-    return {
-        "sites": [reports[name] for name in sorted(reports)],
-        **({"reports_set_aside": sorted(set(aside))} if aside else {}),
-    }
-
-
-def _site_report(path: Path, keys: Mapping[str, str]) -> dict[str, Any]:
-    """What ``consilium site status --json`` printed, or the account alone that a site sends by itself.
-
-    ``signed`` is when the key that the site was admitted with signed it, in UTC; empty where nothing is signed, or no
-    key of the site is known. A signature that does not hold is InvalidInput.
-    """
-    try:
-        data = read_json(path, most_bytes=MAX_REPORT_BYTES)
-        wanted = ("site", "pool", "spent", "cap", "queries_accepted", "receipted", "alarms")
-        report: dict[str, Any] = {key: data[key] for key in wanted}
-        report["patients_withdrawn"] = data.get("patients_withdrawn")
-        gate = release_guarantee(report["spent"][report["cap"]["accountant"]])
-        report["patient"] = patient_lines(data.get("trainings"), gate)
-        report["patient_is"] = identity_lines(data.get("patient_identity"))
-        _ = [report["spent"][str(name)]["epsilon"] for name in AccountantName]
-        report["signed"] = ""
-        if "signature" in data and (key := keys.get(str(report["site"]))):
-            report["signed"] = check_account(data, key=key).astimezone(UTC).isoformat(timespec="seconds")
-        if not all(isinstance(alarm, str) for alarm in report["alarms"]):
-            raise InvalidInput("alarms of a site", limit="texts")
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, InvalidInput) as error:
-        raise InvalidInput(
-            "site report", value=str(path), limit="what `consilium site status --json` prints"
-        ) from error
-    return report
 
 
 def _hashes(workspace: Workspace, study: Study) -> dict[str, str]:

@@ -6,18 +6,17 @@ embedded, for they have ε, δ, σ and μ.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from fpdf import FPDF, FontFace
-from fpdf.structure_tree import StructElem
+from fpdf import FontFace
 
 from common.privacy.figures import delta_text, epsilon_text
+from consilium.reports.tagged_pages import TaggedPages
 
 _SIDE, _TOP, _BOTTOM = 56.0, 60.0, 64.0  # points
 _INK, _SOFT, _RULE, _ACCENT, _TINT = "#1d2733", "#5b6875", "#c9d1d9", "#1f4e79", "#eef3f8"
@@ -53,18 +52,14 @@ _BODY, _SMALL, _NOTE, _HEAD = _Font(), _Font(7.8), _Font(7.8, colour=_SOFT), _Fo
 _HASH = _Font(7.2, mono=True)
 
 
-class _Pages(FPDF):
+class _Pages(TaggedPages):
     """A4 in points, with the study's name above every page but the first and the ledger's head below each.
 
-    Tagged PDF (ISO 32000-1, 14.8): headings, paragraphs and cells in the order they are read; what stands on every
-    page, bullets and rules are artifacts. fpdf2 tags pictures only, so the lines it writes are wrapped here.
+    What stands on every page, bullets and rules are artifacts.
     """
 
     def __init__(self, facts: dict[str, Any]) -> None:
         super().__init__(unit="pt", format="A4")
-        self._role, self._marks = "", dict[int, int]()
-        self._element: StructElem | None = None
-        self.set_lang("en")
         self._study, self._head = facts["study"]["name"], facts["ledger"]["head"]
         self.set_margins(_SIDE, _TOP, _SIDE)
         self.set_auto_page_break(True, _BOTTOM)
@@ -74,44 +69,6 @@ class _Pages(FPDF):
         self.set_title(f"Privacy certificate, study {self._study}")
         self.set_creation_date(datetime.fromisoformat(facts["issued"]))
         self.add_page()
-
-    @contextmanager
-    def read_as(self, role: str) -> Iterator[None]:
-        """What is written inside is one element of the document; with no role, an artifact."""
-        before, self._role, self._element = (self._role, self._element), role, None
-        yield
-        self._role, self._element = before
-
-    @contextmanager
-    def _marked(self) -> Iterator[None]:
-        if "_out" in vars(self):  # fpdf2 only measures
-            yield
-            return
-        self._out(self._mark())
-        yield
-        self._out("EMC")
-
-    def _mark(self) -> str:
-        if not self._role:
-            return "/Artifact BMC"
-        number = self._marks.get(self.page, 0)
-        self._marks[self.page] = number + 1
-        element, builder = self._element, self.struct_builder
-        if element is None or element.page_number() != self.page:
-            self._element = self._add_marked_content(struct_type=f"/{self._role}", mcid=number)
-        else:
-            element.k.append(number)
-            builder.struct_tree_root.parent_tree.nums[builder.spid_per_page_number[self.page]].append(element)
-        return f"/{self._role} <</MCID {number}>> BDC"
-
-    def _render_styled_text_line(self, text_line: Any, h: float | None = None, *args: Any, **kwargs: Any) -> bool:
-        broke = h is not None and self._perform_page_break_if_need_be(h)  # before the mark, which ends on its page
-        with self._marked():
-            return super()._render_styled_text_line(text_line, h, *args, **kwargs) or broke
-
-    def multi_cell(self, *args: Any, **kwargs: Any) -> Any:
-        with self.read_as("P"):
-            return super().multi_cell(*args, **kwargs)
 
     def header(self) -> None:
         if self.page_no() > 1:
@@ -138,8 +95,7 @@ class _Pages(FPDF):
     def put(self, x: float, y: float, text: str, font: _Font) -> None:
         """One line whose baseline is at ``y``."""
         self.use(font)
-        with self._marked():
-            self.text(x, y, text)
+        self.text(x, y, text)
 
     def line_of_text(self, x: float, y: float, text: str, font: _Font) -> None:
         """The same, read by itself."""
