@@ -193,7 +193,9 @@ def load_site(directory: Path) -> SiteConfig:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput("site.toml cannot be read", value=str(path), remedy="see `consilium site init`") from error
+        why = (error.strerror if isinstance(error, OSError) else None) or "not UTF-8"
+        remedy = "check the path and who may read it; `consilium site init` makes a site"
+        raise InvalidInput(f"site.toml cannot be read ({why})", value=str(path), remedy=remedy) from error
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"site.toml is not TOML ({error})") from error
     check_schema("site.toml", document.pop("schema", None), known=SITE_SCHEMA)

@@ -392,9 +392,8 @@ def load_study(path: Path) -> Study:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(
-            "study file cannot be read", value=str(path), remedy="check the path; `consilium study init`"
-        ) from error
+        why, remedy = getattr(error, "strerror", None) or "not UTF-8", "check the path; `consilium study init`"
+        raise InvalidInput(f"study file cannot be read ({why})", value=str(path), remedy=remedy) from error
     return parse_study(text)
 
 

@@ -138,7 +138,8 @@ def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3
             uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_S, check_same_thread=False
         )
     except sqlite3.OperationalError as error:
-        raise InvalidInput("ledger file cannot be opened", value=f"{path} ({error})") from error
+        remedy = "let this user read the ledger's file and write to its folder"
+        raise InvalidInput("ledger file cannot be opened", value=f"{path} ({error})", remedy=remedy) from error
     try:
         if read_only:
             connection.execute("PRAGMA query_only = ON")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from rich.console import Console
 from rich.progress import (
@@ -43,9 +43,24 @@ class _Eta(ProgressColumn):
         return Text("-:--:--" if eta_s is None else str(timedelta(seconds=round(eta_s))), style="progress.remaining")
 
 
+class _FromTheFirst(Progress):
+    """Drawn from the first bar on: an error before it has no empty line above it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def add_task(self, *given: Any, **more: Any) -> TaskID:
+        self.start()
+        return super().add_task(*given, **more)
+
+    def stop(self) -> None:
+        if self.live.is_started:
+            super().stop()
+
+
 def stage_bars(console: Console) -> Progress:
     """Bars with a stage's name, its share done, the time it took and its ETA; a context manager."""
-    return Progress(
+    return _FromTheFirst(
         TextColumn("{task.description:<12}"),
         BarColumn(),
         TaskProgressColumn(),

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from common.data.synthetic import write_phantoms
 from common.errors import ConsiliumError, LedgerCorrupt
 from consilium.cli.main import app, main
 from consilium.cli.options import counting
+from server.aggregation.progress import bar_a_stage, stage_bars
 from server.operations import provision
 from server.study import create_study as setup
 from server.study.workspace import Endpoint, Workspace
@@ -52,6 +54,11 @@ def said(world: Path, command: str) -> str:
             "phantom_0000.nii.gz is no label map of this study|to fix: give --label-maps a folder of label maps",
         ),
         ("codec fit @trial --label-maps @phantoms/labelsTr --sites 1", "--sites: got 1; allowed: at least the study's"),
+        ("study create @new --study @empty", "study file cannot be read (Is a directory): got|check the path"),
+        (
+            "site status --site-dir @empty",
+            "site.toml cannot be read (No such file or directory): got|`consilium site init`",
+        ),
         ("verify @empty", "ledger: got|a ledger's file, or the directory of a study or of a site"),
         ("provision server @trial --host pate.example.org --port 99999", "--port: got 99999; allowed: 1 to 65535"),
         ("provision server @trial --host pate.example.org --port 0", "--port: got 0; allowed: 1 to 65535"),
@@ -99,8 +106,9 @@ def test_setting_up_over_a_folder_without_a_dataset_warns_and_goes_on(
 
 def test_a_bar_is_not_drawn_above_an_error(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with counting("predicting"):
-        pass
+    for bars in (counting("predicting"), bar_a_stage(Console(stderr=True)), stage_bars(Console(stderr=True))):
+        with bars:
+            pass
     assert capfd.readouterr().err == ""
     with counting("predicting") as on_done:
         on_done(1, 2)
