@@ -28,6 +28,7 @@ from server.study import create_study as setup
 from server.study.workspace import Workspace
 
 SITES, QUERIES, PATIENTS = 3, 6, 2
+CHUNK = 1 << 26
 RECIPE = TrainingConfig(channels=(4, 8), steps=4)
 PRIVACY = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=QUERIES, quorum=2)
 
@@ -99,8 +100,33 @@ def spellings(code: NDArray[np.int64]) -> tuple[bytes, ...]:
 
 
 def found_in(content: bytes, codes: Iterable[NDArray[np.int64]]) -> bool:
-    """Whether one of the codes is there in any spelling."""
-    return any(spelling in content for code in codes for spelling in spellings(code))
+    """Whether one of the codes is there in any spelling.
+
+    In one pass for all of them: four bytes of each spelling are looked for at every place, then the spelling there.
+    """
+    anchors: dict[int, list[tuple[bytes, int]]] = {}
+    maybe = np.zeros(1 << 16, dtype=bool)
+    for spelling in {one for code in codes for one in spellings(code)}:
+        place = max(range(len(spelling) - 3), key=lambda i: len(set(spelling[i : i + 4])))
+        word = int.from_bytes(spelling[place : place + 4], "little")
+        anchors.setdefault(word, []).append((spelling, place))
+        maybe[_slot(np.array([word], dtype=np.uint32))] = True
+    words_sought = np.array(list(anchors), dtype=np.uint32)
+    for start in range(0, len(content), CHUNK):
+        for offset in range(start, min(start + 4, len(content) - 3)):
+            count = (min(start + CHUNK + 3, len(content)) - offset) // 4
+            words = np.frombuffer(content, dtype="<u4", count=count, offset=offset)
+            near = np.flatnonzero(maybe[_slot(words)])
+            for at in near[np.isin(words[near], words_sought)]:
+                for spelling, place in anchors[int(words[at])]:
+                    begin = offset + 4 * int(at) - place
+                    if begin >= 0 and content.startswith(spelling, begin):
+                        return True
+    return False
+
+
+def _slot(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    return (words * np.uint32(2654435761)) >> np.uint32(16)
 
 
 def memory_of(pid: int) -> bytes:

@@ -1,0 +1,91 @@
+"""Core dumps of the server in a study over real daemons, searched for every code of every hospital in every spelling.
+
+The same search of an open study, whose server opens codes, finds them. Needs gcore, of the package gdb.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.config import CollectionConfig
+from consilium.demo.federation import running
+from server.operations.supervisor import start_run
+from tests.e2e.road import PRIVACY, Road, build, found_in, known_codes
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("gcore") is None, reason="needs gcore, of the package gdb"),
+]
+
+NAMES = tuple(f"site-{number}" for number in range(3))
+OPEN = replace(PRIVACY, quorum=3)
+SEALED = replace(OPEN, aggregation="sealed-sum", spare_draws=2)
+PAGE = 4096
+
+
+def core_of(pid: int, folder: Path) -> bytes:
+    """What gcore writes of a process, without the pages that hold nothing."""
+    subprocess.run(["gcore", "-o", str(folder / "core"), str(pid)], check=True, capture_output=True)
+    file = folder / f"core.{pid}"
+    content = file.read_bytes()
+    file.unlink()
+    pages = np.frombuffer(content, dtype=np.uint8, count=len(content) // PAGE * PAGE).reshape(-1, PAGE)
+    return pages[pages.any(axis=1)].tobytes()
+
+
+def files_of(road: Road) -> bytes:
+    """Every file of the server: ledger, SuperLink's database and its WAL, logs, messages on their way."""
+    return b"".join(path.read_bytes() for path in sorted(road.workspace.root.rglob("*")) if path.is_file())
+
+
+def core_with_one_reply(road: Road) -> bytes:
+    """The core's while the first hospital's codes are there and nobody else's: the other workers stand still."""
+    road.wait("batch-dispatched", timeout_s=600)
+    workers = [daemon for daemon in road.federation.group.daemons if daemon.spec.role == "worker"]
+    others = [daemon.pid for daemon in workers if daemon.spec.name != NAMES[0]]
+    for pid in others:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        road.wait("reply-received", timeout_s=600)
+        assert len(road.events("reply-received")) == 1
+        return core_of(road.events("run-started")[-1]["pid"], road.root)
+    finally:
+        for pid in others:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("privacy", [OPEN, SEALED], ids=lambda privacy: privacy.aggregation)
+def test_a_dump_of_the_server_holds_codes_of_an_open_study_and_none_of_a_sealed_one(privacy, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    found: dict[str, bytes] = {}
+    workspace, sites = build(tmp_path, NAMES, collection=CollectionConfig(), privacy=privacy)
+    with running(workspace, sites) as federation:
+        road = Road(root=tmp_path, workspace=workspace, sites=sites, federation=federation)
+        start_run(workspace)
+        found["core with one reply"] = core_with_one_reply(road)
+        road.wait("released", timeout_s=600)
+        found["core after the release"] = core_of(road.events("run-started")[-1]["pid"], tmp_path)
+        found["files after the release"] = files_of(road)
+        road.wait("run-finished", timeout_s=900)
+        found["files after the run"] = files_of(road)
+        for daemon in federation.group.daemons:
+            if daemon.spec.name not in NAMES:
+                dumps = [core_of(pid, tmp_path) for pid in sorted(daemon.members())]
+                found[f"{daemon.spec.label} after the run"] = b"".join(dumps)
+        codes = {name: known_codes([directory], road.answers()) for name, directory in sites.items()}
+    assert all(codes.values())
+    assert any(answer in found["core after the release"] for answer in road.answers().values())  # what it may know
+    held = {what: [name for name in NAMES if found_in(content, codes[name])] for what, content in found.items()}
+    print({what: (f"{len(content) >> 20} MiB", held[what]) for what, content in found.items()})
+    if privacy.sealed:
+        assert not any(held.values()), held
+    else:
+        assert held["core with one reply"] == [NAMES[0]]
