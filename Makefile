@@ -61,7 +61,7 @@ test-sensitivity: $(DEV)  ## one patient's reach from file to sum, every exchang
 test-fuzz: $(DEV)  ## 20,000 messages of every kind, signed, at worker and core; a quarter of an hour
 	CONSILIUM_FUZZ=20000 $(BIN)/python -m pytest tests/attacks/test_schema_fuzz.py
 
-test-faults: $(DEV)  ## real daemons killed, cut off and starved; needs root; about half an hour
+test-faults: $(DEV)  ## real daemons killed, cut off and starved; needs root, and gcore for one test; about half an hour
 	$(BIN)/python -m pytest -m faults tests/faults/deployment
 
 test-docker: $(DEV)  ## the federation in containers, from nothing to a student; starts an engine if none answers
