@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import ttest_1samp
 
-from server.dashboard.views.verdict import Measured, interval_of, read_measured, verdict
+from server.dashboard.views.verdict import Measured, interval_of, of_measured, read_measured, verdict
 from tests.federation import make_study
 
 STUDY = make_study(planned_queries=4)
@@ -108,3 +108,18 @@ def test_a_case_without_a_score_is_left_out_of_the_pairs(tmp_path: Path):
     assert measured is not None
     assert measured.cases == 2
     assert measured.interval == pytest.approx(interval_of([0.2, 0.17]))
+
+
+@pytest.mark.parametrize(
+    ("student", "interval", "words"),
+    [
+        (0.226, (-0.344, -0.269), "Harmful: public data alone give more"),
+        (0.533, (-0.01, 0.01), "The prior does the work: public data alone give as much"),
+    ],
+)
+def test_answers_that_made_the_student_worse_are_said_to_have(
+    student: float, interval: tuple[float, float], words: str
+) -> None:
+    found = of_measured(Measured(student, 0.533, "zero_code", interval, 4))
+    assert found.words.startswith(words)
+    assert found.name == "prior"
