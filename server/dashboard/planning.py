@@ -52,9 +52,9 @@ class Wishes(BaseModel, frozen=True):
 
 
 def wishes_of(study: Study, *, hospitals: int, dimension: int) -> Wishes:
-    """The study's own plan, with a quorum of hospitals at least: fewer release nothing."""
+    """The study's own plan, be it beyond what a form may wish, with a quorum of hospitals: fewer release nothing."""
     privacy = study.privacy
-    return Wishes(
+    return Wishes.model_construct(
         epsilon=privacy.epsilon,
         delta=privacy.delta,
         queries=privacy.planned_queries,

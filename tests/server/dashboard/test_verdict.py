@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import ttest_1samp
 
+from server.dashboard.planning import MOST_QUERIES, planned, wishes_of
 from server.dashboard.views.verdict import Measured, interval_of, of_measured, read_measured, verdict
 from tests.federation import make_study
 
@@ -123,3 +124,10 @@ def test_answers_that_made_the_student_worse_are_said_to_have(
     found = of_measured(Measured(student, 0.533, "zero_code", interval, 4))
     assert found.words.startswith(words)
     assert found.name == "prior"
+
+
+def test_a_study_beyond_what_the_planners_form_takes_is_planned_all_the_same():
+    study = make_study()
+    study = replace(study, privacy=replace(study.privacy, planned_queries=MOST_QUERIES + 66))
+    own = wishes_of(study, hospitals=64, dimension=8)
+    assert planned(own, study, None).plan.queries == MOST_QUERIES + 66
