@@ -78,7 +78,8 @@ def serving(
     port = port or free_ports(1, host="127.0.0.1")[0]
     program = "from consilium.cli.main import main; main()"
     arguments = ["-P", "-c", program, "dashboard", "--study", str(study), "--state", str(state), "--port", str(port)]
-    process = subprocess.Popen([*command, *arguments, *extra], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    with (said := state / "stderr.log").open("wb") as log:  # a file: a pipe that nobody reads fills, and holds it up
+        process = subprocess.Popen([*command, *arguments, *extra], stdout=subprocess.DEVNULL, stderr=log)
     dashboard = Dashboard(f"http://127.0.0.1:{port}", process, state)
     try:
         until = time.monotonic() + timeout_s
@@ -93,8 +94,7 @@ def serving(
                 pass
             if process.poll() is not None or time.monotonic() > until:
                 process.kill()
-                assert process.stderr is not None
-                raise AssertionError(f"the dashboard did not come up: {process.stderr.read().decode()}")
+                raise AssertionError(f"the dashboard did not come up: {said.read_text()}")
             time.sleep(0.1)
         yield dashboard
     finally:
@@ -104,8 +104,6 @@ def serving(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
 
 
 @pytest.fixture(scope="session")
