@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-import sqlite3
 import sys
 from importlib.metadata import packages_distributions
 from typing import Annotated, Any
@@ -134,16 +133,20 @@ def main() -> None:
         app(args=[a for a in arguments if a != "--verbose"], prog_name="consilium", standalone_mode=True)
     except ConsiliumError as error:
         _fail(error, code=error.exit_code, verbose=verbose)
-    except sqlite3.Error as error:  # of a file that was given as a ledger and is none
-        from common.ledger.sqlite_file import ledger_error
-
-        refused = ledger_error(error, "not a ledger, or damaged; to fix: give a ledger's file, NAME.sqlite")
-        _fail(refused, code=refused.exit_code, verbose=verbose)
     except OSError as error:
         if verbose or (error.filename is None and error.errno != errno.ENOSPC):
             raise
         typer.echo(f"error: {_refusal(error)}", err=True)
         raise SystemExit(1) from None
+    except Exception as error:
+        sqlite3 = sys.modules.get("sqlite3")  # which help and Tab do without
+        if sqlite3 is None or not isinstance(error, sqlite3.Error):
+            raise
+        from common.ledger.sqlite_file import ledger_error
+
+        # of a file that was given as a ledger and is none
+        refused = ledger_error(error, "not a ledger, or damaged; to fix: give a ledger's file, NAME.sqlite")
+        _fail(refused, code=refused.exit_code, verbose=verbose)
 
 
 def _refusal(error: OSError) -> str:

@@ -76,5 +76,6 @@ def test_a_metrics_token_is_long_enough_to_be_one(tmp_path):
 
 
 def test_the_certificates_command_is_the_one_the_command_line_has(tmp_path):
-    command = certificate_command(tmp_path / "study", tmp_path / "out")
-    assert command[-4:] == ["certificate", str(tmp_path / "study"), "--out", str(tmp_path / "out")]
+    study, out, reports = (tmp_path / name for name in ("study", "out", "reports"))
+    words = ["certificate", str(study), "--out", str(out), "--reports", str(reports)]
+    assert list(certificate_command(study, out, reports)[-6:]) == words
