@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 
 # How many tests run at once. Of the slow ones one more, since daemons mostly wait for one another; a file of those stays
-# with one process, for its tests share a federation, a browser or networks that take long to train.
+# with one process, for its tests share a federation, a browser or networks that take long to train. Their priority is low,
+# for what the dashboard makes at the lowest of all would wait for the others' processor for minutes.
 JOBS ?= 2
 SLOW_JOBS ?= 3
 
@@ -38,7 +39,7 @@ test: $(DEV)  ## the fast tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not docker and not faults and not gpu"
 
 test-slow: $(DEV)  ## the slow ones: federations of real daemons, long statistics
-	$(BIN)/python -m pytest -n $(SLOW_JOBS) --dist loadfile -m "slow and not docker and not faults and not gpu"
+	nice -n 15 $(BIN)/python -m pytest -n $(SLOW_JOBS) --dist loadfile -m "slow and not docker and not faults and not gpu"
 
 test-large: $(DEV)  ## BraTS-sized volumes from teacher to student: peak memory of each process, in minutes
 	$(BIN)/python benchmarks/large_volumes.py --out large-out

@@ -208,13 +208,16 @@ def test_five_per_cent_less_noise_is_seen_by_the_tests_of_the_noise(monkeypatch:
 
 
 @pytest.mark.slow
-def test_at_epsilon_one_and_a_half_the_tests_of_the_noise_see_what_the_pairs_cannot() -> None:
+def test_at_epsilon_one_and_a_half_the_tests_of_the_noise_see_what_the_pairs_mostly_cannot() -> None:
+    """There the pairs see a fifth less noise in about one audit of 75, the tests of the noise in every one."""
     assert [run(study(epsilon=1.5), all_tests=True).alarms for _ in range(4)] == [()] * 4
+    seen = 0
     for _ in range(4):
         with pytest.MonkeyPatch.context() as patch:
             report = run(weaker_noise(Fraction(4, 5), epsilon=1.5)(patch), all_tests=True)
         assert {"spectrum over queries", "spectrum over coordinates", "noise distribution"} <= set(report.alarms)
-        assert report.mu_lower_bound < report.study.claimed_mu
+        seen += report.mu_lower_bound > report.study.claimed_mu
+    assert seen <= 2  # more happens once in 100,000 such tests
 
 
 def test_a_service_that_answers_one_query_too_many_is_caught() -> None:
