@@ -93,7 +93,7 @@ def record(part: str, figures: Sequence[Figure]) -> None:
     RESULTS.mkdir(exist_ok=True)
     document = {
         "part": part,
-        "commit": _said("git", "describe", "--always", "--dirty"),
+        "commit": commit(),
         "machine": _machine(),
         "versions": _versions(),
         "figures": [asdict(one) for one in figures],
@@ -141,6 +141,11 @@ def run(part: str, *, accept: bool) -> list[str]:
         record(part, found)
         worse = []
     return worse
+
+
+def commit() -> str:
+    """What was measured."""
+    return _said("git", "describe", "--always", "--dirty")
 
 
 def _machine() -> str:

@@ -10,6 +10,12 @@ SHIM, OURS = "https://unpkg.com/iframe-worker/shim", "assets/iframe-worker/shim.
 BOOSTS = {"runbook": 8, "start/": 4, "concepts/": 3, "glossary": 3, "deployment": 2, "data.": 2, "utility.": 2}
 BOOSTS |= {"adr/": 0.3, "architecture": 0.2, "api": 0.05, "notebook": 0.3, "papers": 0.3}
 """What a reader in a hurry looks for comes before what explains how it is built."""
+SEARCH = {
+    "lunr.tokenizer.separator=": r"lunr.QueryLexer.termSeparator=/\s+/,lunr.tokenizer.separator=",
+    "return t.trim().split(": r'return t.replace(/(^|\s)-+(?=\w)/g,"$1").trim().split(',
+}
+"""In the search's own script: what is typed is split as the pages are: `wrong-codec` is one word, and `--hosts`.
+As it comes, a dash divides a query everywhere, and before a word it means "without"."""
 CELLS, GUIDE = "<!-- cells -->", "<!-- CONTRIBUTING.md -->"
 
 
@@ -26,6 +32,12 @@ def on_page_content(html: str, *, page: Any, config: Any, files: Any) -> str:
 def on_post_build(*, config: Any) -> None:
     """No server gives out a page of its own for what is missing, and in files on disk its links would lead nowhere."""
     (Path(config.site_dir) / "404.html").unlink()
+    (worker,) = (Path(config.site_dir) / "assets/javascripts/workers").glob("search.*.js")
+    script = worker.read_text(encoding="utf-8")
+    for before, after in SEARCH.items():
+        assert script.count(before) == 1, f"another Material for MkDocs: {before} is not what its search says"
+        script = script.replace(before, after)
+    worker.write_text(script, encoding="utf-8")
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:

@@ -16,8 +16,7 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 HEAD = """# Commands
 
 Every command with its options, as `--help` says them; results on stdout, progress and errors on stderr. `--verbose`
-anywhere shows the traceback of an error. Exit codes: 0 done, 1 unexpected, 2 bad input, 3 budget exhausted, 4 quorum
-not reached, 5 ledger damaged, 6 refused by policy, 7 a daemon failed, 130 interrupted. Written by
+anywhere shows the traceback of an error. [Exit codes](runbook.md#exit-codes) are the runbook's. Written by
 `python -m tests.command_reference`.
 """
 

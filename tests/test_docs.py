@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import json
 import os
 import re
@@ -16,9 +17,10 @@ import pytest
 import typer
 
 from common import __version__, errors
+from common.events import EVENTS
 from consilium.cli.main import app
 from server.dashboard.wording import DECLINED, MISSED
-from tests import command_reference, configuration_reference, module_table, notebook, results_table
+from tests import command_reference, configuration_reference, module_table, notebook, recorded_tables, results_table
 from tests.documents import WALKS, WORDS, walk
 
 ROOT = Path(__file__).parent.parent
@@ -120,6 +122,36 @@ def test_the_documents_make_a_site_in_which_every_page_has_its_place_and_no_link
     )
 
 
+STOP_WORDS = {"all", "from", "like", "to"}
+"""Options that are words the search leaves out everywhere."""
+
+
+def test_every_refusal_alarm_event_option_and_key_is_a_word_of_the_search_on_its_page(site):
+    """As the search splits pages and queries; ``tests/browser/test_site.py`` types some of them."""
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    words: dict[str, set[str]] = {}
+    for entry in index["docs"]:
+        text = html.unescape(re.sub(r"<[^>]+>", "", f"{entry['title']} {entry['text']}")).lower()
+        words.setdefault(entry["location"].partition("#")[0], set()).update(
+            re.split(index["config"]["separator"], text)
+        )
+    runbook = re.findall(r"^\| `([\w-]+)` \|", (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8"), re.M)
+    keys = re.findall(r"^\| `(\w+)` \|", configuration_reference.reference(), re.M)
+    options = {
+        option.lstrip("-")
+        for _, command in command_reference.commands()
+        for parameter in command.params
+        if not getattr(parameter, "hidden", False) and parameter.name != "help"
+        for option in (*parameter.opts, *parameter.secondary_opts)
+        if option.startswith("--")
+    }
+    assert set(DECLINED) | set(MISSED) | set(runbook) <= words["runbook.html"]
+    assert set(EVENTS) <= words["events.html"]
+    assert options - STOP_WORDS <= words["commands.html"]
+    assert set(keys) <= words["configuration.html"]
+    assert min(map(len, (runbook, keys, options))) > 30
+
+
 @pytest.mark.parametrize("start", ["README", "index.html"])
 @pytest.mark.parametrize("question", WALKS)
 def test_an_answer_is_three_clicks_and_three_minutes_away_at_most(site, question, start):
@@ -142,6 +174,53 @@ def test_the_results_tables_are_the_recorded_results():
     for result in results_table.recorded():
         assert result["command"].startswith("consilium bench utility ")
         assert result["commit"]
+
+
+def test_every_measured_table_is_its_record_and_no_record_is_left_out():
+    shown = set()
+    for path in recorded_tables.DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        assert text == recorded_tables.page(text), f"{path.name} is old: python -m tests.recorded_tables writes it anew"
+        shown |= {mark[2] for mark in recorded_tables.MARK.finditer(text)}
+    there = {f"tables/{path.stem}" for path in (recorded_tables.RESULTS / "tables").glob("*.json")}
+    assert {name for name in shown if name.startswith("tables/")} == there
+
+
+NO_RESULTS = {
+    ("docs/codecs.md", "paper"): "settings of the paper and ours",
+    ("docs/papers.md", "source, item"): "items of the papers; held by tests/test_papers_table.py",
+    ("docs/performance.md", "what | at 10,000"): "a calculation; its text says so",
+    ("docs/privacy.md", "what was broken"): "figures of what was broken; alarms are held by the audit's slow tests",
+    ("docs/privacy.md", "what holds"): "theorems, their bounds and tests",
+    ("docs/privacy.md", "ε, δ"): "constants; held by tests/common/privacy/test_accounting.py",
+}
+"""Document and first words of a table with figures that nobody measured → what they are."""
+GENERATED = {"docs/commands.md", "docs/configuration.md"}
+
+
+def unrecorded(name: str, text: str) -> list[str]:
+    """Heads of tables with two decimals or more in their rows, outside of code and of every record's marks."""
+    text = re.sub(r"<!-- (?:recorded|results|measured): .*?<!-- (?:\w+: )?end -->", "", text, flags=re.DOTALL)
+    found = []
+    for head, rows in re.findall(r"^(\|.*)\n\|[-| :]+\n((?:\|.*\n)+)", text, re.MULTILINE):
+        figures = re.findall(r"(?<![\w.])[-+−]?\d*\.\d+(?![\w.]*\w)", re.sub(r"`[^`]*`|\]\([^)]*\)", "", rows))
+        if len(figures) > 1 and not any(name == page and first in head[:60] for page, first in NO_RESULTS):
+            found.append(head)
+    return found
+
+
+def test_every_table_of_figures_is_made_of_a_record():
+    for path in DOCUMENTS:
+        name = path.relative_to(ROOT).as_posix()
+        if name not in GENERATED:
+            assert unrecorded(name, path.read_text(encoding="utf-8")) == [], name
+
+
+def test_a_table_of_figures_without_a_record_is_found():
+    text = "| a | Dice |\n|---|---|\n| student | .804 |\n| control | **.758** |\n"
+    assert unrecorded("docs/data.md", text) == ["| a | Dice |"]
+    assert unrecorded("docs/data.md", f"<!-- recorded: tables/x -->\n{text}<!-- end -->\n") == []
+    assert unrecorded("docs/data.md", text.replace(".758", "`0.2.0`")) == []
 
 
 def test_every_epsilon_in_the_readme_has_its_delta_unit_and_relation_nearby():

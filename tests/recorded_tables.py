@@ -1,0 +1,143 @@
+"""The measured tables of the documents, made of records in ``benchmarks/results``.
+
+``python -m tests.recorded_tables`` writes them anew. Each stands between ``<!-- recorded: NAME -->`` and
+``<!-- end -->``; NAME is a file there without its ending. A record of ``tables/`` has a head and rows: a number is
+shown with three digits, a text as it is. It also has ``how``: ``measured``, or ``transcribed`` where the output is gone
+and the figures were copied from the page; its table says so. Names without a folder are docs/papers.md's, of
+:mod:`tests.papers_tables`; README's and docs/utility.md's first table is :mod:`tests.results_table`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+MARK = re.compile(r"(<!-- recorded: ((?:tables|utility)/[a-z0-9-]+|codecs) -->\n).*?(<!-- end -->)", re.DOTALL)
+DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
+
+ARMS = {
+    "labels": "decoded labels, on their volumes",
+    "student": "**student**",
+    "zero_code": "control: zero code",
+    "shuffled_codes": "control: shuffled codes",
+    "public_only": "control: public only",
+}
+RECIPE = {
+    "student": "**student**",
+    "labels": "decoded labels, on their own volumes",
+    "zero_code": "control: zero code",
+    "public_only": "control: public only",
+    "shuffled_codes": "control: shuffled codes",
+    "shuffled_offsets": "the release, offsets dealt to other volumes (`--offsets`)",
+    "non_private": "student without noise",
+    "mean_teacher": "mean teacher",
+    "ensemble": "ensemble",
+    "mean_teacher_m1": "one teacher a site: mean teacher",
+    "ensemble_m1": "one teacher a site: ensemble",
+    "all_data": "one network on all patients",
+}
+SETTINGS = {
+    "hippocampus-hospital-8": "hospital, 1 voter a site, (8, 1e-3)",
+    "hippocampus-patient-8": "patient, 5 voters a site, (8, 1e-5)",
+    "hippocampus-patient-2": "patient, 5 voters a site, (2, 1e-5)",
+}
+
+
+def figure(value: float, *, digits: int = 3, sign: bool = False) -> str:
+    """As the documents write a Dice: .804, +.046, −.007."""
+    text = f"{abs(value):.{digits}f}".removeprefix("0") if abs(value) < 1 else f"{abs(value):.{digits}f}"
+    return ("−" if value < 0 else "+" if sign else "") + text
+
+
+def shown(cell: str | float | list[float]) -> str:
+    """A text as it is, a number with three digits, one for each rotation with commas."""
+    if isinstance(cell, list):
+        return ", ".join(map(shown, cell))
+    return cell if isinstance(cell, str) else figure(cell)
+
+
+def gain(found: dict[str, float]) -> str:
+    return f"{figure(found['mean'], sign=True)} ± {figure(found['half_width'])}"
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], f"|{'---|' * len(head)}", *lines[1:]])
+
+
+def rotations(found: dict[str, Any]) -> str:
+    """What ``consilium bench utility --out`` recorded, rotation by rotation."""
+    count, gains = found["seeds"], found["gain"]
+    head = ["Dice", "rotation 0", *map(str, range(1, count)), "mean"]
+    rows = []
+    for name, words in ARMS.items():
+        mean = figure(found["dice"][name]["mean"])
+        rows.append([words, *map(figure, found["dice"][name]["each"]), f"**{mean}**" if name == "student" else mean])
+    controls = [found["dice"][name]["each"] for name in ("zero_code", "shuffled_codes", "public_only")]
+    best = [max(each) for each in zip(*controls, strict=True)]
+    each = [one - other for one, other in zip(found["dice"]["student"]["each"], best, strict=True)]
+    signed = [figure(one, sign=True) for one in each]
+    rows.append(["gain over the best of the rotation", *signed, gain(gains["best_control_of_each_seed"])])
+    return markdown(head, rows)
+
+
+def recipe() -> str:
+    """The three settings of hippocampus side by side."""
+    found = [json.loads((RESULTS / "utility" / f"{name}.json").read_text(encoding="utf-8")) for name in SETTINGS]
+    rows = []
+    for arm, words in RECIPE.items():
+        cells = []
+        for one in found:
+            cell = figure(one["dice"][arm]["mean"])
+            if arm == "student":
+                cell = f"**{cell}** (sd {figure(one['dice'][arm]['sd'])})"
+            cells.append(f"{cell}, {gain(one['gain'][arm])}" if arm in one["gain"] else cell)
+        rows.append([words, *cells])
+    return markdown(["", *SETTINGS.values()], rows)
+
+
+def codecs(found: dict[str, Any]) -> str:
+    """What ``benchmarks.codec_fidelity`` recorded."""
+    head = ["", "l", "planned noise σ/C", "mean shape", "decoded without noise", "decoded at σ"]
+    rows = []
+    for row in found["rows"]:
+        dice = [figure(row[name]) for name in ("mean_shape", "no_noise", "noise")]
+        variances = f"{figure(row['least_variance'], digits=2)}, {figure(row['median_variance'], digits=2)}"
+        rows.append([row["codec"], str(row["dimension"]), str(row["planned_noise"]), *dice, variances])
+    return markdown([*head, "variance of a coordinate in C²/l: least, median"], rows)
+
+
+def plain(found: dict[str, Any]) -> str:
+    """A record of ``tables/``, with where its figures are from where they were copied."""
+    assert found["how"] in ("measured", "transcribed")
+    assert all(found[key] for key in ("date", "commit", "command"))
+    rows = [[shown(cell) for cell in row] for row in found["rows"]]
+    assert {len(row) for row in rows} == {len(found["head"])}
+    lines = markdown(found["head"], rows)
+    if found["how"] == "measured":
+        return lines
+    origin = f"{found['command']}; in the documents since {found['commit']}, {found['date']}"
+    return f"{lines}\n\n*Copied by hand, the output is gone: {origin}.*"
+
+
+def table(name: str) -> str:
+    """One recorded result as Markdown."""
+    if name == "utility/hippocampus":
+        return recipe()
+    found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    kind = name.partition("/")[0]
+    return {"utility": rotations, "codecs": codecs, "tables": plain}[kind](found)
+
+
+def page(text: str) -> str:
+    """A document with its tables as recorded."""
+    return MARK.sub(lambda mark: f"{mark[1]}{table(mark[2])}\n{mark[3]}", text)
+
+
+if __name__ == "__main__":
+    for path in DOCUMENTS:
+        path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
