@@ -7,7 +7,7 @@ Data are tensors of all examples, row = slot. What a strategy computes from a ba
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,12 +31,13 @@ from consilium.research.mlp import (
     output_loss,
     residual_bend,
     residual_factor,
+    slope,
     with_bias,
 )
 from consilium.research.sensitivity import hidden_bounds, output_bounds
 
 OPTIMIZERS = ("adam", "sgd")
-ROWS_AT_ONCE = 500
+ROWS_AT_ONCE = 1000
 """Examples whose coordinates move together: as many as stay in a processor's cache."""
 
 
@@ -102,12 +103,15 @@ class MlpSgd(_Descending):
 
 @dataclass(frozen=True, slots=True)
 class LayerTerms:
-    """Of each example: ∂T = ``inputs`` ⊗ ``factors``, ∂²T_h = ``bends``_h·iiᵀ, ``constants`` T − ŵ·∂T + ½ŵᵀ∂²Tŵ."""
+    """Of each example: ∂T = ``inputs`` ⊗ ``factors``, ∂²T_h = ``bends``_h·iiᵀ, ``constants`` T − ŵ·∂T + ½ŵᵀ∂²Tŵ.
+
+    The last two are empty at order 1.
+    """
 
     inputs: torch.Tensor
     factors: torch.Tensor
-    bends: torch.Tensor
-    constants: torch.Tensor
+    bends: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    constants: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,33 +207,30 @@ class MlpMac(_Descending):
         weights = [w.detach() for w in self.weights]
         _, preacts = forward(weights, x, self.shape.activation)
         z = [act(u, self.shape.activation).clone() for u in preacts[:-1]]
-        first_layer = preacts[0]  # its input is data, not a coordinate: it never changes
-        moments = [(torch.zeros_like(entry), torch.zeros_like(entry)) for entry in z]
-        for step in range(1, self.terms.z_steps + 1):
-            for entry, gradient, (first, second) in zip(
-                z, coordinate_gradients(weights, first_layer, y, z, self.shape), moments, strict=True
-            ):
-                first.lerp_(gradient, 0.1)
-                second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-                size = first / (1 - 0.9**step)
-                entry.addcdiv_(size, (second / (1 - 0.999**step)).sqrt_().add_(1e-8), value=-self.terms.z_rate)
+        if not z:
+            return z
+        first = act(preacts[0], self.shape.activation)  # of data, not of coordinates: it never changes
+        adam = torch.optim.Adam(z, lr=self.terms.z_rate, fused=True)
+        for _ in range(self.terms.z_steps):
+            for entry, gradient in zip(z, coordinate_gradients(weights, first, y, z, self.shape), strict=True):
+                entry.grad = gradient
+            adam.step()
         return z
 
     def layer_terms(self, x: torch.Tensor, y: torch.Tensor, z: Layers) -> list[LayerTerms]:
         """The per-example Taylor terms of every layer's objective at the current weights."""
-        feeds, result = [x, *z], []
+        feeds, f, result = [x, *z], self.shape.activation, []
         for k, w in enumerate(self.weights):
             i = self._projected(with_bias(feeds[k]))
             u = i @ w.detach()
-            if k < self.shape.layers - 1:
-                target, f = self._projected(z[k]), self.shape.activation
-                factor, bends = residual_factor(target, u, f), residual_bend(target, u, f)
-                value = (target - act(u, f)).square().sum(dim=1)
-            else:
-                factor, value = output_factor(u, y, self.shape.output), output_loss(u, y, self.shape.output)
-                bends = (
-                    output_bend(u, self.shape.output) if self.terms.curvature_clip is not None else torch.zeros_like(u)
-                )
+            hidden = k < self.shape.layers - 1
+            target = self._projected(z[k]) if hidden else y
+            factor = residual_factor(target, u, f) if hidden else output_factor(u, y, self.shape.output)
+            if self.terms.curvature_clip is None:
+                result.append(LayerTerms(i, factor))
+                continue
+            bends = residual_bend(target, u, f) if hidden else output_bend(u, self.shape.output)
+            value = (target - act(u, f)).square().sum(dim=1) if hidden else output_loss(u, y, self.shape.output)
             constant = value - (u * factor).sum(dim=1) + (u.square() * bends).sum(dim=1) / 2
             result.append(LayerTerms(i, factor, bends, constant))
         return result
@@ -330,22 +331,21 @@ class MlpBbb:
 
 
 def coordinate_gradients(
-    weights: Sequence[torch.Tensor], first_layer: torch.Tensor, y: torch.Tensor, z: Layers, shape: Shape
+    weights: Sequence[torch.Tensor], first: torch.Tensor, y: torch.Tensor, z: Layers, shape: Shape
 ) -> Layers:
     """∂/∂z_k of Σ_k‖z_k − f_k(z_{k−1})‖² + output loss: 2(z_k − f_k), plus what layer k + 1 sends back.
 
-    ``first_layer`` is the first layer's pre-activation of the examples.
+    ``first`` is f_1 of the examples.
     """
-    preacts = [first_layer, *(torch.addmm(w[-1], feed, w[:-1]) for feed, w in zip(z, weights[1:], strict=True))]
-    gradients = []
-    for k in range(len(z)):
-        if k + 1 < len(z):
-            back = residual_factor(z[k + 1], preacts[k + 1], shape.activation)
-        else:
-            back = output_factor(preacts[k + 1], y, shape.output)
-        own = 2 * (z[k] - act(preacts[k], shape.activation))
-        gradients.append(own + back @ weights[k + 1][:-1].T)
-    return gradients
+    preacts = [torch.addmm(w[-1], feed, w[:-1]) for feed, w in zip(z, weights[1:], strict=True)]
+    values = [first, *(act(u, shape.activation) for u in preacts[:-1])]
+    over = [entry - value for entry, value in zip(z, values, strict=True)]
+    back = [(rest * slope(u, shape.activation), -2) for rest, u in zip(over[1:], preacts, strict=False)]
+    back.append((output_factor(preacts[-1], y, shape.output), 1))
+    return [
+        torch.addmm(rest, factor, w[:-1].T, beta=2, alpha=sign)
+        for rest, (factor, sign), w in zip(over, back, weights[1:], strict=True)
+    ]
 
 
 def onto_ball(rows: torch.Tensor, radius: float) -> torch.Tensor:

@@ -234,7 +234,8 @@ def the_z_step_descends_the_whole_objective() -> None:
         _, preacts = mlp.forward(weights, x, activation)
         rng = torch.Generator().manual_seed(5)
         z = [mlp.act(u, activation) + 0.3 * torch.randn(u.shape, generator=rng, dtype=F64) for u in preacts[:-1]]
-        found = mlp_strategies.coordinate_gradients(weights, preacts[0], y, z, made.shape)
+        first = mlp.act(preacts[0], activation)
+        found = mlp_strategies.coordinate_gradients(weights, first, y, z, made.shape)
         for k, entry in enumerate(z):
             for at in np.ndindex(*entry.shape):
                 values = []
@@ -456,7 +457,7 @@ def test_the_first_step_of_adam_moves_every_coordinate_by_its_rate_against_its_g
     weights = [w.detach() for w in made.weights]
     _, preacts = mlp.forward(weights, x, "softplus")
     start = [mlp.act(u, "softplus") for u in preacts[:-1]]
-    against = mlp_strategies.coordinate_gradients(weights, preacts[0], y, start, made.shape)
+    against = mlp_strategies.coordinate_gradients(weights, start[0], y, start, made.shape)
     for moved, z, gradient in zip(made.coordinates(x, y), start, against, strict=True):
         there = gradient.abs() > 1e-6
         torch.testing.assert_close((moved - z)[there], -0.01 * gradient.sign()[there], rtol=1e-2, atol=0)

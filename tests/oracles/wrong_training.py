@@ -37,11 +37,12 @@ def printed_hidden_bounds(weights: np.ndarray, *, t: float) -> sensitivity.Layer
 
 
 def only_its_own_layer(
-    weights: Sequence[torch.Tensor], first_layer: torch.Tensor, y: torch.Tensor, z: mlp.Layers, shape: mlp.Shape
+    weights: Sequence[torch.Tensor], first: torch.Tensor, y: torch.Tensor, z: mlp.Layers, shape: mlp.Shape
 ) -> mlp.Layers:
     """A Z-step that never hears from the next layer: 2(z_k − f_k) and nothing else."""
-    preacts = [first_layer, *(mlp.with_bias(feed) @ w for feed, w in zip(z[:-1], weights[1:-1], strict=True))]
-    return [2 * (entry - mlp.act(u, shape.activation)) for entry, u in zip(z, preacts, strict=True)]
+    preacts = [mlp.with_bias(feed) @ w for feed, w in zip(z[:-1], weights[1:-1], strict=True)]
+    values = [first, *(mlp.act(u, shape.activation) for u in preacts)]
+    return [2 * (entry - value) for entry, value in zip(z, values, strict=True)]
 
 
 def double_parts(names: tuple[tuple[str, ...], ...], clips: tuple[float, ...], *shares: object) -> sums.Parts:
