@@ -1,9 +1,9 @@
 """``consilium bench networks``: the networks a study may name, each trained for the same processor time.
 
 A teacher learns the private patients' own labels, as if they were one hospital; a student learns the public images
-from what the study's codec keeps of one teacher's answers, the default network's, the same labels for every student
-and without noise. How many steps the time buys is measured first, so that the learning rate ends at nothing as in any
-training. What a network did when it is done is kept.
+from one teacher's answers, the default network's, the same for every student, without codec or noise: of small tumours
+a codec of few maps would leave nothing to learn. How many steps the time buys is measured first, so that the learning
+rate ends at nothing as in any training. What a network did when it is done is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from consilium.research.bench import Bench
 from consilium.research.kept import Cell
 from consilium.research.scores import named
 from consilium.research.setting import Setting, settings_json
-from server.protocols.stored_labels import as_stored
 
 WIDTHS = {
     "unet": (16, 32, 64),
@@ -54,13 +53,13 @@ def measure_networks(bench: Bench, seconds: float, report: Callable[[str], None]
             if role == "teacher":
                 cell.add(_trained(bench, arm, recipe, patients, targets, seconds=seconds))
                 continue
-            taught = _labels(bench, patients, targets) if taught is None else taught
+            taught = _answers(bench, patients, targets) if taught is None else taught
             cell.add(_trained(bench, arm, recipe, bench.images, taught, seconds=seconds))
     return cell.values()
 
 
-def _labels(bench: Bench, patients: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """What the codec keeps of the setting's own teacher's answers for the public images."""
+def _answers(bench: Bench, patients: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """What the setting's own teacher says of the public images."""
 
     def train() -> torch.nn.Module:
         model = bench.empty(bench.setting.teacher, seed=bench.seed)
@@ -69,8 +68,7 @@ def _labels(bench: Bench, patients: np.ndarray, targets: np.ndarray) -> np.ndarr
 
     path = bench.kept.file("networks-teacher", [repr(bench.setting.teacher), bench.seed], ".pt")
     teacher = bench.kept.network(path, bench.empty(bench.setting.teacher), train)
-    codes = [bench.codec.encode(predict(teacher, image)) for image in bench.images]
-    return np.stack([as_stored(bench.codec.decode(code, noise_std=0.0)) for code in codes])
+    return np.stack([predict(teacher, image) for image in bench.images])
 
 
 def _trained(
