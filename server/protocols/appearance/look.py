@@ -17,8 +17,9 @@ from server.protocols.base import Answer
 from server.protocols.joint.rounds import frame_of, observation
 from server.study.workspace import Public
 
-MEAN_STD = 1.2
-"""Before anybody is asked, a structure's mean may lie so far from its volume's, in spreads of the volume."""
+MEAN_STD = 1.6
+"""Before anybody is asked, a structure's mean may lie so far from its volume's, in spreads of the volume. Were it
+narrower, every voter's code would be clipped in every round: tumours lie two spreads off in each of four contrasts."""
 
 LOG_STD = -0.4
 """Before anybody is asked: logarithm of a structure's spread beside its volume's, and"""
