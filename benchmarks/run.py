@@ -37,6 +37,7 @@ PARTS = {
     "hand": "benchmarks.hand",
     "dashboard": "benchmarks.dashboard",
     "sampler": "benchmarks.sampler",
+    "round": "benchmarks.round",
     "scale": "benchmarks.scale",
     "sealed": "benchmarks.sealed_sum",
     "training": "benchmarks.training",

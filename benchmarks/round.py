@@ -1,0 +1,215 @@
+"""A round of four real sites beside bare Flower's, and what the daemons take of a core while nothing goes on.
+
+Bare Flower: its own SuperLink and four SuperNodes as they come, without TLS, and an app that sends every node a byte
+and is sent it back. Its programs look as often as ours: for a node's task five times a second, for replies every .3 s.
+The same app over our own daemons, whose workers refuse it, says what of our round is Flower's. Linux.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from benchmarks.run import RATIO, Figure, figure
+from client.app import POLL_S as TASK_POLL_S
+from common.config import CollectionConfig, PrivacyConfig
+from common.events import read_events
+from common.pki import create_authority, issue_server_certificate
+from common.process import Daemon, DaemonSpec, ProcessGroup, executable
+from common.sockets import accepts, free_ports
+from consilium.demo.federation import running
+from server.aggregation.core import POLL_S as REPLY_POLL_S
+from server.operations.daemons import HOST, FlowerServer, flower_env, run_status, submit
+from server.operations.supervisor import flower_server, request_stop, start_run
+from server.study.workspace import Workspace
+from tests.e2e.road import build
+
+SITES, TURNS, ROUNDS = 4, 2, 5
+IDLE_S = 25.0
+PATIENCE_S = 180.0
+APP = {
+    "pyproject.toml": """
+[project]
+name = "nothing"
+version = "1.0.0"
+description = "does nothing"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "benchmark"
+fab-include = ["*.py"]
+[tool.flwr.app.components]
+serverapp = "serverapp:app"
+clientapp = "clientapp:app"
+[tool.flwr.app.config]
+out = ""
+nodes = 0
+rounds = 0
+poll = 0.0
+""",
+    "clientapp.py": """
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+app = ClientApp()
+@app.query("nothing")
+def nothing(message, context):
+    return Message(message.content, reply_to=message)
+""",
+    "serverapp.py": """
+import json, time
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+app = ServerApp()
+@app.main()
+def main(grid, context):
+    config = context.run_config
+    while len(nodes := list(grid.get_node_ids())) < config["nodes"]:
+        time.sleep(0.1)
+    ends = []
+    for _ in range(config["rounds"]):
+        content = RecordDict({"nothing": ConfigRecord({"body": b"x"})})
+        waiting = set(grid.push_messages([Message(content=content, dst_node_id=node, message_type="query.nothing",
+            ttl=120.0) for node in nodes]))
+        while waiting:
+            for reply in grid.pull_messages(list(waiting)):
+                waiting.discard(reply.metadata.reply_to_message_id)
+            if waiting:
+                time.sleep(config["poll"])
+        ends.append(time.time())
+    out = Path(config["out"])
+    out.with_suffix(".part").write_text(json.dumps(ends))
+    out.with_suffix(".part").rename(out)
+""",
+}
+
+
+def figures() -> Iterator[Figure]:
+    """What idle daemons take, then the rounds of ours, of bare Flower and of the empty app, in turn."""
+    with tempfile.TemporaryDirectory(prefix="round-") as folder:
+        root = Path(folder)
+        app = _app(root / "app")
+        planned = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=TURNS * (ROUNDS + 2), quorum=SITES)
+        workspace, sites = build(
+            root, [f"site-{k}" for k in range(SITES)], collection=CollectionConfig(batch_size=1), privacy=planned
+        )
+        with running(workspace, sites) as federation, _bare(root / "bare") as bare:
+            yield from _idle(federation.group.daemons)
+            ways: dict[str, Callable[[], list[float]]] = {
+                "ours": lambda: _ours(workspace),
+                "bare": lambda: _empty(bare, app, root / "ends"),
+                "empty": lambda: _empty(flower_server(workspace), app, root / "ends"),
+            }
+            rounds: dict[str, list[list[float]]] = {name: [] for name in ways}
+            for _ in range(TURNS):
+                for name, way in ways.items():
+                    rounds[name].append(way())
+    middle = {name: [statistics.median(each) for each in turns] for name, turns in rounds.items()}
+    ratios = {name: [one / other for one, other in zip(middle["ours"], middle[name], strict=True)] for name in ways}
+    yield figure("a round beside bare Flower's", ratios["bare"], RATIO, aim="≤ 1.05 ×")
+    yield figure("a round beside an empty app's over our daemons", ratios["empty"], RATIO)
+    for name, words in (("ours", "a round"), ("bare", "bare Flower's round"), ("empty", "the empty app's round")):
+        yield figure(words, [one for turn in rounds[name] for one in turn], "s")
+
+
+def _idle(daemons: tuple[Daemon, ...]) -> Iterator[Figure]:
+    """The share of a core that each kind of daemon takes while no run goes on."""
+    before = {daemon: _cpu_s(daemon) for daemon in daemons}
+    time.sleep(IDLE_S)
+    took: dict[str, list[float]] = {}
+    for daemon in daemons:
+        took.setdefault(daemon.spec.role, []).append(100 * (_cpu_s(daemon) - before[daemon]) / IDLE_S)
+    for role, shares in took.items():
+        yield figure(f"idle: {role}", shares, "% of a core")
+
+
+def _cpu_s(daemon: Daemon) -> float:
+    """Processor seconds so far of a daemon and what it started."""
+    total = 0.0
+    for pid in daemon.members():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def _ours(workspace: Workspace) -> list[float]:
+    """Seconds between one release and the next of a run that is stopped after :data:`ROUNDS` of them."""
+    before = len(_releases(workspace))
+    start_run(workspace)
+    _until(lambda: len(_releases(workspace)) >= before + ROUNDS)
+    request_stop(workspace)
+    _until(lambda: not workspace.busy())
+    ends = _releases(workspace)[before : before + ROUNDS]
+    return [one - other for one, other in zip(ends[1:], ends, strict=False)]
+
+
+def _releases(workspace: Workspace) -> list[float]:
+    events = read_events(workspace.events_file) if workspace.events_file.exists() else iter(())
+    return [datetime.fromisoformat(event["time"]).timestamp() for event in events if event["event"] == "released"]
+
+
+def _empty(server: FlowerServer, app: Path, out: Path) -> list[float]:
+    """The same of the app that does nothing."""
+    out.unlink(missing_ok=True)
+    run = submit(server, app, {"out": str(out), "nodes": SITES, "rounds": ROUNDS, "poll": REPLY_POLL_S})
+    _until(out.exists)
+    _until(lambda: run_status(server, run).finished)
+    ends = json.loads(out.read_text())
+    return [one - other for one, other in zip(ends[1:], ends, strict=False)]
+
+
+@contextmanager
+def _bare(folder: Path) -> Iterator[FlowerServer]:
+    """Flower's own SuperLink and SuperNodes, with nothing of ours."""
+    port, *others = free_ports(SITES + 1)
+    identity = issue_server_certificate(create_authority(folder / "ca"), folder / "tls", names=[HOST])  # of no use
+    server = FlowerServer(folder=folder / "flower", client=folder / "client", port=port, identity=identity)
+    environment = flower_env(server.home) | {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(TASK_POLL_S)}
+
+    def program(role: str, name: str, number: int, *arguments: str) -> DaemonSpec:
+        return DaemonSpec(
+            role=f"bare-{role}",
+            name=name,
+            argv=(executable(f"flower-{role}"), "--insecure", "--host", HOST, "--port", str(number), *arguments),
+            env=environment,
+            cwd=folder,
+            log=folder / f"{name}.log",
+            ready=lambda: accepts(HOST, number),
+        )
+
+    for needed in (server.home, server.client):
+        needed.mkdir(parents=True)
+    connection = (
+        f'[superlink]\ndefault = "consilium"\n\n[superlink.consilium]\naddress = "{server.address}"\ninsecure = true\n'
+    )
+    (server.client / "config.toml").write_text(connection)
+    with ProcessGroup() as group:
+        group.start(program("superlink", "superlink", port))
+        nodes = [
+            program("supernode", f"bare-{number}", other, "--superlink", server.address)
+            for number, other in enumerate(others)
+        ]
+        group.start_all(nodes)
+        yield server
+
+
+def _app(folder: Path) -> Path:
+    folder.mkdir()
+    for name, text in APP.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def _until(done: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not done():
+        if time.monotonic() > until:
+            raise SystemExit("the round did not end")
+        time.sleep(0.1)
