@@ -50,16 +50,16 @@ def figures() -> Iterator[Figure]:
         small = make_study_directory(_made(root / "small"), volumes=REVIEWED, batch_size=REVIEWED)
         small.collect()
         write_labels(read_released(small.workspace), events=small.log())
-        with serving(small.workspace.root, _state(root / "small-state")) as dashboard:
-            yield from _costs(browser, dashboard, of="the small study")
+        with serving(small.workspace.root, state(root / "small-state")) as dashboard:
+            yield from costs(browser, dashboard, of="the small study")
             yield from _slices(browser, dashboard)
             yield _review(browser, dashboard)
-        with serving(large.root, _state(root / "large-state"), timeout_s=1800.0) as dashboard:
-            yield from _costs(browser, dashboard, of=f"{ROWS:,} rows")
+        with serving(large.root, state(root / "large-state"), timeout_s=1800.0) as dashboard:
+            yield from costs(browser, dashboard, of=f"{ROWS:,} rows")
         browser.close()
 
 
-def _costs(browser: Browser, dashboard: Dashboard, *, of: str) -> Iterator[Figure]:
+def costs(browser: Browser, dashboard: Dashboard, *, of: str) -> Iterator[Figure]:
     """Processor to start and read, first contentful paint and the server's processor a page, memory it keeps."""
     yield Figure(f"{of}: started and read", round(dashboard.cpu_s, 1), "s of processor")
     with _opened(browser, dashboard) as context:
@@ -193,6 +193,6 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _state(folder: Path) -> Path:
+def state(folder: Path) -> Path:
     UserFile(folder / "users.json").add("ada", Role.OPERATOR, PASSWORD)
     return folder

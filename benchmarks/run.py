@@ -39,6 +39,7 @@ PARTS = {
     "sampler": "benchmarks.sampler",
     "round": "benchmarks.round",
     "scale": "benchmarks.scale",
+    "long": "benchmarks.long_run",
     "sealed": "benchmarks.sealed_sum",
     "training": "benchmarks.training",
     "kernel": "benchmarks.kernel",

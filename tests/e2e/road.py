@@ -152,7 +152,7 @@ def build(
     privacy: PrivacyConfig = PRIVACY,
 ) -> tuple[Workspace, dict[str, Path]]:
     """A study with its codec and volumes, and sites with trained teachers; nothing runs yet."""
-    phantoms = write_phantoms(root / "all", cases=len(names) * PATIENTS + QUERIES + 8, seed=1)
+    phantoms = write_phantoms(root / "all", cases=len(names) * PATIENTS + privacy.planned_queries + 8, seed=1)
     cases = list(phantoms.cases)
     for k, name in enumerate(names):
         part = cases[k * PATIENTS : (k + 1) * PATIENTS]
@@ -176,8 +176,8 @@ def build(
     )
     workspace = Workspace(root / "server")
     setup.create_study(workspace, study)
-    setup.publish_volumes(workspace, [case.image for case in rest[:QUERIES]])
-    setup.fit_study_codec(workspace, [case.label for case in rest[QUERIES:]], sites=len(names))
+    setup.publish_volumes(workspace, [case.image for case in rest[: privacy.planned_queries]])
+    setup.fit_study_codec(workspace, [case.label for case in rest[privacy.planned_queries :]], sites=len(names))
     write_server(workspace)
     sites = write_sites(workspace, root / "sites", names=names, data=root / "data")
     for number, (name, directory) in enumerate(sites.items()):
