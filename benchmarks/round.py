@@ -12,7 +12,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -103,7 +103,7 @@ def figures() -> Iterator[Figure]:
         with running(workspace, sites) as federation, _bare(root / "bare") as bare:
             yield from _idle(federation.group.daemons)
             ways: dict[str, Callable[[], list[float]]] = {
-                "ours": lambda: _ours(workspace),
+                "ours": lambda: run_for(workspace, ROUNDS),
                 "bare": lambda: _empty(bare, app, root / "ends"),
                 "empty": lambda: _empty(flower_server(workspace), app, root / "ends"),
             }
@@ -121,16 +121,16 @@ def figures() -> Iterator[Figure]:
 
 def _idle(daemons: tuple[Daemon, ...]) -> Iterator[Figure]:
     """The share of a core that each kind of daemon takes while no run goes on."""
-    before = {daemon: _cpu_s(daemon) for daemon in daemons}
+    before = {daemon: cpu_s(daemon) for daemon in daemons}
     time.sleep(IDLE_S)
     took: dict[str, list[float]] = {}
     for daemon in daemons:
-        took.setdefault(daemon.spec.role, []).append(100 * (_cpu_s(daemon) - before[daemon]) / IDLE_S)
+        took.setdefault(daemon.spec.role, []).append(100 * (cpu_s(daemon) - before[daemon]) / IDLE_S)
     for role, shares in took.items():
         yield figure(f"idle: {role}", shares, "% of a core")
 
 
-def _cpu_s(daemon: Daemon) -> float:
+def cpu_s(daemon: Daemon) -> float:
     """Processor seconds so far of a daemon and what it started."""
     total = 0.0
     for pid in daemon.members():
@@ -139,18 +139,21 @@ def _cpu_s(daemon: Daemon) -> float:
     return total
 
 
-def _ours(workspace: Workspace) -> list[float]:
-    """Seconds between one release and the next of a run that is stopped after :data:`ROUNDS` of them."""
-    before = len(_releases(workspace))
+def run_for(workspace: Workspace, rounds: int, *, meanwhile: Callable[[int], None] = lambda _: None) -> list[float]:
+    """Seconds between one release and the next of a run that is stopped after so many of them.
+
+    ``meanwhile`` is called once it is submitted, with the number of releases before it.
+    """
+    before = len(releases(workspace))
     start_run(workspace)
-    _until(lambda: len(_releases(workspace)) >= before + ROUNDS)
+    meanwhile(before)
+    until(lambda: len(releases(workspace)) >= before + rounds)
     request_stop(workspace)
-    _until(lambda: not workspace.busy())
-    ends = _releases(workspace)[before : before + ROUNDS]
-    return [one - other for one, other in zip(ends[1:], ends, strict=False)]
+    until(lambda: not workspace.busy())
+    return _between(releases(workspace)[before : before + rounds])
 
 
-def _releases(workspace: Workspace) -> list[float]:
+def releases(workspace: Workspace) -> list[float]:
     events = read_events(workspace.events_file) if workspace.events_file.exists() else iter(())
     return [datetime.fromisoformat(event["time"]).timestamp() for event in events if event["event"] == "released"]
 
@@ -159,9 +162,12 @@ def _empty(server: FlowerServer, app: Path, out: Path) -> list[float]:
     """The same of the app that does nothing."""
     out.unlink(missing_ok=True)
     run = submit(server, app, {"out": str(out), "nodes": SITES, "rounds": ROUNDS, "poll": REPLY_POLL_S})
-    _until(out.exists)
-    _until(lambda: run_status(server, run).finished)
-    ends = json.loads(out.read_text())
+    until(out.exists)
+    until(lambda: run_status(server, run).finished)
+    return _between(json.loads(out.read_text()))
+
+
+def _between(ends: Sequence[float]) -> list[float]:
     return [one - other for one, other in zip(ends[1:], ends, strict=False)]
 
 
@@ -207,7 +213,7 @@ def _app(folder: Path) -> Path:
     return folder
 
 
-def _until(done: Callable[[], bool]) -> None:
+def until(done: Callable[[], bool]) -> None:
     until = time.monotonic() + PATIENCE_S
     while not done():
         if time.monotonic() > until:

@@ -38,6 +38,7 @@ PARTS = {
     "dashboard": "benchmarks.dashboard",
     "sampler": "benchmarks.sampler",
     "round": "benchmarks.round",
+    "nodes": "benchmarks.nodes",
     "scale": "benchmarks.scale",
     "long": "benchmarks.long_run",
     "sealed": "benchmarks.sealed_sum",
