@@ -46,6 +46,7 @@ PARTS = {
     "kernel": "benchmarks.kernel",
     "demo": "benchmarks.demo",
     "cli": "benchmarks.cli",
+    "tests": "benchmarks.suite",
 }
 """Name → the module that measures it. Each is imported alone, so that none pays for another's imports."""
 
