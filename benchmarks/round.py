@@ -31,7 +31,7 @@ from server.operations.supervisor import flower_server, request_stop, start_run
 from server.study.workspace import Workspace
 from tests.e2e.road import build
 
-SITES, TURNS, ROUNDS = 4, 2, 5
+SITES, TURNS, ROUNDS = 4, 2, 4
 IDLE_S = 25.0
 PATIENCE_S = 180.0
 APP = {
