@@ -42,7 +42,7 @@ from server.operations.supervisor import (
 from server.study import create_study as setup
 from server.study.workspace import Workspace
 
-COUNTS, ROUNDS = (2, 4, 8, 16, 32), 4
+COUNTS, ROUNDS = (2, 4, 8, 16, 32), 3
 AT_ONCE, READY_S = 4, 600.0
 
 

@@ -33,7 +33,7 @@ from tests.e2e.road import build
 
 SITES, TURNS, ROUNDS = 4, 2, 4
 IDLE_S = 25.0
-PATIENCE_S = 180.0
+PATIENCE_S = 1200.0
 APP = {
     "pyproject.toml": """
 [project]
