@@ -1,7 +1,7 @@
 """Ten thousand queries in one go: what memory, ledgers and event log are as they go by, and the dashboard afterwards.
 
 Real workers, site ledgers, sealing and core in one process, so their memory is counted together; teachers and the
-transport are the tests' stubs. Fifty queries a batch, four sites.
+transport are the tests' stubs. Fifty queries a batch, four sites, which allow so many a day.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def figures() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         root = Path(folder)
         study = replace(make_study(planned_queries=QUERIES), collection=CollectionConfig(batch_size=BATCH))
-        federation = Federation(root, study=study, sites=SITES)
+        federation = Federation(root, study=study, sites=SITES, queries_per_day=QUERIES)
         transport = Measured(federation.workers)
         EventLog(federation.events_file, study=study.id).emit("run-started", run="1", pid=1, resumed=False)
         federation.core().run(transport)

@@ -141,7 +141,9 @@ class Federation:
         volumes: int | None = None,
         sampler: Sampler = rounded_gaussian,
         share_sampler: Sampler = rounded_gaussian,
+        queries_per_day: int = 1000,
     ):
+        self.queries_per_day = queries_per_day
         self.root, self.study, self.sampler = root, study or make_study(), sampler
         self.share_sampler = share_sampler
         self.objects = ObjectStore(root / "objects")
@@ -191,7 +193,13 @@ class Federation:
                 superlink="localhost:1",
                 root_certificates="ca.crt",
             ),
-            caps=Caps(epsilon=privacy.epsilon, delta=privacy.delta, unit=privacy.unit, relation=privacy.relation),
+            caps=Caps(
+                epsilon=privacy.epsilon,
+                delta=privacy.delta,
+                unit=privacy.unit,
+                relation=privacy.relation,
+                queries_per_day=self.queries_per_day,
+            ),
         )
         directory = self.root / site.name
         directory.mkdir(exist_ok=True)
