@@ -26,8 +26,21 @@ WALKS = {
     "What is ε for my hospital, in words?": ("concepts/guarantee.html", "a guess is right at most"),
     "Which data formats?": ("data.html#layouts", "dataset.json"),
     "Can I use my own model?": ("deployment.html#a-teacher-you-already-have", "a MONAI bundle"),
+    "A key of ours was stolen.": ("ledger.html#keys", "A stolen signing key"),
+    "How large may a volume be?": ("data.html#large-volumes", "2²⁴ voxels"),
+    "How many hospitals does it take?": ("start/operator.html", "two for an open sum"),
+    "How long does a study take?": ("start/operator.html", "minutes at the server"),
+    "May we publish the student?": ("concepts/student.html", "may be published"),
+    "The server was rebooted in mid-study.": ("deployment.html#when-something-fails", "killed or rebooted"),
+    "Somebody stole the server's disk.": ("privacy.html#who-sees-what-and-which-ε-holds", "Whoever steals the server"),
+    "One patient wants out.": ("start/hospital.html#questions", "withdraw-patient"),
+    "Delete what the server holds of us.": ("deployment.html#renewing-revoking-deleting", "provision forget"),
+    "How do I put the dashboard behind our proxy?": (
+        "dashboard.html#in-a-container-behind-a-proxy",
+        "--behind-proxy",
+    ),
 }
-"""A reader's question → where its answer stands, and the words of it. The last five stand in no list of anybody's."""
+"""A reader's question → where its answer stands, and the words of it. The last fifteen stand in no list."""
 WORDS = 690
 """The most that anybody reads from the front to an answer, each page down to the link: three minutes at 230 words."""
 

@@ -74,6 +74,22 @@ def test_every_command_line_in_a_document_parses(line):
     assert command.make_context(command.name, words, parent=context.parent, resilient_parsing=True) is not None
 
 
+def test_every_option_that_a_text_gives_a_command_is_that_command_s():
+    """In running text, with or without the program's name: `site recover --own-ledger`."""
+    commands = {name.removeprefix("consilium "): command for name, command in command_reference.commands()}
+    seen = 0
+    for path in (each for each in DOCUMENTS if each.name != "CHANGELOG.md"):
+        text = re.sub(r"^ *```.*?^ *```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for span in re.findall(r"`(?:consilium )?([^`\n]+)`", text):
+            name = max((name for name in commands if f"{span} ".startswith(f"{name} ")), key=len, default=None)
+            given = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", span))
+            if name and given:
+                parameters = commands[name].params
+                assert given <= {option for one in parameters for option in (*one.opts, *one.secondary_opts)}, span
+                seen += 1
+    assert seen > 40
+
+
 @pytest.mark.parametrize("words", named())
 def test_every_command_that_a_text_or_a_message_names_exists(words):
     command_of(words.split())
@@ -310,10 +326,13 @@ def test_every_link_between_documents_leads_somewhere():
 def test_every_source_file_that_a_document_names_exists():
     """But for what is told as given up, and what the reader is to write."""
     given_up = {"common/privacy/ledger.py"}
+    tops = "server|client|common|consilium|tests|benchmarks|docker"
+    there = {path.name for top in tops.split("|") for path in (ROOT / top).rglob("*.py")} | {"prepare.py"}
     given_up |= set(re.findall(r"Write\s`([\w/]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
     for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
-        tops = "server|client|common|consilium|tests|benchmarks|docker"
         for name in re.findall(
             rf"(?<![\w/.-])((?:{tops})/[\w/.-]+\.(?:py|sh|yml))\b", path.read_text(encoding="utf-8")
         ):
             assert (ROOT / name).exists() or name in given_up, f"{path.name}: {name}"
+        for name in re.findall(r"`(\w+\.py)`", path.read_text(encoding="utf-8")):
+            assert name in there, f"{path.name}: {name}"
