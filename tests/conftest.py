@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+_numbers = itertools.count()
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -41,7 +43,8 @@ def _pools_of_the_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 @pytest.fixture(autouse=True)
 def _pools_of_the_test(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """And those made by a test for that test."""
-    monkeypatch.setenv("CONSILIUM_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+    folder = tmp_path_factory.getbasetemp() / "states" / str(next(_numbers))  # made by who writes in it: few tests do
+    monkeypatch.setenv("CONSILIUM_STATE_DIR", str(folder))
 
 
 @pytest.fixture(scope="session")
