@@ -21,8 +21,8 @@ def balls(count: int) -> Cases:
 
 
 def deal(cases: Cases, *, hospitals: int) -> Roles:
-    """30 public images, 10 public maps, 12 held-out cases, the rest private."""
-    public, maps, held_out, private = np.split(np.arange(len(cases)), [30, 40, 52])
+    """12 public images, 10 public maps, 12 held-out cases, the rest private."""
+    public, maps, held_out, private = np.split(np.arange(len(cases)), [12, 22, 34])
     names = tuple(f"hospital-{i + 1:02d}" for i in range(hospitals))
     dealt = tuple(cases[part] for part in np.array_split(private, hospitals))
     sites = tuple(names[row % hospitals] for row in range(12))

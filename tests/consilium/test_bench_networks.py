@@ -29,7 +29,7 @@ def test_every_network_is_trained_for_the_same_time_and_no_more_than_once(
 ) -> None:
     few = dict.fromkeys(("unet", "dynunet"), (2, 2, 2))
     monkeypatch.setattr(networks, "WIDTHS", few)
-    bench = Bench(SETTING, deal(balls(60), hospitals=2), DATA, seed=0, cache=tmp_path)
+    bench = Bench(SETTING, deal(balls(42), hospitals=2), DATA, seed=0, cache=tmp_path)
     found = measure_networks(bench, SECONDS, lambda _stage: None)
     for role in ROLES:
         for name in few:
@@ -52,7 +52,7 @@ def test_a_slower_network_has_fewer_steps_and_all_students_learn_one_teachers_an
     cost, clock = {2: 0.01, 3: 0.05}, [0.0]
     monkeypatch.setattr(networks, "WIDTHS", {"unet": (2, 2, 2), "dynunet": (3, 3, 3)})
     monkeypatch.setattr("time.process_time", lambda: clock[0])
-    bench = Bench(SETTING, deal(balls(60), hospitals=2), DATA, seed=0, cache=tmp_path)
+    bench = Bench(SETTING, deal(balls(42), hospitals=2), DATA, seed=0, cache=tmp_path)
     taught: list[tuple[TrainingConfig, np.ndarray, np.ndarray]] = []
 
     def fit(

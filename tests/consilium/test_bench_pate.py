@@ -37,7 +37,7 @@ def test_the_papers_noise_is_the_papers_and_the_exact_accountant_says_less() -> 
 
 
 def test_the_printed_variance_is_charged_and_not_believed() -> None:
-    bench = Bench(SETTING, deal(balls(60), hospitals=2), DATA, seed=0, cache=Path("unused"))
+    bench = Bench(SETTING, deal(balls(42), hospitals=2), DATA, seed=0, cache=Path("unused"))
     settings = pate.defaults("dp-sgd", epsilon=8.0, delta=1e-3)
     plan = pate.printed_plan(bench, settings, 8)
     layers = 3  # of a network of two levels
@@ -57,7 +57,7 @@ def test_dp_sgd_clips_every_layer_to_4_with_the_noise_that_its_name_says(
         given.append((settings, journal.plan, len(part.images)))
         return SimpleNamespace(model=None)
 
-    bench = Bench(SETTING, deal(balls(60), hospitals=2), DATA, seed=0, cache=Path("unused"))
+    bench = Bench(SETTING, deal(balls(42), hospitals=2), DATA, seed=0, cache=Path("unused"))
     monkeypatch.setattr(pate, "train_privately", train)
     monkeypatch.setattr(bench, "scored", lambda arm, _model: {arm: 0.5})
     found = pate.dp_sgd(bench, arm)
@@ -74,7 +74,7 @@ def test_a_seed_has_every_arm_is_taken_up_again_and_stands_beside_the_printed_nu
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("common.codecs.ball_autoencoder.STEPS", 8)
-    bench = Bench(SETTING, deal(balls(60), hospitals=2), DATA, seed=0, cache=tmp_path)
+    bench = Bench(SETTING, deal(balls(42), hospitals=2), DATA, seed=0, cache=tmp_path)
     found = measure_pate(bench, lambda _stage: None)
     arms = {key for key in found if "|" not in key and "@" not in key}
     for algorithm in ALGORITHMS:

@@ -37,7 +37,7 @@ SETTING = Setting("joint", 4, 1, 8.0, 1e-3, Unit.HOSPITAL, 4, SMALL, SMALL, roun
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    roles = deal(balls(60), hospitals=4)
+    roles = deal(balls(42), hospitals=4)
     return Bench(SETTING, roles, DATA, seed=0, cache=tmp_path_factory.mktemp("cache"))
 
 

@@ -46,7 +46,7 @@ SETTING = Setting("joint", 2, 2, 8.0, 1e-3, Unit.PATIENT, 4, SMALL, SMALL)
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    roles = deal(balls(60), hospitals=2)
+    roles = deal(balls(42), hospitals=2)
     return Bench(SETTING, roles, DATA, seed=0, cache=tmp_path_factory.mktemp("cache"))
 
 
