@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from common import __version__
-from common.errors import ConsiliumError
+from common.errors import ConsiliumError, StorageFailed
 
 _GROUPS: dict[str, tuple[str, str, str]] = {
     "study": ("consilium.cli.study", "study_app", "Define, publish, run and follow a study."),
@@ -134,10 +134,10 @@ def main() -> None:
     except ConsiliumError as error:
         _fail(error, code=error.exit_code, verbose=verbose)
     except OSError as error:
-        if verbose or (error.filename is None and error.errno != errno.ENOSPC):
+        if verbose or (error.filename is None and error.errno not in _DISK):
             raise
         typer.echo(f"error: {_refusal(error)}", err=True)
-        raise SystemExit(1) from None
+        raise SystemExit(StorageFailed.exit_code if error.errno in _DISK else 1) from None
     except Exception as error:
         sqlite3 = sys.modules.get("sqlite3")  # which help and Tab do without
         if sqlite3 is None or not isinstance(error, sqlite3.Error):
@@ -149,6 +149,10 @@ def main() -> None:
         _fail(refused, code=refused.exit_code, verbose=verbose)
 
 
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""What a disk that is full or failing answers."""
+
+
 def _refusal(error: OSError) -> str:
     """What the system refused, where, and what to do about it."""
     where = "" if error.filename is None else f"{os.fspath(error.filename)}: "
@@ -157,8 +161,10 @@ def _refusal(error: OSError) -> str:
             remedy = f"user {os.getuid()} runs this: give it the folder, or run this as the user who has it"
         case errno.ENOENT | errno.ENOTDIR | errno.EISDIR:
             remedy = "check the path"
-        case errno.ENOSPC:
+        case errno.ENOSPC | errno.EDQUOT:
             remedy = "make room on this disk"
+        case errno.EIO:
+            remedy = "the disk fails: read its system's log, then restore this folder from a backup on another"
         case _:
             remedy = "--verbose shows what needed it"
     return f"{where}{error.strerror}; to fix: {remedy}"

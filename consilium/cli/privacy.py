@@ -186,6 +186,8 @@ def settings_of(study: Path | None, flags: Flags) -> tuple[PrivacyConfig, float]
     )
     protection = Protection(unit=flags.unit or Unit.HOSPITAL, relation=flags.relation or Relation.REPLACE_ONE)
     aggregation, colluders = flags.aggregation or OPEN, 1 if flags.colluders is None else flags.colluders
+    if colluders < 0:
+        raise InvalidInput("--colluders", value=colluders, limit="0 or more, and at least two sites beside them")
     privacy = PrivacyConfig(
         epsilon=budget.epsilon,
         delta=budget.delta,

@@ -2,8 +2,8 @@
 
 Everything stored is read and worked out again: file structure, schema and triggers, every row's hash and link, every
 signature, every rule and sum (no budget passed at any row), and every answer against its charge. The first bad row is
-named. What no file can show by itself is that its end was not cut off together with its signatures: give the heads or
-receipts that others kept as ``witnesses`` and that is checked too.
+named. What no file can show by itself is that its end was not cut off together with its signatures: the standing beside
+it is asked, and the heads or receipts that others kept, if they are given as ``witnesses``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from common.ledger.checkpoint import CHARGING, Checkpoint, checkpoint_path
 from common.ledger.keys import public_hex, signing_public_key
 from common.ledger.records import ReceiptRecord
+from common.ledger.rollback_guard import ServerStanding, Standing, kept_standing
 from common.ledger.rows import ROLES, Row, SignedHead, check_link
 from common.ledger.server_state import Books
 from common.ledger.site_state import SiteBooks
@@ -127,9 +128,10 @@ def verify(
 
     ``public_key`` is the key the ledger's heads must be signed by (any key it was properly rotated from or to);
     ``server_key`` (several after a rotation) is checked against the receipts in a site's ledger; every head in
-    ``witnesses`` that belongs to this ledger must be in it. Problems are reported, not raised; InvalidInput only if
-    there is no such file.
+    ``witnesses`` that belongs to this ledger must be in it, and so must the standing's, if one lies beside it. Problems
+    are reported, not raised; InvalidInput only if there is no such file.
     """
+    standing = _standing(path)  # before the rows: a charge writes it after them
     # with no WAL beside it nobody has the file open: read it as it lies, and leave nothing beside it either
     connection = connect(path, read_only=True, as_it_lies=not Path(f"{path}-wal").exists())
     connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
@@ -138,7 +140,7 @@ def verify(
         check = _Check(connection, public_key=public_key, server_keys=keys)
         try:
             connection.execute("BEGIN")
-            check.run(witnesses, checkpoint_path(path))
+            check.run(witnesses, standing, checkpoint_path(path))
         except LedgerCorrupt as error:
             check.problem(error.row, _without_row(error))
         except (sqlite3.Error, UnicodeError, OverflowError) as error:  # SQLite's own messages may quote damaged bytes
@@ -174,7 +176,7 @@ class _Check:
     def problem(self, row: int | None, what: str) -> None:
         self.problems.append(Problem(row, what))
 
-    def run(self, witnesses: Sequence[SignedHead], checkpoint: Path) -> None:
+    def run(self, witnesses: Sequence[SignedHead], standing: SignedHead | Problem | None, checkpoint: Path) -> None:
         self._structure()
         if not self.role:
             return
@@ -186,6 +188,7 @@ class _Check:
         self._payloads()
         self._rosters()
         self._witnesses(witnesses)
+        self._standing(standing)
         known = [key for _, key in self.books.key.history]
         if self._expected is not None and self._expected not in known:
             # after another problem the key may stand in rows that could not be read
@@ -382,24 +385,29 @@ class _Check:
                 yield f"{query_id}/{draw}", seq, masked.words_sha256, None
 
     def _witnesses(self, witnesses: Sequence[SignedHead]) -> None:
-        keys = {key for _, key in self.books.key.history}
-        for witness in witnesses:
-            if witness.ledger_id != self.books.key.ledger_id:
-                self.problem(None, f"a kept head is of another ledger, {witness.ledger_id}")
-            elif not witness.is_genuine():
-                self.problem(None, f"the signature of a kept head of row {witness.seq} is wrong")
-            elif witness.seq not in self._hashes:
-                self.problem(
-                    self.books.row_count + 1, f"a kept head is of row {witness.seq}: the ledger's tail was cut off"
-                )
-            elif self._hashes[witness.seq] != witness.hash:
-                self.problem(
-                    witness.seq, "a kept head has another hash for this row: the ledger was rewritten or forked"
-                )
-            elif witness.public_key not in keys:
-                self.problem(witness.seq, "a kept head of this row is signed by a key the ledger never had")
-            else:
-                self.witnesses += 1
+        self.witnesses = sum([self._holds(witness, "a kept head") for witness in witnesses])
+
+    def _standing(self, found: SignedHead | Problem | None) -> None:
+        if isinstance(found, Problem):
+            self.problems.append(found)
+        elif found is not None:
+            self._holds(found, "the head in the standing beside the file")
+
+    def _holds(self, head: SignedHead, name: str) -> bool:
+        """Whether this ledger holds that head; a problem that begins with ``name`` if not."""
+        if head.ledger_id != self.books.key.ledger_id:
+            self.problem(None, f"{name} is of another ledger, {head.ledger_id}")
+        elif not head.is_genuine():
+            self.problem(None, f"{name}: the signature for row {head.seq} is wrong")
+        elif head.seq not in self._hashes:
+            self.problem(self.books.row_count + 1, f"{name} is of row {head.seq}: the ledger's tail was cut off")
+        elif self._hashes[head.seq] != head.hash:
+            self.problem(head.seq, f"{name} has another hash for this row: the ledger was rewritten or forked")
+        elif head.public_key not in {key for _, key in self.books.key.history}:
+            self.problem(head.seq, f"{name} is signed for this row by a key the ledger never had")
+        else:
+            return True
+        return False
 
     def _totals(self) -> Iterator[PoolTotal]:
         books = self.books
@@ -423,3 +431,17 @@ def _check_receipt(record: ReceiptRecord, server_keys: tuple[Ed25519PublicKey, .
 def _without_row(error: LedgerCorrupt) -> str:
     text = str(error)
     return text.removeprefix(f"row {error.row}: ")
+
+
+def _standing(ledger: Path) -> SignedHead | Problem | None:
+    """The newest charge that the standing beside this file knows of; a problem if it cannot be read."""
+    try:
+        file = kept_standing(ledger)
+        if file is None:
+            return None
+        try:
+            return ServerStanding.load(file).head
+        except InvalidInput:
+            return Standing.load(file).head
+    except (LedgerCorrupt, InvalidInput) as error:
+        return Problem(None, str(error))

@@ -45,6 +45,11 @@ def test_an_older_server_ledger_releases_nothing_until_what_it_lost_is_charged(w
         Ledger.open(world.path, signing_key=world.key)
     with Ledger.open(world.path) as readable:
         assert "older copy" in (readable.forgotten() or "")
+    found = verify(world.path)
+    assert [str(problem) for problem in found.problems] == [
+        f"row {found.rows + 1}: the head in the standing beside the file is of row {found.rows + 2}: "
+        "the ledger's tail was cut off"
+    ]
 
     world.ledger = Ledger.open(world.path, signing_key=world.key, restored=True)
     assert world.ledger.recover([]) == 0
@@ -239,3 +244,22 @@ def test_pools_have_one_book_and_books_one_pool(world: World) -> None:
     world.reopen()
     assert world.ledger.books_of(POOL) == "a" * 32
     assert verify(world.path).ok
+
+
+@pytest.mark.parametrize("damage", ["another ledger's", "cut short", "a link that leads nowhere"])
+def test_verification_trusts_no_ledger_whose_standing_it_cannot_use(world: World, tmp_path: Path, damage: str) -> None:
+    world.release([make_query(1, MECHANISM)], batch="b1")
+    kept = world.path.with_suffix(".standing")
+    assert verify(world.path).ok
+    match damage:
+        case "cut short":
+            kept.write_bytes(kept.read_bytes()[:-20])
+        case "another ledger's":
+            key = create_signing_key(tmp_path / "other.key")
+            with Ledger.create(tmp_path / "other.sqlite", signing_key=key) as other:
+                other._keep_standing()
+            shutil.copy(tmp_path / "other.standing", kept)
+        case _:
+            kept.unlink()
+            kept.symlink_to(tmp_path / "gone")
+    assert ["standing" in problem.what for problem in verify(world.path).problems] == [True]

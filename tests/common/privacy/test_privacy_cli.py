@@ -91,6 +91,12 @@ def test_nonsense_numbers_are_refused_by_both_commands(flag: str, value: str) ->
             call(app, flag, value)
 
 
+@pytest.mark.parametrize("aggregation", ["open", "sealed-sum"])
+def test_fewer_than_no_colluders_are_refused_with_a_limit_one_can_keep(aggregation: str) -> None:
+    with pytest.raises(InvalidInput, match=r"--colluders.*-1.*0 or more"):
+        call(plan_app, "--hospitals", "8", "--aggregation", aggregation, "--colluders", "-1")
+
+
 @pytest.mark.parametrize("value", ["0", "-1"])
 def test_nonsense_counts_are_refused_by_both_commands(value: str) -> None:
     for flag in ("--queries", "--hospitals", "--voters", "--dimension"):

@@ -175,11 +175,18 @@ def test_verbose_shows_the_traceback(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "remedy"),
-    [(errno.EACCES, f"user {os.getuid()} runs this"), (errno.ENOSPC, "make room"), (errno.EIO, "--verbose")],
+    ("number", "remedy", "code"),
+    [
+        (errno.EACCES, f"user {os.getuid()} runs this", 1),
+        (errno.ENOSPC, "make room", 9),
+        (errno.EDQUOT, "make room", 9),
+        (errno.EIO, "backup", 9),
+        (errno.ELOOP, "--verbose", 1),
+    ],
 )
-def test_what_the_system_refuses_is_one_line_with_a_remedy(number, remedy, monkeypatch):
-    """Without it an administrator whose folder belongs to somebody else met a traceback."""
+def test_what_the_system_refuses_is_one_line_with_a_remedy(number, remedy, code, monkeypatch):
+    """Without it an administrator whose folder belongs to somebody else met a traceback. A disk that is full or failing
+    has one exit code, wherever it shows."""
 
     def refuse(*_, **__):
         raise OSError(number, os.strerror(number), "/srv/x")
@@ -187,7 +194,7 @@ def test_what_the_system_refuses_is_one_line_with_a_remedy(number, remedy, monke
     monkeypatch.setattr(os, "mkdir", refuse)
     words = ("study", "init", "/srv/x/y", "--name", "n", "--labels", "a,b", "--grid", "16,16,16", "--queries", "4")
     result = consilium(*words, "--quorum", "2")
-    assert result.returncode == 1
+    assert result.returncode == code
     assert result.stderr.count("\n") == 1, result.stderr
     assert f"/srv/x: {os.strerror(number)}; to fix: " in result.stderr
     assert remedy in result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -11,7 +12,9 @@ from typer.testing import CliRunner
 
 from common.errors import DaemonFailed, InvalidInput
 from common.events import EventLog
+from common.ledger.keys import create_signing_key
 from consilium.cli.study import study_app
+from server.ledger.server_ledger import Ledger
 from server.operations.supervisor import RunFailed, _supervising, detach, died, request_stop, supervise, watch
 from server.study import create_study as setup
 from server.study.status import study_status
@@ -34,6 +37,19 @@ def test_a_study_that_waits_for_sites_is_not_said_to_have_spent_its_budget(works
     status = study_status(workspace)
     assert status.state == "not running"
     assert "sites admitted: 0, of the 2 that a release needs" in status.lines()
+
+
+def test_a_ledger_that_its_standing_does_not_fit_is_said_before_anything_is_run(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    assert study_status(workspace).warnings == ()
+    key = create_signing_key(tmp_path / "other.key")
+    with Ledger.create(tmp_path / "other.sqlite", signing_key=key) as other:
+        other._keep_standing()
+    shutil.copy(tmp_path / "other.standing", workspace.ledger_file.with_suffix(".standing"))
+    (warning,) = study_status(workspace).warnings
+    assert "of another ledger" in warning
+    assert "consilium ledger recover" in warning
 
 
 def test_the_stage_and_how_much_of_it_is_done_are_shown(workspace: Workspace) -> None:
