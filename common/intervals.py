@@ -18,3 +18,9 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
         return mean, None
     spread = statistics.stdev(values, mean) / math.sqrt(len(values))
     return mean, float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * spread
+
+
+def next_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of some values, and half the width of the 95 % interval for one more like them: t·s·√(1 + 1/n)."""
+    mean, half = mean_interval(values)
+    return mean, math.inf if half is None else half * math.sqrt(len(values) + 1)

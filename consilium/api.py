@@ -40,6 +40,7 @@ from server.ledger.verify import VerifyReport, verify
 from server.planning.planner import Plan, plan
 from server.planning.public_shapes import PublicShapes, read_shapes
 from server.planning.recommend import Recommendation, recommend
+from server.planning.rehearsal import Rehearsal
 
 __all__ = [
     "AccountantName",
@@ -54,6 +55,7 @@ __all__ = [
     "Protection",
     "PublicShapes",
     "Recommendation",
+    "Rehearsal",
     "Relation",
     "Sampling",
     "Study",

@@ -5,30 +5,12 @@ What protects patients is the noise on the released sum, not this training: its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-
-import torch
 
 from client.training.base import Part, Trained
 from common.config import TrainingConfig
 from common.models.fit import OnStep, best_device, fit
 from common.models.unet import build_unet, load_weights
-
-NEAR = 0.3
-"""Of the way from a start of paired public cases to the trained weights that a teacher goes."""
-
-
-def near(start: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
-    """Take ``model`` back to :data:`NEAR` of the way from the weights it began from, in place.
-
-    A network that knows a structure from public pairs forgets it over a few patients; on the way back it keeps both
-    (Wortsman et al. 2022). Measured in docs/utility.md.
-    """
-    with torch.no_grad():
-        for name, weights in model.state_dict().items():
-            if weights.is_floating_point():
-                weights.lerp_(start[name].to(weights), 1 - NEAR)
 
 
 class StandardTrainer:

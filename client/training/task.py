@@ -36,7 +36,7 @@ class VoterTask:
     a scan) are of these scans alone. ``deal`` names the dealing of patients to voters; ``private`` is what a private
     trainer may spend; ``start`` is a file of public weights that training begins from, None for random ones.
     ``paired``: the start learnt from public cases with their labels, so it knows more than few patients can teach, and
-    the teacher stays near it (:func:`~client.training.standard.near`).
+    the teacher stays near it (:func:`~common.models.fit.near`).
     ``absent``: channels of the study that the site has not.
     """
 

@@ -24,7 +24,7 @@ import torch
 from client.training.base import Part, Trained, Trainer
 from client.training.private.settings import STRATEGIES
 from client.training.private.trainer import private_trainer
-from client.training.standard import NEAR, StandardTrainer, near
+from client.training.standard import StandardTrainer
 from client.training.task import TRAIN_SCHEMA, VoterOutcome, VoterReport, VoterTask
 from common.canonical import digest, sha256_file
 from common.config import TrainingConfig
@@ -34,7 +34,7 @@ from common.data.volume import load_example
 from common.data.volume_cache import DEFAULT_BUDGET_BYTES, VolumeCache, read, together
 from common.errors import InvalidInput
 from common.metrics import Structures, dice_per_class, mean_present
-from common.models.fit import OnStep, predict
+from common.models.fit import NEAR, OnStep, near, predict
 from common.models.unet import build_unet, input_weights, load_weights, save_weights, tensors_to_bytes
 from common.objects import write_atomically
 from common.privacy.training import Neighbours, TrainingEvent, guarantee_of

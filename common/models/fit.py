@@ -53,6 +53,22 @@ class FitResult:
     resumed_from: int = 0
 
 
+NEAR = 0.3
+"""Of the way from a start of paired public cases to the trained weights that a teacher goes."""
+
+
+def near(start: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
+    """Take ``model`` back to :data:`NEAR` of the way from the weights it began from, in place.
+
+    A network that knows a structure from public pairs forgets it over a few patients; on the way back it keeps both
+    (Wortsman et al. 2022). Measured in docs/utility.md.
+    """
+    with torch.no_grad():
+        for name, weights in model.state_dict().items():
+            if weights.is_floating_point():
+                weights.lerp_(start[name].to(weights), 1 - NEAR)
+
+
 def one_hot(labels: UInt8[np.ndarray, "x y z"], classes: int) -> Float[np.ndarray, "k x y z"]:
     """A label map as float32 probabilities of 0 and 1, one map per class."""
     result: np.ndarray = np.moveaxis(np.eye(classes, dtype=np.float32)[labels], -1, 0)

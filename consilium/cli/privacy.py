@@ -7,20 +7,21 @@ its own: the privacy core refuses.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from common.config import OPEN, PrivacyConfig, load_study
+from common.config import OPEN, DataConfig, PrivacyConfig, load_study
 from common.errors import InvalidInput
 from common.privacy.mechanism import HONEST_SITES, AccountantName, Budget, Protection, Relation, Unit
 from consilium.cli.options import PLAIN, AsJson
 
 if TYPE_CHECKING:
     from server.planning.planner import Plan
-    from server.planning.public_shapes import PublicShapes
+    from server.planning.recommend import Recommendation
+    from server.planning.rehearsal import Rehearsal
 
 
 plan_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -76,6 +77,13 @@ def plan_command(
     paired: Annotated[
         int | None, typer.Option(help="Public cases with their labels [0]; of a study file its own.", **PLAIN)
     ] = None,
+    cases: Annotated[
+        Path | None,
+        typer.Option(
+            help="Public cases with labels, in any layout, on which stand-in teachers rehearse for minutes; with "
+            "--paired they are those pairs, else no network of the study learns from them."
+        ),
+    ] = None,
     chart: Annotated[Path | None, typer.Option(help="Write a chart to this PNG, SVG or PDF file.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -89,10 +97,14 @@ def plan_command(
 
     Example: consilium plan --unit patient --epsilon 8 --delta 1e-5 --queries 1 --hospitals 8 --patients 15
         --label-maps split/public/label-maps
+
+    Example: consilium plan --unit patient --epsilon 8 --delta 1e-5 --queries 1 --hospitals 8 --patients 15
+        --label-maps split/public/label-maps --cases split/validation
     """
     from consilium.reports.plan_report import check_chart, write_chart
     from server.planning.planner import plan
     from server.planning.public_shapes import read_shapes
+    from server.planning.recommend import recommend
 
     sealed = aggregation, colluders, spare_draws
     given = Flags(epsilon, delta, queries, voters, radius, unit, relation, accountant, *sealed)
@@ -113,19 +125,11 @@ def plan_command(
         colluders=privacy.sealed_colluders,
         spare_draws=privacy.spare_draws,
     )
+    if cases is not None and label_maps is None:
+        raise InvalidInput("--cases", limit="with --label-maps, of other patients: the control is made of them")
     shapes = None if label_maps is None else read_shapes(label_maps)
     if chart is not None:
         write_chart(result, chart)
-    pairs = (paired or 0) if study is None else load_study(study).codec.paired
-    _print(result, patients=patients, shapes=shapes, paired=pairs, as_json=as_json)
-
-
-def _print(result: Plan, *, patients: int | None, shapes: PublicShapes | None, paired: int, as_json: bool) -> None:
-    from rich.console import Console
-
-    from consilium.reports.plan_report import delta_warning, plan_table
-    from server.planning.recommend import recommend
-
     advised = recommend(
         budget=result.budget,
         accountant=result.accountant,
@@ -134,11 +138,51 @@ def _print(result: Plan, *, patients: int | None, shapes: PublicShapes | None, p
         patients=patients,
         colluders=result.mechanism.colluders,
         shapes=shapes,
-        paired=paired,
+        paired=(paired or 0) if study is None else load_study(study).codec.paired,
     )
+    if cases is not None and label_maps is not None:
+        advised = replace(advised, rehearsal=_rehearsal(advised, cases, label_maps, patients=patients))
+    _print(result, advised, patients=patients, as_json=as_json)
+
+
+def _rehearsal(advised: Recommendation, cases: Path, label_maps: Path, *, patients: int | None) -> Rehearsal:
+    """Of what is advised, on public cases, with as many patients a teacher as a voter has."""
+    import numpy as np
+
+    from client.data.layouts import open_dataset
+    from common.data.grid import choose_both
+    from common.data.volume import load_example, load_label
+    from server.planning.public_shapes import MOST_VOXELS
+    from server.planning.recommend import PATIENTS_A_TEACHER, training_for
+    from server.planning.rehearsal import PublicCases, rehearse
+
+    dataset, files = open_dataset(cases), sorted(label_maps.glob("*.nii*"))
+    data = DataConfig(
+        dataset.labels, *choose_both(files, most=MOST_VOXELS), channels=dataset.channels, regions=dataset.regions
+    )
+    examples = [load_example(case, data) for case in dataset.labelled]
+    images, labels = [each.volume.image for each in examples], [each.label for each in examples]
+    return rehearse(
+        PublicCases(np.stack(images), np.stack(labels), data),
+        [load_label(file, data) for file in files],
+        protocol=advised.protocol,
+        patients=PATIENTS_A_TEACHER if patients is None else max(1, patients // advised.voters),
+        recipes=training_for(advised.protocol),
+        paired=advised.paired > 0,
+        on_training=lambda what: typer.echo(f"rehearsal: {what}", err=True),
+    )
+
+
+def _print(result: Plan, advised: Recommendation, *, patients: int | None, as_json: bool) -> None:
+    from rich.console import Console
+
+    from consilium.reports.plan_report import delta_warning, plan_table
+
     if as_json:
         recommended = {
             **asdict(advised),
+            "recovered": advised.recovered,
+            "gain": advised.gain,
             "recipe": advised.protocol,
             "gain_low": advised.low,
             "gain_high": advised.high,

@@ -18,12 +18,11 @@ import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 
-from client.training.standard import NEAR, near
 from common.canonical import digest, sha256_bytes
 from common.codecs import Codec, fit_codec, load_codec
 from common.codecs.pca import PcaCodec
 from common.config import DataConfig, TrainingConfig
-from common.models.fit import fit, one_hot, predict
+from common.models.fit import NEAR, fit, near, one_hot, predict
 from common.models.unet import build_unet, load_weights, save_weights
 from common.objects import ObjectStore, write_atomically
 from common.protocols.appearance import AppearanceEncoder

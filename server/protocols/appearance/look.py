@@ -53,14 +53,20 @@ class Look:
         return self.variances[:, : self.channels]
 
 
-def first_frame(study: Study, *, codec: str, noise_std: float) -> Frame:
-    """The frame before anybody is asked: volumes are z-scored, so what to expect needs no data."""
-    structures, channels = len(study.data.labels) - 1, len(study.data.channels)
+def unasked(*, structures: int, channels: int) -> Look:
+    """What is believed before anybody is asked: volumes are z-scored, so it needs no data."""
     one = np.concatenate([np.zeros(channels), np.full(channels, LOG_STD)])
-    variances = np.tile(np.repeat([MEAN_STD**2, LOG_STD_STD**2], channels), structures)
+    open_ = np.repeat([MEAN_STD**2, LOG_STD_STD**2], channels)
+    return Look(np.tile(one, (structures, 1)), np.tile(open_, (structures, 1)))
+
+
+def first_frame(study: Study, *, codec: str, noise_std: float) -> Frame:
+    """The frame before anybody is asked."""
+    known = unasked(structures=len(study.data.labels) - 1, channels=len(study.data.channels))
+    variances = known.variances.ravel()
     return plan_frame(
         kernel=np.diag(variances),
-        centre=np.tile(one, structures)[None],
+        centre=known.values.reshape(1, -1),
         variances=variances,
         residual=1.0,
         temperature=1.0,

@@ -20,7 +20,7 @@ from client.training import voter as voter_training
 from client.training.base import Trained
 from client.training.private.settings import STRATEGIES, PrivateSettings
 from client.training.site import plan_site, train_site
-from client.training.standard import NEAR, StandardTrainer
+from client.training.standard import StandardTrainer
 from client.training.task import SiteReport, held_out_count, voter_directory
 from client.training.voter import TRAINERS
 from common.canonical import sha256_file
@@ -30,7 +30,7 @@ from common.data.split import SplitCounts, plan_split, write_split
 from common.data.synthetic import study_data, write_phantoms
 from common.data.volume import load_volume
 from common.errors import InvalidInput
-from common.models.fit import predict
+from common.models.fit import NEAR, predict
 from common.models.unet import build_unet, save_weights
 from consilium.cli.train import app
 from tests.worlds import DATA, STUDY, write_case

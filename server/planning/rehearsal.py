@@ -1,0 +1,180 @@
+"""A rehearsal on public cases: how much more teachers of few patients know than a network of public data alone.
+
+Stand-in teachers are trained as a voter's are, on some public cases with their labels, and scored on others of them,
+beside the network that nobody's answers make: the study's control. Where stand-ins are not ahead of it, no budget buys
+anything. Charges nothing and touches no private case. Refuses fewer than four cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from common.canonical import check_integer, sha256_bytes
+from common.config import DataConfig, TrainingConfig
+from common.errors import InvalidInput
+from common.intervals import mean_interval
+from server.planning.public_shapes import LEAST_MAPS, NOISE_STD
+
+if TYPE_CHECKING:
+    import torch
+
+    from common.codecs.pca import PcaCodec
+
+LEAST_CASES = 4
+STAND_INS = 2
+"""Of each half of the cases, at most."""
+
+OnTraining = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PublicCases:
+    """Images [n, c, x, y, z] and label maps [n, x, y, z] on one grid, and what the labels mean."""
+
+    images: Float[np.ndarray, "n c x y z"]
+    labels: UInt8[np.ndarray, "n x y z"]
+    data: DataConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """Dice of each public case by stand-in ``teachers`` of so many ``patients`` each, and by the ``control``."""
+
+    patients: int
+    teachers: tuple[float, ...]
+    control: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check_integer("patients of a stand-in teacher", self.patients, least=1)
+        if len(self.teachers) != len(self.control) or len(self.control) < LEAST_CASES:
+            raise InvalidInput("public cases of a rehearsal", value=len(self.control), limit=f"at least {LEAST_CASES}")
+        if not all(0 <= value <= 1 for value in (*self.teachers, *self.control)):
+            raise InvalidInput("Dice of a public case", limit="a number from 0 to 1")
+
+    @property
+    def ahead(self) -> tuple[float, float]:
+        """How far the stand-ins are ahead, in mean Dice, and half the width of its 95 % interval over the cases."""
+        mean, half = mean_interval([t - c for t, c in zip(self.teachers, self.control, strict=True)])
+        assert half is not None
+        return mean, half
+
+
+def rehearse(
+    cases: PublicCases,
+    label_maps: Sequence[UInt8[np.ndarray, "x y z"]],
+    *,
+    protocol: str,
+    patients: int,
+    recipes: tuple[TrainingConfig, TrainingConfig],
+    paired: bool = False,
+    on_training: OnTraining = lambda _what: None,
+) -> Rehearsal:
+    """Train and score the control and the stand-ins; ``patients`` each, or as many as half of the cases has.
+
+    ``label_maps`` on the cases' grid, of other patients; ``recipes`` of a teacher and of a student. With ``paired`` the
+    study learns from these very cases: then half of them make the start, of the others one half teaches stand-ins that
+    are scored on the other, so that the start knows less than the study's and stand-ins look better than they will be.
+    """
+    check_integer("patients of a stand-in teacher", patients, least=1)
+    rows = np.flatnonzero(cases.labels.any(axis=(1, 2, 3)))  # a case without any structure says nothing
+    if len(rows) < (2 * LEAST_CASES if paired else LEAST_CASES):
+        limit = f"at least {LEAST_CASES}, twice as many where they are the study's pairs"
+        raise InvalidInput("public cases of a rehearsal", value=len(rows), limit=limit)
+    codec, scored, used = _codec(label_maps, cases.data), np.empty((2, len(cases.images))), 0
+    for pairs, rest in _halves(rows) if paired else ((None, rows),):
+        on_training("the network that nobody's answers make")
+        begun, control = _control(cases, codec, protocol, recipes[1], pairs)
+        scored[1, rest] = _dice(control, cases, rest)
+        for own, others in _halves(rest):
+            each: list[list[float]] = []
+            for first in range(0, max(1, len(own) - patients + 1), patients)[:STAND_INS]:
+                on_training("a stand-in teacher")
+                part = own[first : first + patients]
+                model = _stand_in(cases, part, begun, recipes[0], seed=len(each), stay=paired)
+                each.append(_dice(model, cases, others))
+                used = len(part)
+            scored[0, others] = np.mean(each, axis=0)
+    return Rehearsal(used, *(tuple(each[rows].tolist()) for each in scored))
+
+
+def _halves(rows: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Either half of the rows beside the other."""
+    return (rows[::2], rows[1::2]), (rows[1::2], rows[::2])
+
+
+def _codec(label_maps: Sequence[np.ndarray], data: DataConfig) -> PcaCodec:
+    from common.codecs.base import Provenance
+    from common.codecs.pca import PcaCodec
+    from server.planning.public_shapes import CONFIG
+
+    if len(label_maps) < LEAST_MAPS:
+        raise InvalidInput("public label maps", value=len(label_maps), limit=f"at least {LEAST_MAPS}")
+    hashes = tuple(sha256_bytes(each.tobytes()) for each in label_maps)
+    made = Provenance(hashes, CONFIG.augmentations, 0, NOISE_STD)
+    return PcaCodec.fit(label_maps, labels=len(data.labels), config=CONFIG, provenance=made)
+
+
+def _control(
+    cases: PublicCases, codec: PcaCodec, protocol: str, recipe: TrainingConfig, pairs: np.ndarray | None
+) -> tuple[torch.nn.Module | None, torch.nn.Module]:
+    """The public start, None where there is none, and the student that nobody's answers make."""
+    from server.protocols.base import STUDENT_SEED
+
+    if protocol == "appearance":
+        from server.protocols.appearance.labels import drawn_shapes, labelled
+        from server.protocols.appearance.look import unasked
+        from server.protocols.student import train_student
+
+        look = unasked(structures=len(cases.data.labels) - 1, channels=cases.images.shape[1])
+        targets = np.stack(list(labelled(list(cases.images), drawn_shapes(codec), look)))
+        return None, train_student(cases.images, targets, recipe, seed=STUDENT_SEED)[0]
+    from server.protocols.joint.student import public_start, refine
+    from server.protocols.paired import Paired
+
+    known = None
+    if pairs is not None:
+        known = Paired(cases.images[pairs], cases.labels[pairs], len(cases.data.labels))
+    start = public_start(cases.images, codec, codec.powers, recipe, seed=STUDENT_SEED, paired=known)
+    if pairs is not None:
+        return start.model, start.model
+    return start.model, refine(start.model, cases.images, codec, start.codes, recipe, seed=STUDENT_SEED)
+
+
+def _stand_in(
+    cases: PublicCases,
+    rows: np.ndarray,
+    begun: torch.nn.Module | None,
+    recipe: TrainingConfig,
+    *,
+    seed: int,
+    stay: bool,
+) -> torch.nn.Module:
+    from common.models.fit import fit, near
+    from common.models.unet import build_unet
+
+    classes = len(cases.data.labels)
+    model = build_unet(
+        recipe.channels, network=recipe.network, in_channels=cases.images.shape[1], out_channels=classes, seed=seed
+    )
+    if begun is not None:
+        model.load_state_dict(begun.state_dict())
+    fit(model, cases.images[rows], cases.labels[rows], recipe, seed=seed, classes=classes)
+    if begun is not None and stay:
+        near(begun.state_dict(), model)
+    return model
+
+
+def _dice(model: torch.nn.Module, cases: PublicCases, rows: np.ndarray) -> list[float]:
+    from common.models.fit import predict
+    from server.protocols.student import score
+
+    found = []
+    for row in rows:
+        drawn = predict(model, cases.images[row]).argmax(axis=0).astype(np.uint8)
+        found.append(score([drawn], [cases.labels[row]], cases.data.members).mean)
+    return found

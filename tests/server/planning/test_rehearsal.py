@@ -1,0 +1,90 @@
+"""Stand-in teachers on public cases: whether they know more than public data alone, before anything is spent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from common.config import DataConfig, TrainingConfig
+from common.errors import InvalidInput
+from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from server.planning.recommend import Recommendation, recommend
+from server.planning.rehearsal import PublicCases, Rehearsal, rehearse
+
+GRID = (16, 16, 16)
+DATA = DataConfig(labels=("background", "ball"), spacing_mm=(1.0, 1.0, 1.0), grid=GRID)
+PLACE = np.stack(np.meshgrid(*[np.arange(16)] * 3, indexing="ij"), axis=-1)
+RECIPES = TrainingConfig(channels=(4, 8), steps=60, batch_size=1), TrainingConfig(channels=(4, 8), steps=40)
+
+
+def drawn(count: int, *, contrast: float, seed: int) -> PublicCases:
+    """Balls anywhere, of which the images show as much as their contrast."""
+    draws = np.random.default_rng(seed)
+    labels = np.stack(
+        [(np.linalg.norm(PLACE - draws.uniform(4, 12, 3), axis=-1) < draws.uniform(3, 4)) for _ in range(count)]
+    ).astype(np.uint8)
+    images = contrast * labels + draws.normal(size=labels.shape)
+    images = (images - images.mean()) / images.std()
+    return PublicCases(images[:, None].astype(np.float32), labels, DATA)
+
+
+MAPS = list(drawn(6, contrast=0, seed=1).labels)
+
+
+def rehearsed(contrast: float, **changes) -> Rehearsal:
+    terms = {"protocol": "appearance", "patients": 2, "recipes": RECIPES}
+    return rehearse(drawn(8, contrast=contrast, seed=0), MAPS, **{**terms, **changes})
+
+
+def advised(found: Rehearsal, *, epsilon: float = 8.0) -> Recommendation:
+    given = recommend(
+        budget=Budget(epsilon, 1e-5),
+        accountant=AccountantName.EXACT,
+        protection=Protection(Unit.PATIENT, Relation.REPLACE_ONE),
+        hospitals=8,
+        patients=15,
+    )
+    return replace(given, rehearsal=found)
+
+
+def test_stand_ins_are_ahead_only_where_images_show_what_labels_say() -> None:
+    shown, hidden = rehearsed(6.0), rehearsed(0.0)
+    mean, half = shown.ahead
+    assert mean - half > 0
+    assert shown.patients == 2
+    assert hidden.ahead[0] - hidden.ahead[1] <= 0.0
+    assert advised(shown).worth_asking
+    assert not advised(hidden).worth_asking
+    assert "do not spend" in advised(hidden).summary
+
+
+def test_a_rehearsal_of_the_studys_own_pairs_trains_starts_on_half_of_them() -> None:
+    trained = []
+    found = rehearsed(6.0, protocol="joint", paired=True, patients=2, on_training=trained.append)
+    assert trained.count("the network that nobody's answers make") == 2
+    assert trained.count("a stand-in teacher") == 4
+    assert len(found.control) == 8
+
+
+@pytest.mark.parametrize(("count", "paired"), [(3, False), (7, True)])
+def test_too_few_public_cases_are_refused(count: int, paired: bool) -> None:
+    with pytest.raises(InvalidInput, match="public cases"):
+        rehearse(drawn(count, contrast=1, seed=0), MAPS, protocol="joint", patients=2, recipes=RECIPES, paired=paired)
+
+
+def test_an_interval_that_holds_nothing_says_do_not_spend_and_less_noise_makes_it_no_better() -> None:
+    even = Rehearsal(3, (0.5, 0.6, 0.4, 0.55), (0.5, 0.55, 0.45, 0.56))
+    for epsilon in (2.0, 8.0, 100.0):
+        found = advised(even, epsilon=epsilon)
+        assert found.low < 0 < found.high
+        assert "perhaps nothing to be gained; do not spend this budget" in found.summary
+
+
+def test_a_lead_is_worth_more_the_more_of_it_comes_through() -> None:
+    lead = Rehearsal(3, (0.7, 0.72, 0.69, 0.71), (0.5, 0.51, 0.5, 0.5))
+    ends = [(found.low, found.gain, found.high) for found in (advised(lead, epsilon=each) for each in (0.5, 2.0, 8.0))]
+    assert ends == sorted(ends)
+    assert all(low < gain < high for low, gain, high in ends)
+    assert "by stand-in teachers of 3 patients" in advised(lead).summary
