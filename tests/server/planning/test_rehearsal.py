@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from common.config import DataConfig, TrainingConfig
+from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from consilium.cli.main import app
 from server.planning.recommend import Recommendation, recommend
 from server.planning.rehearsal import PublicCases, Rehearsal, rehearse
 
@@ -88,3 +93,29 @@ def test_a_lead_is_worth_more_the_more_of_it_comes_through() -> None:
     assert ends == sorted(ends)
     assert all(low < gain < high for low, gain, high in ends)
     assert "by stand-in teachers of 3 patients" in advised(lead).summary
+
+
+def test_the_plan_rehearses_on_the_cases_it_is_given_and_prints_what_it_stands_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_phantoms(tmp_path / "cases", cases=4, seed=0)
+    write_phantoms(tmp_path / "others", cases=4, first=4, seed=0)
+    seen = []
+
+    def stand_in(cases, label_maps, **terms):
+        seen.append((cases.images.shape, cases.labels.shape, len(label_maps), terms["patients"], terms["paired"]))
+        return Rehearsal(terms["patients"], (0.7, 0.72, 0.69, 0.71), (0.5, 0.51, 0.5, 0.5))
+
+    monkeypatch.setattr("server.planning.rehearsal.rehearse", stand_in)
+    given = ["plan", "--unit", "patient", "--delta", "1e-5", "--queries", "1", "--patients", "15", "--json"]
+    maps = ["--label-maps", str(tmp_path / "others" / "labelsTr")]
+    cases = ["--cases", str(tmp_path / "cases")]
+    found = CliRunner().invoke(app, [*given, *maps, *cases])
+    advice = json.loads(found.stdout)["recommended"]
+    (images, labels, count, patients, paired), grid = seen[0], seen[0][1][1:]
+    assert (images, labels, count) == ((4, 1, *grid), (4, *grid), 4)
+    assert (patients, paired) == (15 // advice["voters"], False)
+    assert advice["rehearsal"]["control"] == [0.5, 0.51, 0.5, 0.5]
+    assert 0 < advice["gain_low"] < advice["gain"] < advice["gain_high"]
+    alone = CliRunner().invoke(app, [*given, *cases])
+    assert isinstance(alone.exception, InvalidInput)
