@@ -39,8 +39,7 @@ from common.study_mechanism import study_mechanism
 from server.ledger.verify import VerifyReport, verify
 from server.planning.planner import Plan, plan
 from server.planning.public_shapes import PublicShapes, read_shapes
-from server.planning.recommend import Recommendation, recommend
-from server.planning.rehearsal import Rehearsal
+from server.planning.recommend import Recommendation, Rehearsal, recommend
 
 __all__ = [
     "AccountantName",

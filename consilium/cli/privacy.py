@@ -20,8 +20,7 @@ from consilium.cli.options import PLAIN, AsJson
 
 if TYPE_CHECKING:
     from server.planning.planner import Plan
-    from server.planning.recommend import Recommendation
-    from server.planning.rehearsal import Rehearsal
+    from server.planning.recommend import Recommendation, Rehearsal
 
 
 plan_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -154,7 +153,7 @@ def _rehearsal(advised: Recommendation, cases: Path, label_maps: Path, *, patien
     from common.data.volume import load_example, load_label
     from server.planning.public_shapes import MOST_VOXELS
     from server.planning.recommend import PATIENTS_A_TEACHER, training_for
-    from server.planning.rehearsal import PublicCases, rehearse
+    from server.protocols.rehearsal import PublicCases, rehearse
 
     dataset, files = open_dataset(cases), sorted(label_maps.glob("*.nii*"))
     data = DataConfig(

@@ -6,7 +6,7 @@ radius spread over them by water-filling; the next round spreads it anew over wh
 alike over data splits that its octaves are constants here. Looks are so few numbers that nearly all of them comes
 through. That share of what teachers know is computed; what they know is not, and is taken from the best there is:
 
-* a rehearsal (:mod:`server.planning.rehearsal`): how far stand-ins are ahead of the control on public cases;
+* a rehearsal (:mod:`server.protocols.rehearsal`): how far stand-ins are ahead of the control on public cases;
 * else public label maps: what a codec can say beyond the mean shape, times what that was worth on the tasks in
   :data:`TASKS`. The interval is Student's, for one more task like these, and says as a rule that maps do not tell;
 * else nothing: a gain as on hippocampi, on which it was fitted.
@@ -21,14 +21,14 @@ from statistics import fmean
 
 import numpy as np
 
+from common.canonical import check_integer
 from common.codecs.pca import water_fill
 from common.config import JOINT_ROUNDS, STUDENT_RECIPE, TrainingConfig
 from common.errors import InvalidInput
-from common.intervals import next_interval
+from common.intervals import mean_interval, next_interval
 from common.privacy.calibration import calibrate
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Unit, radius_int
 from server.planning.public_shapes import PublicShapes
-from server.planning.rehearsal import Rehearsal
 
 OCTAVES = (0.088, 0.067, 0.102, 0.128, 0.108, 0.091, 0.080, 0.077, 0.076, 0.072)
 """Shares of the variance in directions 1, 2, 3–4, 5–8 … 257–512; the rest lies beyond and is never sent."""
@@ -61,7 +61,7 @@ PAIRS = 4
 LOOKS = 0.4
 """Where the mean shape has less Dice, asking for looks gave more: on hearts (.27 to .37), one rotation."""
 
-LOOK_SPECTRUM = (0.307,) * 3 + (0.026,) * 3
+LOOK_SPECTRUM = (0.318,) * 3 + (0.015,) * 3
 """Shares of the variance of three means and three spreads before anybody is asked: a structure in three channels, or
 three in one."""
 
@@ -77,8 +77,34 @@ PATIENTS_A_TEACHER = 3
 SCARCE = 0.4
 
 
+LEAST_CASES = 4
+"""Public cases of a rehearsal."""
+
 MOST_VOTERS = 256
 """Voters a site are not searched beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """Dice of each public case by stand-in ``teachers`` of so many ``patients`` each, and by the ``control``."""
+
+    patients: int
+    teachers: tuple[float, ...]
+    control: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check_integer("patients of a stand-in teacher", self.patients, least=1)
+        if len(self.teachers) != len(self.control) or len(self.control) < LEAST_CASES:
+            raise InvalidInput("public cases of a rehearsal", value=len(self.control), limit=f"at least {LEAST_CASES}")
+        if not all(0 <= value <= 1 for value in (*self.teachers, *self.control)):
+            raise InvalidInput("Dice of a public case", limit="a number from 0 to 1")
+
+    @property
+    def ahead(self) -> tuple[float, float]:
+        """How far the stand-ins are ahead, in mean Dice, and half the width of its 95 % interval over the cases."""
+        mean, half = mean_interval([t - c for t, c in zip(self.teachers, self.control, strict=True)])
+        assert half is not None
+        return mean, half
 
 
 @dataclass(frozen=True, slots=True)

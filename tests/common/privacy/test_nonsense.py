@@ -39,7 +39,7 @@ from common.privacy import audit as auditing
 from common.privacy import mechanism as facts
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Relation, Unit
 from common.study_mechanism import study_mechanism
-from server.planning import planner, rehearsal
+from server.planning import planner
 from server.planning import recommend as advice
 from server.planning.public_shapes import PublicShapes
 
@@ -246,8 +246,7 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: recommend(paired=x or -1),
     ],
     "public_shapes.PublicShapes": [lambda x: PublicShapes(x or -1, 0.5), lambda x: PublicShapes(0.5, x or -1)],
-    "rehearsal.Rehearsal": [lambda x: rehearsal.Rehearsal(x, (0.5,) * 4, (0.5,) * 4)],
-    "rehearsal.rehearse": [lambda x: rehearsal.rehearse(None, (), protocol="joint", patients=x, recipes=())],
+    "recommend.Rehearsal": [lambda x: advice.Rehearsal(x, (0.5,) * 4, (0.5,) * 4)],
     "recommend.joint_noise": [lambda x: joint_noise(hospitals=x), lambda x: joint_noise(voters=x)],
     "recommend.recovered_share": [advice.recovered_share],
     "recommend.predicted_gain": [advice.predicted_gain],
@@ -350,7 +349,6 @@ TAKES_NO_NUMBER = {
     "planner.SpectrumErrors",  # what the planner answers
     "planner.Plan",
     "recommend.Recommendation",
-    "rehearsal.PublicCases",  # whoever reads them has checked them
     "recommend.protocol_for",  # ways to ask and to train, which shape no guarantee
     "recommend.training_for",
     "study_mechanism.usual_aggregation",  # of a quorum that the study checks

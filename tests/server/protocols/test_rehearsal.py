@@ -15,8 +15,8 @@ from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from consilium.cli.main import app
-from server.planning.recommend import Recommendation, recommend
-from server.planning.rehearsal import PublicCases, Rehearsal, rehearse
+from server.planning.recommend import Recommendation, Rehearsal, recommend
+from server.protocols.rehearsal import PublicCases, rehearse
 
 GRID = (16, 16, 16)
 DATA = DataConfig(labels=("background", "ball"), spacing_mm=(1.0, 1.0, 1.0), grid=GRID)
@@ -106,7 +106,7 @@ def test_the_plan_rehearses_on_the_cases_it_is_given_and_prints_what_it_stands_o
         seen.append((cases.images.shape, cases.labels.shape, len(label_maps), terms["patients"], terms["paired"]))
         return Rehearsal(terms["patients"], (0.7, 0.72, 0.69, 0.71), (0.5, 0.51, 0.5, 0.5))
 
-    monkeypatch.setattr("server.planning.rehearsal.rehearse", stand_in)
+    monkeypatch.setattr("server.protocols.rehearsal.rehearse", stand_in)
     given = ["plan", "--unit", "patient", "--delta", "1e-5", "--queries", "1", "--patients", "15", "--json"]
     maps = ["--label-maps", str(tmp_path / "others" / "labelsTr")]
     cases = ["--cases", str(tmp_path / "cases")]

@@ -17,15 +17,14 @@ from jaxtyping import Float, UInt8
 from common.canonical import check_integer, sha256_bytes
 from common.config import DataConfig, TrainingConfig
 from common.errors import InvalidInput
-from common.intervals import mean_interval
 from server.planning.public_shapes import LEAST_MAPS, NOISE_STD
+from server.planning.recommend import LEAST_CASES, Rehearsal
 
 if TYPE_CHECKING:
     import torch
 
     from common.codecs.pca import PcaCodec
 
-LEAST_CASES = 4
 STAND_INS = 2
 """Of each half of the cases, at most."""
 
@@ -39,29 +38,6 @@ class PublicCases:
     images: Float[np.ndarray, "n c x y z"]
     labels: UInt8[np.ndarray, "n x y z"]
     data: DataConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """Dice of each public case by stand-in ``teachers`` of so many ``patients`` each, and by the ``control``."""
-
-    patients: int
-    teachers: tuple[float, ...]
-    control: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        check_integer("patients of a stand-in teacher", self.patients, least=1)
-        if len(self.teachers) != len(self.control) or len(self.control) < LEAST_CASES:
-            raise InvalidInput("public cases of a rehearsal", value=len(self.control), limit=f"at least {LEAST_CASES}")
-        if not all(0 <= value <= 1 for value in (*self.teachers, *self.control)):
-            raise InvalidInput("Dice of a public case", limit="a number from 0 to 1")
-
-    @property
-    def ahead(self) -> tuple[float, float]:
-        """How far the stand-ins are ahead, in mean Dice, and half the width of its 95 % interval over the cases."""
-        mean, half = mean_interval([t - c for t, c in zip(self.teachers, self.control, strict=True)])
-        assert half is not None
-        return mean, half
 
 
 def rehearse(
