@@ -24,7 +24,7 @@ from tests.common.models.monai_augmentation import monais
 
 GRID, CLASSES, CASES = (32, 48, 32), 3, 6
 RECIPE = TrainingConfig(steps=10, batch_size=2, learning_rate=1e-3)
-REPEATS, PATIENTS, CHUNK = 7, 8, 4
+REPEATS, PATIENTS, CHUNK = 11, 8, 4
 
 
 def figures() -> Iterator[Figure]:
