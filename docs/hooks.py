@@ -24,7 +24,8 @@ def on_post_page(output: str, *, page: Any, config: Any) -> str:
 
 
 def on_page_content(html: str, *, page: Any, config: Any, files: Any) -> str:
-    """A long name in a table may be broken after an underline or a slash, a date or a number nowhere."""
+    """A long name in a table may be broken after an underline or a slash; a date, a number and an option nowhere."""
+    html = re.sub(r"<code(?=>--[\w-]{1,28}</code>)", '<code class="option"', html)
     html = re.sub(r"<td(?=>[\de., -]+</td>)", '<td class="number"', html)
     return re.sub(r"(?<=<code>)[\w/.:-]{25,}(?=</code>)", lambda name: re.sub(r"([_/])", r"\1<wbr>", name[0]), html)
 
