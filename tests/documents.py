@@ -28,7 +28,7 @@ WALKS = {
     "Can I use my own model?": ("deployment.html#a-teacher-you-already-have", "a MONAI bundle"),
     "A key of ours was stolen.": ("ledger.html#keys", "A stolen signing key"),
     "How large may a volume be?": ("data.html#large-volumes", "2²⁴ voxels"),
-    "How many hospitals does it take?": ("start/operator.html", "two for an open sum"),
+    "How many hospitals does it take?": ("start/operator.html", "three for a"),
     "How long does a study take?": ("start/operator.html", "minutes at the server"),
     "May we publish the student?": ("concepts/student.html", "may be published"),
     "The server was rebooted in mid-study.": ("deployment.html#when-something-fails", "killed or rebooted"),

@@ -107,7 +107,7 @@ def codecs(found: dict[str, Any]) -> str:
     for row in found["rows"]:
         dice = [figure(row[name]) for name in ("mean_shape", "no_noise", "noise")]
         variances = f"{figure(row['least_variance'], digits=2)}, {figure(row['median_variance'], digits=2)}"
-        rows.append([row["codec"], str(row["dimension"]), str(row["planned_noise"]), *dice, variances])
+        rows.append([f"`{row['codec']}`", str(row["dimension"]), str(row["planned_noise"]), *dice, variances])
     return markdown([*head, "variance of a coordinate in C²/l: least, median"], rows)
 
 
