@@ -248,10 +248,11 @@ def test_a_hospitals_voters_share_its_sensitivity_so_one_is_advised() -> None:
     assert "5 teachers a site" in advised(8.0).summary
 
 
-def test_a_sealed_sum_is_benched_with_the_noise_that_all_its_shares_add_up_to() -> None:
+@pytest.mark.parametrize("colluders", [None, 2])
+def test_a_sum_is_benched_with_its_noise_a_sealed_one_with_what_all_its_shares_add_up_to(colluders: int | None) -> None:
     sealed = replace(SETTING, hospitals=4, colluders=2)
     data = DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=(8, 8, 8))
-    mechanism = study_mechanism(study_of(sealed, data), dimension=40_000)
+    mechanism = study_mechanism(study_of(replace(sealed, colluders=colluders), data), dimension=40_000)
     votes = [np.zeros(40_000, dtype=np.int64)] * 8
     assert noised(votes, mechanism).std() == pytest.approx(mechanism.noise_in_sum(4), rel=0.02)
     assert mean_noise(sealed) == pytest.approx(2**0.5 * mean_noise(replace(sealed, colluders=None)))
