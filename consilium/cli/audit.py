@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -127,8 +129,7 @@ def _attack(subject: Subject, *, draws: int, runs: int, show: bool) -> dict[str,
     from common.privacy.audit import audit
     from consilium.audit.run import audit_service
 
-    logging.getLogger("client").setLevel(logging.CRITICAL)  # voters fail on purpose, and workers say so
-    with counting("audit", show=show) as told:
+    with _mute("client"), counting("audit", show=show) as told:  # voters fail on purpose, and workers say so
         reports: dict[str, ServiceReport | AuditReport] = {
             "service": audit_service(subject, draws=draws, progress=told)
         }
@@ -136,6 +137,17 @@ def _attack(subject: Subject, *, draws: int, runs: int, show: bool) -> dict[str,
         with counting("audit in memory", show=show) as told:
             reports["memory"] = audit(_in_memory(subject), runs=runs, confidence=MEMORY_CONFIDENCE, progress=told)
     return reports
+
+
+@contextmanager
+def _mute(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _in_memory(subject: Subject) -> StudyUnderAudit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def test_both_parts_are_reported_and_production_as_it_is_ends_with_zero() -> Non
     assert (service["hospitals"], service["queries"], service["dimension"], service["joint"]) == (2, 2, 8, True)
     assert service["claimed_mu"] == pytest.approx(2.0832736, rel=1e-7)  # of (8, 1e-3), by any table
     assert {"summary", "runs", "confidence"} <= service.keys()
+    assert logging.getLogger("client").getEffectiveLevel() == logging.WARNING, "warnings are heard again after an audit"
 
 
 def test_a_broken_claim_ends_with_exit_code_one_and_says_which_tests(monkeypatch: pytest.MonkeyPatch) -> None:
