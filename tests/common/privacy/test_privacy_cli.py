@@ -11,9 +11,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
 from consilium.cli.audit import audit_app
 from consilium.cli.privacy import plan_app
+from server.planning.recommend import Rehearsal
 
 STUDY = """schema = 1
 name = "brats"
@@ -136,12 +138,14 @@ def test_a_code_of_another_length_than_the_spectrum_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("app", [plan_app, audit_app])
-def test_help_gives_examples_that_run_and_no_stray_escapes(app: typer.Typer, tmp_path: Path) -> None:
+def test_help_gives_examples_that_run_and_no_stray_escapes(
+    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, text = call(app, "--help")
     assert code == 0
     assert "\\" not in text
     examples = [" ".join(part.split("\n\n")[0].split()) for part in text.split("Example: ")[1:]]
-    assert len(examples) == (4 if app is plan_app else 2)
+    assert len(examples) == (5 if app is plan_app else 2)
     small = STUDY.replace("= 40", "= 2").replace("= 6", "= 2")
     (tmp_path / "study.toml").write_text(STUDY if app is plan_app else small)
     maps = tmp_path / "label-maps"
@@ -150,11 +154,17 @@ def test_help_gives_examples_that_run_and_no_stray_escapes(app: typer.Typer, tmp
         body = np.zeros((8, 8, 8), dtype=np.uint8)
         body[1 : 3 + number, 2:5, 2:6] = 1
         nib.save(nib.Nifti1Image(body, np.eye(4)), maps / f"{number}.nii.gz")
+    write_phantoms(tmp_path / "validation", cases=4, seed=0)
+    rehearsed = Rehearsal(
+        3, (0.7, 0.72, 0.69, 0.71), (0.5, 0.51, 0.5, 0.5)
+    )  # minutes of training; it has its own tests
+    monkeypatch.setattr("server.protocols.rehearsal.rehearse", lambda *_, **__: rehearsed)
     for example in examples:
         assert example.startswith("consilium ")
         arguments = example.replace("study.toml", str(tmp_path / "study.toml")).split()[2:]
         arguments = [str(tmp_path / a) if a.endswith(".png") else a for a in arguments]
-        arguments = [str(maps) if a == "split/public/label-maps" else a for a in arguments]
+        folders = {"split/public/label-maps": maps, "split/validation": tmp_path / "validation"}
+        arguments = [str(folders.get(a, a)) for a in arguments]
         quick: tuple[str, ...] = ()
         if app is audit_app:  # of two values given the last counts
             quick = ("--runs", "20", "--draws", "1", "--dimension", "8")
