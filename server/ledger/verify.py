@@ -43,6 +43,10 @@ class Problem:
         return self.what if self.row is None else f"row {self.row}: {self.what}"
 
 
+Standings = dict[str, SignedHead | Problem | None]
+"""The head in the standing beside a file, by the role it is read as: None without one, a problem if it cannot be."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolTotal:
     """What a pool has spent by this ledger: the guarantee by every gate accountant, and the gate's share of the cap."""
@@ -131,7 +135,7 @@ def verify(
     ``witnesses`` that belongs to this ledger must be in it, and so must the standing's, if one lies beside it. Problems
     are reported, not raised; InvalidInput only if there is no such file.
     """
-    standing = _standing(path)  # before the rows: a charge writes it after them
+    standings = _standings(path)  # before the rows: a charge writes it after them
     # with no WAL beside it nobody has the file open: read it as it lies, and leave nothing beside it either
     connection = connect(path, read_only=True, as_it_lies=not Path(f"{path}-wal").exists())
     connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
@@ -140,7 +144,7 @@ def verify(
         check = _Check(connection, public_key=public_key, server_keys=keys)
         try:
             connection.execute("BEGIN")
-            check.run(witnesses, standing, checkpoint_path(path))
+            check.run(witnesses, standings, checkpoint_path(path))
         except LedgerCorrupt as error:
             check.problem(error.row, _without_row(error))
         except (sqlite3.Error, UnicodeError, OverflowError) as error:  # SQLite's own messages may quote damaged bytes
@@ -176,7 +180,7 @@ class _Check:
     def problem(self, row: int | None, what: str) -> None:
         self.problems.append(Problem(row, what))
 
-    def run(self, witnesses: Sequence[SignedHead], standing: SignedHead | Problem | None, checkpoint: Path) -> None:
+    def run(self, witnesses: Sequence[SignedHead], standings: Standings, checkpoint: Path) -> None:
         self._structure()
         if not self.role:
             return
@@ -188,7 +192,7 @@ class _Check:
         self._payloads()
         self._rosters()
         self._witnesses(witnesses)
-        self._standing(standing)
+        self._standing(standings[self.role])
         known = [key for _, key in self.books.key.history]
         if self._expected is not None and self._expected not in known:
             # after another problem the key may stand in rows that could not be read
@@ -385,7 +389,7 @@ class _Check:
                 yield f"{query_id}/{draw}", seq, masked.words_sha256, None
 
     def _witnesses(self, witnesses: Sequence[SignedHead]) -> None:
-        self.witnesses = sum([self._holds(witness, "a kept head") for witness in witnesses])
+        self.witnesses = sum(self._holds(witness, "a kept head") for witness in witnesses)
 
     def _standing(self, found: SignedHead | Problem | None) -> None:
         if isinstance(found, Problem):
@@ -433,15 +437,12 @@ def _without_row(error: LedgerCorrupt) -> str:
     return text.removeprefix(f"row {error.row}: ")
 
 
-def _standing(ledger: Path) -> SignedHead | Problem | None:
-    """The newest charge that the standing beside this file knows of; a problem if it cannot be read."""
-    try:
-        file = kept_standing(ledger)
-        if file is None:
-            return None
+def _standings(ledger: Path) -> Standings:
+    found: Standings = {}
+    for kind in (ServerStanding, Standing):
         try:
-            return ServerStanding.load(file).head
-        except InvalidInput:
-            return Standing.load(file).head
-    except (LedgerCorrupt, InvalidInput) as error:
-        return Problem(None, str(error))
+            file = kept_standing(ledger)
+            found[kind.ROLE] = None if file is None else kind.load(file).head
+        except (LedgerCorrupt, InvalidInput) as error:
+            found[kind.ROLE] = Problem(None, str(error))
+    return found

@@ -584,6 +584,14 @@ def test_a_restored_copy_is_refused_until_what_it_forgot_is_charged(site: Hospit
     assert verify(site.path).ok
 
 
+def test_verification_names_the_sites_own_remedy_for_a_damaged_standing(site: Hospital) -> None:
+    site.ledger.reserve(site.study.id, queries(1))
+    kept = standing_path(site.path)
+    kept.write_bytes(kept.read_bytes()[:-20])
+    (problem,) = verify(site.path).problems
+    assert "consilium site recover --own-ledger" in problem.what
+
+
 def test_a_veto_may_be_among_what_was_lost_so_every_study_waits(site: Hospital, tmp_path: Path) -> None:
     backup(site.path, tmp_path / "copy")
     site.ledger.reserve(site.study.id, queries(1))

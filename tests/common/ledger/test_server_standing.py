@@ -246,8 +246,17 @@ def test_pools_have_one_book_and_books_one_pool(world: World) -> None:
     assert verify(world.path).ok
 
 
-@pytest.mark.parametrize("damage", ["another ledger's", "cut short", "a link that leads nowhere"])
-def test_verification_trusts_no_ledger_whose_standing_it_cannot_use(world: World, tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("another ledger's", "is of another ledger"),
+        ("cut short", "run `consilium ledger recover` with every site's receipts"),
+        ("a link that leads nowhere", "mount that disk"),
+    ],
+)
+def test_verification_trusts_no_ledger_whose_standing_it_cannot_use(
+    world: World, tmp_path: Path, damage: str, says: str
+) -> None:
     world.release([make_query(1, MECHANISM)], batch="b1")
     kept = world.path.with_suffix(".standing")
     assert verify(world.path).ok
@@ -262,4 +271,6 @@ def test_verification_trusts_no_ledger_whose_standing_it_cannot_use(world: World
         case _:
             kept.unlink()
             kept.symlink_to(tmp_path / "gone")
-    assert ["standing" in problem.what for problem in verify(world.path).problems] == [True]
+    (problem,) = verify(world.path).problems
+    assert "standing" in problem.what
+    assert says in problem.what
