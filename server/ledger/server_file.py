@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from common.canonical import canonical_text
-from common.errors import ConsiliumError, InvalidInput
+from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt
 from common.ledger.base_ledger import OpenLedger
 from common.ledger.chain import Chain
 from common.ledger.charges import NOTHING, ReleaseRecord, Spend
@@ -134,10 +134,18 @@ class ServerFile(OpenLedger[Books]):
         """What shows that this file is an older copy than the one that charged last; None if nothing does.
 
         The standing beside the file tells. Where it was rolled back together with the file, sites do that hold a later
-        receipt; where none had arrived yet, nothing can.
+        receipt; where none had arrived yet, nothing can. LedgerCorrupt or InvalidInput where it cannot be read.
         """
         path = self._chain.path
-        return self._older_copy(this=f"the ledger {path}", beside=f"with {path}")
+        found = self._older_copy(this=f"the ledger {path}", beside=f"with {path}")
+        return None if found is None else f"{found}; to fix: `consilium ledger recover`"
+
+    def standing_problem(self) -> str | None:
+        """:meth:`forgotten` for a page that says how things are: a standing that cannot be read is a problem too."""
+        try:
+            return self.forgotten()
+        except (LedgerCorrupt, InvalidInput) as error:
+            return str(error)
 
     def lost(self) -> dict[str, Spend]:
         """What was charged to each pool because an older copy had forgotten it and no receipt told of it."""

@@ -110,7 +110,7 @@ class Ledger(AnswersQueries):
         try:
             if signing_key is not None and not restored:
                 if (problem := ledger.forgotten()) is not None:
-                    raise LedgerCorrupt(f"{problem}; to fix: `consilium ledger recover`")
+                    raise LedgerCorrupt(problem)
                 ledger._make_good_standing()
                 ledger._keep_checkpoint()
         except BaseException:

@@ -175,7 +175,7 @@ def study_status(workspace: Workspace) -> StudyStatus:
         declared = {pool.pool for pool in ledger.pools()}
         spent = {site.name: is_spent(ledger, study, pool=site.pool) for site in registered if site.pool in declared}
         epsilon = {str(name): one.epsilon for name, one in ledger.study_guarantees(study.id).items()}
-        lost, head, forgotten = ledger.lost_draws(study.id), ledger.head().hash, ledger.forgotten()
+        lost, head, standing = ledger.lost_draws(study.id), ledger.head().hash, ledger.standing_problem()
     sites = {
         name: SiteStatus(
             spent=spent.get(name, False),
@@ -214,6 +214,6 @@ def study_status(workspace: Workspace) -> StudyStatus:
         sites=sites,
         batches=batches,
         answers_weighed=weighed,
-        warnings=warnings if forgotten is None else (f"{forgotten}; to fix: `consilium ledger recover`", *warnings),
+        warnings=warnings if standing is None else (standing, *warnings),
         ledger_head=head,
     )

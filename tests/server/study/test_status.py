@@ -49,7 +49,26 @@ def test_a_ledger_that_its_standing_does_not_fit_is_said_before_anything_is_run(
     shutil.copy(tmp_path / "other.standing", workspace.ledger_file.with_suffix(".standing"))
     (warning,) = study_status(workspace).warnings
     assert "of another ledger" in warning
-    assert "consilium ledger recover" in warning
+    assert warning.count("consilium ledger recover") == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [("cut short", "consilium ledger recover"), ("a link that leads nowhere", "mount that disk")],
+)
+def test_a_standing_that_cannot_be_read_is_a_warning_on_the_page_and_not_its_end(
+    workspace: Workspace, tmp_path: Path, damage: str, says: str
+) -> None:
+    kept = workspace.ledger_file.with_suffix(".standing")
+    if damage == "cut short":
+        kept.write_text("{")
+    else:
+        kept.symlink_to(tmp_path / "gone")
+    done = CliRunner().invoke(study_app, ["status", str(workspace.root)])
+    assert done.exit_code == 0, done.output
+    (warning,) = study_status(workspace).warnings
+    assert says in warning
+    assert f"warning: {warning}" in done.stdout
 
 
 def test_the_stage_and_how_much_of_it_is_done_are_shown(workspace: Workspace) -> None:
