@@ -151,11 +151,11 @@ def _rehearsal(advised: Recommendation, cases: Path, label_maps: Path, *, patien
     from client.data.layouts import open_dataset
     from common.data.grid import choose_both
     from common.data.volume import load_example, load_label
-    from server.planning.public_shapes import MOST_VOXELS
+    from server.planning.public_shapes import MOST_VOXELS, map_files
     from server.planning.recommend import PATIENTS_A_TEACHER, training_for
     from server.protocols.rehearsal import PublicCases, rehearse
 
-    dataset, files = open_dataset(cases), sorted(label_maps.glob("*.nii*"))
+    dataset, files = open_dataset(cases), map_files(label_maps)
     data = DataConfig(
         dataset.labels, *choose_both(files, most=MOST_VOXELS), channels=dataset.channels, regions=dataset.regions
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from jaxtyping import UInt8
@@ -18,6 +19,11 @@ from jaxtyping import UInt8
 from common.canonical import sha256_bytes
 from common.config import CodecConfig, DataConfig
 from common.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from common.codecs.pca import PcaCodec
+
+R = TypeVar("R", np.ndarray, Sequence[np.ndarray])
 
 LEAST_MAPS = 4
 CONFIG = CodecConfig(joint=True)
@@ -45,14 +51,20 @@ class PublicShapes:
         return max(0.0, self.held - self.mean_shape)
 
 
-def read_maps(folder: Path) -> tuple[list[UInt8[np.ndarray, "x y z"]], int]:
-    """The label maps (.nii, .nii.gz) in a folder, on a grid that suits them, and how many labels they have."""
-    from common.data.grid import choose_both
-    from common.data.volume import load_label
-
+def map_files(folder: Path) -> list[Path]:
+    """The files (.nii, .nii.gz) of the label maps in a folder, by name; InvalidInput for fewer than four."""
     files = sorted(path for path in folder.glob("*.nii*") if path.is_file())
     if len(files) < LEAST_MAPS:
         raise InvalidInput("public label maps", value=len(files), limit=f"at least {LEAST_MAPS} in {folder}")
+    return files
+
+
+def read_maps(folder: Path) -> tuple[list[UInt8[np.ndarray, "x y z"]], int]:
+    """The label maps in a folder, on a grid that suits them, and how many labels they have."""
+    from common.data.grid import choose_both
+    from common.data.volume import load_label
+
+    files = map_files(folder)
     spacing, grid = choose_both(files, most=MOST_VOXELS)
     names = ("background", *(f"structure {number}" for number in range(1, _most(files) + 1)))
     data = DataConfig(labels=names, spacing_mm=spacing, grid=grid)
@@ -68,19 +80,25 @@ def read_shapes(folder: Path) -> PublicShapes:
 def public_shapes(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -> PublicShapes:
     """Both halves of the maps in turn through the codec, and the mean shape, of the other half."""
     from common.codecs import shapes
-    from common.codecs.base import Provenance
-    from common.codecs.pca import PcaCodec
     from server.protocols.student import score
 
     mean_shape = mean_shape_dice(label_maps, labels=labels)
     held: list[float] = []
-    for own, others in _halves(label_maps):
-        provenance = Provenance(tuple(sha256_bytes(each.tobytes()) for each in own), CONFIG.augmentations, 0, NOISE_STD)
-        codec = PcaCodec.fit(own, labels=labels, config=CONFIG, provenance=provenance)
+    for own, others in halves(label_maps):
+        codec = codec_of(own, labels=labels)
         codes = (codec.encode(shapes.one_hot(each, labels=labels)) for each in others)
         drawn = [codec.decode(code, noise_std=0.0).argmax(axis=0).astype(np.uint8) for code in codes]
         held.append(score(drawn, others, labels).mean)
     return PublicShapes(held=float(np.mean(held)), mean_shape=mean_shape)
+
+
+def codec_of(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -> PcaCodec:
+    """The codec that a joint query has of these maps."""
+    from common.codecs.base import Provenance
+    from common.codecs.pca import PcaCodec
+
+    made = Provenance(tuple(sha256_bytes(each.tobytes()) for each in label_maps), CONFIG.augmentations, 0, NOISE_STD)
+    return PcaCodec.fit(label_maps, labels=labels, config=CONFIG, provenance=made)
 
 
 def mean_shape_dice(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -> float:
@@ -93,7 +111,7 @@ def mean_shape_dice(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels:
         raise InvalidInput("public label maps", value=len(label_maps), limit=f"at least {LEAST_MAPS}")
     factor = shapes.pooling_factor(label_maps[0].shape, labels=labels)
     found = []
-    for own, others in _halves(label_maps):
+    for own, others in halves(label_maps):
         exact = [shapes.pool(shapes.one_hot(each, labels=labels).astype(np.float64), factor=factor) for each in own]
         centre, _ = centre_and_metric(exact, factor=1)
         drawn = shapes.to_probabilities(centre, factor=factor).argmax(axis=0).astype(np.uint8)
@@ -101,9 +119,9 @@ def mean_shape_dice(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels:
     return float(np.mean(found))
 
 
-def _halves(label_maps: Sequence[np.ndarray]) -> tuple[tuple[Sequence[np.ndarray], Sequence[np.ndarray]], ...]:
-    halves = label_maps[::2], label_maps[1::2]
-    return halves, halves[::-1]
+def halves(rows: R) -> tuple[tuple[R, R], tuple[R, R]]:
+    """Every second row beside the others, and the other way round."""
+    return (rows[::2], rows[1::2]), (rows[1::2], rows[::2])
 
 
 def _most(files: Sequence[Path]) -> int:

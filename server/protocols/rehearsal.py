@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from common.canonical import check_integer, sha256_bytes
+from common.canonical import check_integer
 from common.config import DataConfig, TrainingConfig
 from common.errors import InvalidInput
-from server.planning.public_shapes import LEAST_MAPS, NOISE_STD
+from server.planning.public_shapes import LEAST_MAPS, codec_of, halves
 from server.planning.recommend import LEAST_CASES, Rehearsal
 
 if TYPE_CHECKING:
@@ -61,12 +61,14 @@ def rehearse(
     if len(rows) < (2 * LEAST_CASES if paired else LEAST_CASES):
         limit = f"at least {LEAST_CASES}, twice as many where they are the study's pairs"
         raise InvalidInput("public cases of a rehearsal", value=len(rows), limit=limit)
-    codec, scored, used = _codec(label_maps, cases.data), np.empty((2, len(cases.images))), 0
-    for pairs, rest in _halves(rows) if paired else ((None, rows),):
+    check_integer("public label maps", len(label_maps), least=LEAST_MAPS, limit=f"at least {LEAST_MAPS}")
+    codec = codec_of(label_maps, labels=len(cases.data.labels))
+    scored, used = np.empty((2, len(cases.images))), 0
+    for pairs, rest in halves(rows) if paired else ((None, rows),):
         on_training("the network that nobody's answers make")
         begun, control = _control(cases, codec, protocol, recipes[1], pairs)
         scored[1, rest] = _dice(control, cases, rest)
-        for own, others in _halves(rest):
+        for own, others in halves(rest):
             each: list[list[float]] = []
             for first in range(0, max(1, len(own) - patients + 1), patients)[:STAND_INS]:
                 on_training("a stand-in teacher")
@@ -76,23 +78,6 @@ def rehearse(
                 used = len(part)
             scored[0, others] = np.mean(each, axis=0)
     return Rehearsal(used, *(tuple(each[rows].tolist()) for each in scored))
-
-
-def _halves(rows: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Either half of the rows beside the other."""
-    return (rows[::2], rows[1::2]), (rows[1::2], rows[::2])
-
-
-def _codec(label_maps: Sequence[np.ndarray], data: DataConfig) -> PcaCodec:
-    from common.codecs.base import Provenance
-    from common.codecs.pca import PcaCodec
-    from server.planning.public_shapes import CONFIG
-
-    if len(label_maps) < LEAST_MAPS:
-        raise InvalidInput("public label maps", value=len(label_maps), limit=f"at least {LEAST_MAPS}")
-    hashes = tuple(sha256_bytes(each.tobytes()) for each in label_maps)
-    made = Provenance(hashes, CONFIG.augmentations, 0, NOISE_STD)
-    return PcaCodec.fit(label_maps, labels=len(data.labels), config=CONFIG, provenance=made)
 
 
 def _control(

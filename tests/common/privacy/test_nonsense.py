@@ -354,6 +354,9 @@ TAKES_NO_NUMBER = {
     "study_mechanism.usual_aggregation",  # of a quorum that the study checks
     "public_shapes.public_shapes",  # label maps, which whoever reads them has checked
     "public_shapes.mean_shape_dice",
+    "public_shapes.codec_of",
+    "public_shapes.halves",
+    "public_shapes.map_files",
     "public_shapes.read_maps",
     "public_shapes.read_shapes",
 }
