@@ -47,9 +47,6 @@ WORTH_ASKING = 0.02
 OFF = 0.02
 """How far from :func:`predicted_gain` the gains measured on hippocampi were at most, and a little."""
 
-HIPPOCAMPUS = PublicShapes(held=0.89, mean_shape=0.65)
-"""The task that :data:`DICE_OF_ALL` was measured on, by ten of its label maps."""
-
 TASKS = (0.31, 0.50, 0.57, 0.57, -0.01)
 """Gain over what came through of the room between codec and mean shape: means of the studies of hippocampi, hearts,
 tumours, the demo's phantoms and plain ones (docs/utility.md). Of the last the public start knows all that teachers do,
@@ -237,9 +234,9 @@ def recommend(
     less than :data:`SCARCE` is recovered otherwise. ``shapes``: of the task's public label maps; ``paired``: how many
     public cases have labels. All from public numbers. Charges nothing.
     """
-    _check_count("hospitals", hospitals)
-    _check_count("patients a site", 1 if patients is None else patients)
-    _check_count("public pairs", paired + 1 if type(paired) is int else paired)
+    check_integer("hospitals", hospitals, least=1)
+    check_integer("patients a site", 1 if patients is None else patients, least=1)
+    check_integer("public pairs", paired, least=0)
 
     def at(voters: int) -> Recommendation:
         noise = joint_noise(
@@ -278,7 +275,7 @@ def joint_noise(
 
     ``colluders`` of a sealed sum, whose noise is drawn at the sites.
     """
-    _check_count("hospitals", hospitals)
+    check_integer("hospitals", hospitals, least=1)
     bound = radius_int(1.0)
     noise_std = calibrate(
         budget=budget,
@@ -302,7 +299,7 @@ def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS, spectrum: Seque
     """
     if not 0 < noise < 1e6:
         raise InvalidInput("noise on the mean code", value=noise, limit="above 0, below a million clipping norms")
-    _check_count("rounds", rounds)
+    check_integer("rounds", rounds, least=1)
     shares = list(spectrum) or [OCTAVES[0]]
     for octave, share in enumerate(() if spectrum else OCTAVES[1:]):
         shares += [share / 2**octave] * 2**octave
@@ -315,8 +312,3 @@ def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS, spectrum: Seque
 def predicted_gain(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:
     """Dice the student of a joint query should have over its best control; see the module for what it stands on."""
     return float(DICE_OF_ALL * recovered_share(noise, rounds=rounds) ** FIRST_PARTS)
-
-
-def _check_count(what: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInput(what, value=value, limit="an integer from 1")
