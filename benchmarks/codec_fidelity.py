@@ -2,7 +2,7 @@
 
 No teacher, student or privacy is involved: 24 public label maps to fit on, 26 of other patients to score, seeded noise.
 
-    python -m benchmarks.codec_fidelity --data Task04_Hippocampus [--out benchmarks/results/codecs.json]
+    python -m benchmarks.codec_fidelity --data Task04_Hippocampus [--out benchmarks/results/codecs/fidelity.json]
 """
 
 from __future__ import annotations

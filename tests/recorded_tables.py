@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-MARK = re.compile(r"(<!-- recorded: ((?:tables|utility)/[a-z0-9-]+|codecs) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = re.compile(r"(<!-- recorded: ((?:codecs|tables|utility)/[a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
 
 ARMS = {

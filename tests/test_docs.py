@@ -198,8 +198,9 @@ def test_every_measured_table_is_its_record_and_no_record_is_left_out():
         text = path.read_text(encoding="utf-8")
         assert text == recorded_tables.page(text), f"{path.name} is old: python -m tests.recorded_tables writes it anew"
         shown |= {mark[2] for mark in recorded_tables.MARK.finditer(text)}
-    there = {f"tables/{path.stem}" for path in (recorded_tables.RESULTS / "tables").glob("*.json")}
-    assert {name for name in shown if name.startswith("tables/")} == there
+    folders = "codecs/", "tables/"
+    there = {f"{name}{path.stem}" for name in folders for path in (recorded_tables.RESULTS / name).glob("*.json")}
+    assert {name for name in shown if name.startswith(folders)} == there
 
 
 NO_RESULTS = {
