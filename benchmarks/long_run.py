@@ -6,6 +6,7 @@ transport are the tests' stubs. Fifty queries a batch, four sites, which allow s
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 from benchmarks.dashboard import costs, state
-from benchmarks.run import RATIO, Figure, figure
+from benchmarks.run import RATIO, Figure, figure, resident_mib
 from common.config import CollectionConfig, render_study
 from common.events import EventLog
 from server.aggregation.exchange import Reply
@@ -37,7 +38,7 @@ class Measured(LoopTransport):
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
         self.replies.clear()
-        self.seen.append((_resident_mib(), time.process_time()))
+        self.seen.append((resident_mib([os.getpid()]), time.process_time()))
         return super().exchange(bodies, timeout_s=timeout_s)
 
 
@@ -75,7 +76,3 @@ def _growth(federation: Federation, transport: Measured) -> Iterator[Figure]:
     files["a site's ledger"] = [federation.root / site.name / "site-ledger.sqlite" for site in federation.sites]
     for name, paths in files.items():
         yield figure(f"growth of {name} a query", [path.stat().st_size / QUERIES for path in paths], "B")
-
-
-def _resident_mib() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20

@@ -18,20 +18,18 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.round import cpu_s, releases, run_for, until
-from benchmarks.run import Figure, figure
+from benchmarks.run import Figure, figure, resident_mib
 from client.operations.daemons import launcher, site_node, supernode, write_link
 from client.operations.serve import REPLY_TICK_S, serve
 from client.policy import Consent, load_site
 from client.site.books import open_books
 from client.worker import Worker
-from common.admission import read_request
 from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study
 from common.data.synthetic import study_data, write_phantoms
 from common.process import Daemon, DaemonSpec, ProcessGroup
 from common.sockets import free_ports
-from consilium.demo.federation import HOST, write_server, write_sites
-from server.operations import provision
-from server.operations.daemons import register_node, superexec, superlink
+from consilium.demo.federation import HOST, admit, write_server, write_sites
+from server.operations.daemons import superexec, superlink
 from server.operations.supervisor import (
     core_daemon,
     fleet_daemon,
@@ -105,21 +103,13 @@ def _join(
     stack: ExitStack, group: ProcessGroup, workspace: Workspace, root: Path, names: Sequence[str], sockets: Path
 ) -> None:
     """Admit hospitals and start what they run."""
-    study, server = workspace.study(), flower_server(workspace)
+    study = workspace.study()
     for name in names:
         (root / "data" / name).mkdir(parents=True)
     nodes = []
     made = write_sites(workspace, root / "sites", names=names, data=root / "data")
+    admit(workspace, made)
     for (name, directory), port in zip(made.items(), free_ports(len(names)), strict=True):
-        request = read_request(directory / "request.json")
-        provision.approve(
-            workspace,
-            request,
-            site=name,
-            pool=request.pool,
-            fingerprint=request.fingerprint,
-            register=lambda key, name: register_node(server, key, name=name),
-        )
         config = load_site(directory)
         ledger = stack.enter_context(open_books(config))
         ledger.consent(study)
@@ -159,7 +149,7 @@ def _measured(group: ProcessGroup, workspace: Workspace, count: int) -> Iterator
     yield Figure(f"of it SuperLink, {count} nodes", round(took["superlink"], 4), "s")
     yield Figure(f"of it the core, {count} nodes", round(took["core"], 4), "s")
     yield Figure(f"processor of a node a round, {count} nodes", round(sum(nodes.values()) / count, 4), "s")
-    kept = _by_role(group.daemons, _resident_mib)
+    kept = _by_role(group.daemons, lambda daemon: resident_mib(daemon.members()))
     yield Figure(f"memory of a node, {count} nodes", round((kept["supernode"] + kept["launcher"]) / count, 1), "MiB")
     yield Figure(f"memory of SuperLink, {count} nodes", round(kept["superlink"], 1), "MiB")
 
@@ -169,8 +159,3 @@ def _by_role(daemons: Sequence[Daemon], measure: Callable[[Daemon], float]) -> C
     for daemon in daemons:
         found[daemon.spec.role] += measure(daemon)  # type: ignore[assignment]
     return found
-
-
-def _resident_mib(daemon: Daemon) -> float:
-    pages = (int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in daemon.members())
-    return sum(pages) * 4096 / 2**20

@@ -214,8 +214,8 @@ def _app(folder: Path) -> Path:
 
 
 def until(done: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     while not done():
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise SystemExit("the round did not end")
         time.sleep(0.1)

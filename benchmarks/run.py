@@ -18,7 +18,7 @@ import sqlite3
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -83,6 +83,12 @@ def measured_alone(module: str, *arguments: object) -> Any:
     command = [sys.executable, "-m", module, *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return json.loads(subprocess.run(command, check=True, capture_output=True, env=environment).stdout)
+
+
+def resident_mib(pids: Iterable[int]) -> float:
+    """The memory that these processes hold now, in MiB; what they share counts for each. Linux."""
+    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def recorded(part: str) -> dict[str, Figure]:

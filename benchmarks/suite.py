@@ -1,4 +1,5 @@
-"""The fast tests by their JUnit report: ``JUNIT=report.xml`` names one, of a quiet run; without it they are run now.
+"""The fast tests by their JUnit report: ``JUNIT=report.xml`` names one, of a quiet run; without it
+``make test`` runs them now.
 
 ``pytest --junitxml=report.xml`` writes one. Wall is the whole run's; a test's seconds are wall too, under whatever ran
 beside it.
@@ -8,15 +9,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.run import Figure
+from benchmarks.run import HERE, Figure
 
-FAST = ("-n", "2", "--dist", "worksteal", "-m", "not slow and not docker and not faults and not gpu")
 SLOWEST = 20
 
 
@@ -24,7 +23,8 @@ def figures() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(os.environ.get("JUNIT") or Path(folder) / "report.xml")
         if "JUNIT" not in os.environ:
-            subprocess.run([sys.executable, "-m", "pytest", "-q", *FAST, f"--junitxml={report}"], check=False)
+            environment = os.environ | {"PYTEST_ADDOPTS": f"--junitxml={report}"}
+            subprocess.run(["make", "test"], cwd=HERE.parent, env=environment, check=False)
         yield from read(report)
 
 

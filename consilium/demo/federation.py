@@ -67,6 +67,32 @@ def write_sites(
     return directories
 
 
+def admit(
+    workspace: Workspace,
+    sites: Mapping[str, Path],
+    *,
+    pool_epsilon: float | None = None,
+    register: provision.Register | None = None,
+) -> None:
+    """Admit those who are not yet, each by its own request: one person stands in for all who would read it out.
+
+    ``pool_epsilon``: see :func:`running`; ``register``: with SuperLink, which must be up, unless given.
+    """
+    known = {site.name for site in workspace.registered()}
+    for name, directory in sites.items():
+        if name not in known:
+            request = read_request(directory / "request.json")
+            provision.approve(
+                workspace,
+                request,
+                site=name,
+                pool=request.pool,
+                fingerprint=request.fingerprint,
+                register=register or (lambda key, name: register_node(flower_server(workspace), key, name=name)),
+                pool_epsilon=pool_epsilon,
+            )
+
+
 @contextmanager
 def running(
     workspace: Workspace,
@@ -87,19 +113,7 @@ def running(
             [core_daemon(workspace), superlink(server), fleet_daemon(workspace), gateway_daemon(workspace, bind=HOST)]
         )
         on_step("admission")
-        known = {site.name for site in workspace.registered()}
-        for name, directory in sites.items():
-            if name not in known:
-                request = read_request(directory / "request.json")
-                provision.approve(
-                    workspace,
-                    request,
-                    site=name,
-                    pool=request.pool,
-                    fingerprint=request.fingerprint,
-                    register=lambda key, name: register_node(server, key, name=name),
-                    pool_epsilon=pool_epsilon,
-                )
+        admit(workspace, sites, pool_epsilon=pool_epsilon)
         if workspace.study().privacy.sealed:
             on_step("hospitals compare each other's keys")
             introduce(workspace, sites)

@@ -12,12 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from client.operations.serve import open_worker
-from common.admission import read_request
 from common.events import read_events
 from consilium.audit.world import Wire
-from consilium.demo.federation import introduce
+from consilium.demo.federation import admit, introduce
 from server.aggregation.pipeline import run_study
-from server.operations import provision
 from server.operations.supervisor import POLL_S, OnEvent
 from server.study.workspace import Workspace
 
@@ -30,23 +28,13 @@ def simulate(workspace: Workspace, sites: Mapping[str, Path], *, on_event: OnEve
 
     No reply waits for the end of a tick: there is nobody who could watch the clock.
     """
-    known = {site.name: site for site in workspace.registered()}
-    for number, (name, directory) in enumerate(sites.items()):
-        if name not in known:
-            request = read_request(directory / "request.json")
-            node = FIRST_NODE + number
-            known[name] = provision.approve(
-                workspace,
-                request,
-                site=name,
-                pool=request.pool,
-                fingerprint=request.fingerprint,
-                register=lambda _key, name, node=node: node,  # type: ignore[misc]
-            )
+    names = list(sites)
+    admit(workspace, sites, register=lambda _key, name: FIRST_NODE + names.index(name))
     if workspace.study().privacy.sealed:
         introduce(workspace, dict(sites))
+    nodes = {site.name: site.node_id for site in workspace.registered()}
     workers = {
-        known[name].node_id: open_worker(directory, sleep=lambda _s: None, fetch=workspace.objects.get)
+        nodes[name]: open_worker(directory, sleep=lambda _s: None, fetch=workspace.objects.get)
         for name, directory in sites.items()
     }
     with _told(workspace, on_event):

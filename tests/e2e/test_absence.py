@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from common.admission import read_request
 from common.config import CollectionConfig
 from common.events import read_events
-from consilium.demo.federation import running
+from consilium.demo.federation import admit, running
 from server.ledger.server_ledger import Ledger
-from server.operations import provision
-from server.operations.daemons import register_node
-from server.operations.supervisor import flower_server, start_run
+from server.operations.supervisor import start_run
 from server.study.workspace import Workspace
 from tests.e2e.road import QUERIES, build
 
@@ -42,16 +39,7 @@ def told(workspace: Workspace, kind: str, **facts: object) -> list[dict]:
 def test_a_study_ends_with_the_roster_it_says_whoever_was_absent(tmp_path: Path) -> None:
     workspace, directories = build(tmp_path, ("down", *UP), collection=COLLECTION)
     with running(workspace, {name: directories[name] for name in UP}) as federation:
-        request = read_request(directories["down"] / "request.json")
-        server = flower_server(workspace)
-        provision.approve(
-            workspace,
-            request,
-            site="down",
-            pool=request.pool,
-            fingerprint=request.fingerprint,
-            register=lambda key, name: register_node(server, key, name=name),
-        )
+        admit(workspace, {"down": directories["down"]})
         pids = {
             role: dict(zip(UP, (d.pid for d in federation.group.daemons if d.spec.role == role), strict=True))
             for role in ("worker", "launcher", "supernode")
