@@ -67,9 +67,10 @@ def verify_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a whole ledger offline and name the first bad row.
+    """Check a whole ledger offline and name the first bad row, or what shows that an older copy was put in its place.
 
-    Exit code 0: everything holds. 2: no such file, wrong argument. 5: damaged, or contradicts a kept head.
+    Exit code 0: everything holds. 2: no such file, wrong argument. 5: damaged, older than the standing beside it, or
+    contradicts a kept head.
 
     Example: consilium verify study/ledger.sqlite --public-key 3f1c…e9 --head receipt.json
     """
