@@ -112,14 +112,8 @@ class OpenLedger(ABC, Generic[B]):
         path = kept_standing(self._chain.path)
         if path is None:
             return None
-        head = self.STANDING.load(path).head
-        if head.ledger_id != self.ledger_id:
-            return f"the standing kept {beside} is of another ledger, {head.ledger_id}"
-        if self.contains(Position(head.seq, head.hash)):
-            return None
-        return (
-            f"{this} ends at row {self._books.row_count} and had charged in row {head.seq} before: an older copy was "
-            "put in its place"
+        return self.STANDING.load(path).against(
+            ledger_id=self.ledger_id, rows=self.row_count, contains=self.contains, this=this, beside=beside
         )
 
     def _continue(self) -> None:

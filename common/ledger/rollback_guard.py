@@ -9,6 +9,8 @@ no name.
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
@@ -16,7 +18,7 @@ from typing import ClassVar, Self
 from common.document import Document, Sha256
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import PoolDeclaration, Spend, Spends
-from common.ledger.rows import SignedHead
+from common.ledger.rows import Position, SignedHead
 from common.objects import write_atomically
 
 
@@ -39,12 +41,25 @@ class KeptStanding(Document):
         text = json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n"
         write_atomically(path, text.encode(), mode=0o600, flush_name=False)
 
+    def against(
+        self, *, ledger_id: str, rows: int, contains: Callable[[Position], bool], this: str, beside: str
+    ) -> str | None:
+        """What this standing, kept ``beside`` a file, shows against ``this`` file of so many rows; None if nothing."""
+        if self.head.ledger_id != ledger_id:
+            return f"the standing kept {beside} is of another ledger, {self.head.ledger_id}"
+        if contains(Position(self.head.seq, self.head.hash)):
+            return None
+        return (
+            f"{this} ends at row {rows} and had charged in row {self.head.seq} before: an older copy was put in its "
+            "place"
+        )
+
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read what :meth:`save` wrote; InvalidInput for anything else."""
         try:
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, InvalidInput) as error:
+        except (OSError, ValueError, RecursionError, InvalidInput) as error:
             raise InvalidInput(
                 f"standing of {cls.WHAT}", value=str(path), limit="as the ledger wrote it", remedy=cls.REMEDY
             ) from error
@@ -85,7 +100,7 @@ class ServerStanding(KeptStanding):
 def standing_path(ledger: Path) -> Path:
     """Where the standing of the ledger at this path lies: beside it, or where a link beside it leads."""
     path = ledger.with_suffix(".standing")
-    return path.resolve() if path.is_symlink() else path
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def kept_standing(ledger: Path) -> Path | None:

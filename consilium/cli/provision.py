@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from common.errors import DaemonFailed, InvalidInput
+from common.errors import DaemonFailed, InvalidInput, LedgerCorrupt
 from consilium.cli.options import AsJson, SiteName, StudyDir
 from server.study.workspace import Endpoint, Workspace
 
@@ -246,24 +246,35 @@ def up(
 def status(
     directory: StudyDir, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
 ) -> None:
-    """How each of the server's daemons stands, and why one that ended did.
+    """How each of the server's daemons stands, why one that ended did, and whether the ledger is the newest copy.
 
-    Exit code 7: not all are ready, or the certificate ran out.
+    Exit code 5: the ledger does not hold, or its standing shows an older copy. 7: not all daemons are ready, or the
+    certificate ran out.
 
     Example: consilium server status trial
     """
     from server.operations import provision
     from server.operations.supervisor import daemon_standings
+    from server.study.status import ledger_problem
 
     workspace = Workspace(directory)
-    found, shown = daemon_standings(workspace), None
+    found, ledger, shown = daemon_standings(workspace), ledger_problem(workspace), None
     if (workspace.gateway_dir / "server.crt").exists():
         shown = provision.certificate(workspace, now=datetime.now(UTC))
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(one) for one in found], indent=1))
+        facts = {
+            "daemons": [dataclasses.asdict(one) for one in found],
+            "certificate": None if shown is None else shown.line,
+            "ledger": ledger,
+        }
+        typer.echo(json.dumps(facts, indent=1))
     else:
         typer.echo("\n".join(one.line for one in found) or "the daemons were never started here")
         if shown is not None:
             typer.echo(shown.line)
+        if ledger is not None:
+            typer.echo(f"LEDGER: {ledger}")
+    if ledger is not None:
+        raise typer.Exit(LedgerCorrupt.exit_code)
     if not found or any(one.state != "ready" for one in found) or (shown is not None and shown.over):
         raise typer.Exit(DaemonFailed.exit_code)

@@ -3,7 +3,8 @@
 It is opened for reading, for the length of one pass, and every row is checked against the chain and the rules before it
 counts. Nothing is written beside it where no run has it open. A row that does not hold stops the fold and is told as
 the ledger's problem; what was folded before stands. A ledger that no longer holds a row which was read before is folded
-anew, and :attr:`LedgerFold.cut` says so for as long as the process lives.
+anew, and :attr:`LedgerFold.cut` says so for as long as the process lives. The standing beside the file is asked too:
+:attr:`LedgerFold.forgotten` is what it shows against the file, :attr:`LedgerFold.unread` why it cannot be read.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 from common.document import Document
-from common.errors import ConsiliumError
+from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt
 from common.ledger.charges import ReleaseRecord
 from common.ledger.records import RefusalRecord, ReuseRecord, StudyRecord
-from common.ledger.rows import Row, check_link
+from common.ledger.rollback_guard import ServerStanding, kept_standing, standing_path
+from common.ledger.rows import Position, Row, check_link
 from common.ledger.sealed_records import AnswerRecord
 from common.ledger.server_state import Books
 from common.ledger.sqlite_file import connect
@@ -104,6 +107,8 @@ class LedgerFold:
         self.refusals: list[Refusal] = []
         self.histories: dict[str, History] = {}
         self.problem: str | None = None
+        self.forgotten: str | None = None
+        self.unread: str | None = None
         self.rows_in_file = 0
         self._stamp: tuple[int, ...] = ()
 
@@ -118,13 +123,15 @@ class LedgerFold:
 
     def steps(self, lock: threading.RLock) -> Iterator[bool]:
         """Fold what is new, a few hundred rows at a time under ``lock``; yields whether anything changed."""
-        stamp = file_stamp(self._path)
+        stamp = (*file_stamp(self._path), *file_stamp(standing_path(self._path)))
         if stamp == self._stamp and self.complete:
             return
         connection = None
         try:
+            standing, unread = _standing(self._path)  # before the rows: a charge writes it after them
             connection = open_ledger(self._path)
-            if self.last is not None and self._rewritten(connection, self.last):
+            holds = partial(_holds, connection)
+            if self.last is not None and not holds(Position(self.last.seq, self.last.hash)):
                 with lock:
                     self.cut = self.cut or f"row {self.last.seq:,}, read at {self.last.time_utc}, is no longer in it"
                     self._clear()
@@ -134,9 +141,16 @@ class LedgerFold:
                     for row in rows:
                         self._enter(row)
                 yield True
+            forgotten = None
+            if standing is not None:
+                own = self.books.key.ledger_id
+                forgotten = standing.against(
+                    ledger_id=own, rows=self.rows, contains=holds, this="the file", beside="beside it"
+                )
             with lock:
-                changed, self.problem, self._stamp = self.problem is not None, None, stamp
-            yield changed
+                before = self.problem, self.forgotten, self.unread
+                self.problem, self.forgotten, self.unread, self._stamp = None, forgotten, unread, stamp
+            yield before != (None, forgotten, unread)
         except (ConsiliumError, sqlite3.Error) as error:
             yield self._told(str(error), lock)
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
@@ -149,11 +163,6 @@ class LedgerFold:
         with lock:
             changed, self.problem = self.problem != problem, problem
         return changed
-
-    @staticmethod
-    def _rewritten(connection: sqlite3.Connection, last: Row) -> bool:
-        found = connection.execute("SELECT hash FROM rows WHERE seq = ?", (last.seq,)).fetchone()
-        return found is None or found[0] != last.hash
 
     def _next_rows(self, connection: sqlite3.Connection) -> list[Row]:
         sql = "SELECT seq, time_utc, kind, body, prev_hash, hash FROM rows WHERE seq > ? ORDER BY seq LIMIT ?"
@@ -221,6 +230,20 @@ class LedgerFold:
     def _answered(self, row: Row, batch_id: str) -> None:
         batch, self.answers = self.batches[batch_id], self.answers + 1
         batch.answers, batch.last_row, batch.time = batch.answers + 1, row.seq, row.time_utc
+
+
+def _standing(ledger: Path) -> tuple[ServerStanding | None, str | None]:
+    """The standing beside this file, None if there is none; or, in words, why it cannot be read."""
+    try:
+        path = kept_standing(ledger)
+        return None if path is None else ServerStanding.load(path), None
+    except (LedgerCorrupt, InvalidInput) as error:
+        return None, str(error)
+
+
+def _holds(connection: sqlite3.Connection, position: Position) -> bool:
+    found = connection.execute("SELECT hash FROM rows WHERE seq = ?", (position.seq,)).fetchone()
+    return found is not None and found[0] == position.hash
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:

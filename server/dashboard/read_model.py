@@ -51,6 +51,8 @@ class Follower:
             return "the ledger does not hold or cannot be read"
         if self.ledger.cut is not None:
             return "the ledger was cut or replaced"
+        if self.ledger.forgotten is not None:
+            return "the ledger is an older copy than its standing"
         if self.problem is not None or self.silent_s > SILENT_S:
             return "the study is not being followed"
         if self.looked is None or not self.ledger.complete:

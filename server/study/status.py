@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from common.config import Study
+from common.errors import InvalidInput, LedgerCorrupt
 from common.events import EVENTS, read_events
 from common.privacy.figures import delta_text, epsilon_text
 from server.ledger.server_ledger import Ledger
@@ -86,6 +88,7 @@ class StudyStatus:
             "sites": {name: site.to_json() for name, site in self.sites.items()},
             "batches": [{"batch": b.batch, "queries": b.queries, "roster": list(b.roster)} for b in self.batches],
             "answers_weighed": self.answers_weighed,
+            "warnings": list(self.warnings),
             "ledger_head": self.ledger_head,
         }
 
@@ -163,6 +166,20 @@ def _stage(before: Stage | None, event: dict[str, Any]) -> Stage | None:
         case "run-started" | "run-finished":
             return None
     return before
+
+
+def ledger_problem(workspace: Workspace) -> str | None:
+    """Why no run would start on the study's ledger: it does not hold, or its standing shows that it is an older copy.
+
+    None where it does hold, and where it is not here to be read: the network's part of a server has none.
+    """
+    if not os.access(workspace.ledger_file, os.R_OK):
+        return None
+    try:
+        with Ledger.open(workspace.ledger_file) as ledger:
+            return ledger.standing_problem()
+    except (LedgerCorrupt, InvalidInput) as error:
+        return str(error)
 
 
 def study_status(workspace: Workspace) -> StudyStatus:

@@ -80,6 +80,20 @@ def _of_the_files(follower: Follower, *, now: datetime) -> Iterator[Alarm]:
             "Stop the run. After an old copy was restored `consilium ledger recover` enters what the sites hold "
             "receipts for; then restart the dashboard.",
         )
+    if ledger.forgotten:
+        yield Alarm(
+            "ledger-older",
+            "critical",
+            f"Charges are missing from the ledger: {ledger.forgotten}",
+            "No run starts on it. Put the newest copy back, or charge what it forgot: `consilium ledger recover`.",
+        )
+    if ledger.unread:
+        yield Alarm(
+            "standing-unread",
+            "warning",
+            f"Nothing here can tell an older copy of the ledger from the newest: {ledger.unread}",
+            "Where the server itself cannot read it no run starts; elsewhere let the dashboard read that disk.",
+        )
     if follower.problem or follower.silent_s > 60:
         yield Alarm(
             "not-followed",

@@ -16,6 +16,7 @@ import pytest
 
 from common.errors import InvalidInput
 from common.events import EventLog
+from common.ledger.rollback_guard import standing_path
 from common.privacy.figures import epsilon_text
 from server.dashboard.app import Options, create_app
 from server.dashboard.notify import FAILED, Webhook
@@ -25,10 +26,12 @@ from server.dashboard.rows import all_rows
 from server.dashboard.tables import csv_lines, json_lines
 from server.dashboard.views.alarms import Alarm
 from server.dashboard.views.overview import overview
+from server.ledger.backup import backup
+from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
 from tests.dashboard_study import QUERIES, SITES
 from tests.server.dashboard.conftest import PASSWORD, Clock, TestClient, until_followed
-from tests.server.dashboard.hostile.files import LEDGERS, LINES, REPORT, REPORTS, append_line
+from tests.server.dashboard.hostile.files import LEDGERS, LINES, OLDER_COPY, REPORT, REPORTS, append_line
 
 PAGES = ("/", "/study", "/sites", "/ledger", "/labels", "/student", "/studies", "/planner")
 DATA = ("/api/overview", "/api/study", "/api/sites", "/metrics", *(f"/api/blocks{page}" for page in PAGES[1:]))
@@ -109,15 +112,44 @@ def test_a_ledger_that_is_cut_while_it_is_followed_stays_an_alarm(workspace):
     follower = Follower(workspace)
     follower.poll()
     LEDGERS["a row gone"](workspace.ledger_file)
-    from tests.server.dashboard.hostile.files import _change
-
-    _change("DELETE FROM rows WHERE seq > 8")(workspace.ledger_file)
+    OLDER_COPY(workspace.ledger_file)
     for _ in range(2):
         follower.poll()
         view = overview(follower, now=datetime.now(UTC))
         assert "ledger-cut" in names(view)
         assert view.budget.answers_left == 0
         assert view.budget.doubt == "the ledger was cut or replaced"
+
+
+def test_an_older_copy_put_in_the_ledgers_place_is_an_alarm_and_its_figures_are_in_doubt(workspace, tmp_path):
+    assert names(seen(workspace)).isdisjoint({"ledger-older", "standing-unread"})
+    with Ledger.open(workspace.ledger_file) as ledger:
+        charged = [row.seq for row in ledger.rows() if row.kind == "release"][-1]
+    backup(workspace.ledger_file, tmp_path / "newest.sqlite")
+    OLDER_COPY(workspace.ledger_file)
+    follower = Follower(workspace)
+    follower.poll()
+    view = overview(follower, now=datetime.now(UTC))
+    (alarm,) = (alarm for alarm in view.alarms if alarm.name == "ledger-older")
+    assert alarm.level == "critical"
+    assert f"ends at row 8 and had charged in row {charged} before" in alarm.title
+    assert "consilium ledger recover" in alarm.remedy
+    assert view.budget.answers_left == 0
+    assert view.budget.doubt == "the ledger is an older copy than its standing"
+    shutil.copy(tmp_path / "newest.sqlite", workspace.ledger_file)
+    follower.poll()
+    assert "ledger-older" not in names(overview(follower, now=datetime.now(UTC)))
+
+
+@pytest.mark.parametrize("what", ["a directory", "brackets", "dangling link", "link to itself", "nothing", "no utf-8"])
+def test_a_standing_that_cannot_be_read_is_an_alarm_and_no_doubt_about_what_is_in_the_ledger(workspace, what):
+    before = seen(workspace).budget
+    kept = standing_path(workspace.ledger_file)
+    kept.unlink()
+    REPORTS[what](kept)
+    view = seen(workspace)
+    assert "standing-unread" in names(view)
+    assert view.budget == before
 
 
 def test_every_page_stands_over_everything_hostile_at_once(workspace, state):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
 import ssl
 import threading
@@ -20,10 +21,12 @@ from client.site.enrolment import SiteKit, create_site, new_request
 from client.site.registry import Registry
 from common.admission import JoinRequest, read_request
 from common.errors import DaemonFailed, InvalidInput
+from common.ledger.keys import create_signing_key
 from common.node_auth import read_admitted
 from common.peers import read_peers
 from common.pki import create_node_keys, expires, node_fingerprint
 from consilium.cli.main import app
+from server.ledger.server_ledger import Ledger
 from server.operations import daemons, provision
 from server.operations.leaving import forget
 from server.operations.objects_app import PEERS, said_file
@@ -240,6 +243,39 @@ def test_a_certificate_that_ran_out_is_said_to_the_operator(
     monkeypatch.setattr(provision, "expires", lambda _: now - timedelta(days=1))
     for command in (["provision", "list", root], ["server", "status", root]):
         assert "no site can connect anew; to fix: `consilium provision renew" in CliRunner().invoke(app, command).stdout
+
+
+def test_the_server_s_status_says_that_an_older_copy_of_the_ledger_was_put_in_its_place(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    command = ["server", "status", str(workspace.root)]
+    before = CliRunner().invoke(app, [*command, "--json"])
+    assert json.loads(before.stdout)["ledger"] is None
+    assert "LEDGER" not in CliRunner().invoke(app, command).stdout
+    key = create_signing_key(tmp_path / "other.key")
+    with Ledger.create(tmp_path / "other.sqlite", signing_key=key) as other:
+        other._keep_standing()
+    shutil.copy(tmp_path / "other.standing", workspace.ledger_file.with_suffix(".standing"))
+    shown, machine = (CliRunner().invoke(app, [*command, *more]) for more in ((), ("--json",)))
+    assert shown.exit_code == machine.exit_code == 5
+    problem = json.loads(machine.stdout)["ledger"]
+    assert "of another ledger" in problem
+    assert "consilium ledger recover" in problem
+    assert f"LEDGER: {problem}" in shown.stdout
+    assert json.loads(CliRunner().invoke(app, ["study", "status", *command[2:], "--json"]).stdout)["warnings"] == [
+        problem
+    ]
+
+
+def test_the_network_s_part_of_a_server_has_no_ledger_to_speak_of(workspace: Workspace) -> None:
+    workspace.ledger_file.unlink()
+    done = CliRunner().invoke(app, ["server", "status", str(workspace.root), "--json"])
+    assert done.exit_code == 7
+    assert json.loads(done.stdout) == {
+        "daemons": [],
+        "certificate": provision.certificate(workspace, now=datetime.now(UTC)).line,
+        "ledger": None,
+    }
 
 
 def test_the_gateway_s_folder_holds_neither_the_ca_s_key_nor_the_ledger_s(workspace: Workspace) -> None:
