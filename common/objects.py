@@ -10,7 +10,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.canonical import check_hash, sha256_bytes
@@ -99,14 +99,20 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, flush_name: 
 
 
 @contextmanager
-def all_or_nothing(directory: Path) -> Iterator[None]:
-    """Take away again what was made in ``directory`` if the block fails; what lay there before stays."""
-    there, before = directory.exists(), set(directory.iterdir()) if directory.exists() else set()
+def all_or_nothing(directory: Path, *files: Path) -> Iterator[None]:
+    """Take away again what was made in ``directory``, above it or as one of ``files`` if the block fails; what lay
+    there before stays."""
+    folders = [folder for folder in (directory, *directory.parents) if not folder.exists()]  # innermost first
+    before = set(directory.iterdir()) if directory.exists() else set()
+    files = tuple(file for file in files if not os.path.lexists(file))
     try:
         yield
     except BaseException:
         for path in set(directory.iterdir()) - before if directory.exists() else ():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if not there and directory.exists():
-            directory.rmdir()
+        for file in files:
+            file.unlink(missing_ok=True)
+        for folder in folders:
+            with suppress(OSError):  # never made, or something else lies in it by now
+                folder.rmdir()
         raise

@@ -13,6 +13,7 @@ time, and each reads what the others wrote before it decides.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -71,10 +72,15 @@ class Ledger(AnswersQueries):
         """Make a new ledger (mode 0600) and open it for writing; an existing path is refused.
 
         ``standing``: a new file on another disk for the ledger's standing, which is a link then; beside the ledger
-        unless given. LedgerCorrupt where a standing lies whose ledger is gone.
+        unless given. InvalidInput for one that is there and for a folder that is not. LedgerCorrupt where a standing
+        lies whose ledger is gone.
         """
         link = path.with_suffix(".standing")
-        if link.exists() or link.is_symlink() or (standing is not None and standing.exists()):
+        if standing is not None and (os.path.lexists(standing) or not standing.parent.is_dir()):
+            remedy = "mount that disk, or name another; where its ledger is lost, `consilium ledger recover` a copy"
+            limit = "a new one, in a folder that is there"
+            raise InvalidInput("file of the standing", value=str(standing), limit=limit, remedy=remedy)
+        if os.path.lexists(link):
             raise LedgerCorrupt(
                 f"the ledger {path} is gone and its standing is still there; to fix: put the newest copy of the ledger "
                 "in its place, then `consilium ledger recover`"

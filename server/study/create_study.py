@@ -27,6 +27,7 @@ from common.ledger.keys import (
     public_pem,
 )
 from common.objects import all_or_nothing, write_atomically
+from common.privacy.accounting import max_mu_squared
 from common.privacy.figures import epsilon_text
 from common.study_mechanism import study_mechanism
 from server.aggregation.progress import OnStage
@@ -50,7 +51,7 @@ def create_study(
 
     ``ledger``: the directory of a study, or its ledger file, whose ledger and signing key this one shares; the sealing
     key is always its own. Without it a ledger is begun, its standing in ``standing`` if given, on another disk. What
-    fails leaves nothing in the directory.
+    fails leaves nothing behind. InvalidInput for a budget that no release can be held to.
     """
     if workspace.study_file.exists():
         raise InvalidInput("directory already holds a study", value=str(workspace.root), remedy="choose another one")
@@ -60,7 +61,8 @@ def create_study(
     if shared is not None and standing is not None:
         raise InvalidInput("standing of a shared ledger", value=str(standing), limit="where it has been kept so far")
     protocol_of(study).check_study(study)
-    with all_or_nothing(workspace.root):
+    max_mu_squared(study.privacy.accountant, study.privacy.budget)
+    with all_or_nothing(workspace.root, *(() if standing is None else (standing,))):
         workspace.root.mkdir(parents=True, exist_ok=True)
         workspace.sealing_key_file.parent.mkdir(mode=0o700, exist_ok=True)
         create_sealing_key(workspace.sealing_key_file)

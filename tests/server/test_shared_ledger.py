@@ -127,6 +127,42 @@ def test_the_standing_may_lie_on_another_disk(tmp_path: Path) -> None:
         Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file))
 
 
+@pytest.mark.parametrize("what", ["a budget without an accountant", "a full disk", "a folder that is not there"])
+def test_a_study_that_fails_leaves_nothing_behind_wherever_its_standing_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def full(_study: Study) -> str:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "disk").mkdir()
+    study, standing = make_study(), tmp_path / "disk" / "trial.standing"
+    match what:
+        case "a full disk":  # at the last of its files
+            monkeypatch.setattr(setup, "render_study", full)
+        case "a budget without an accountant":
+            study = make_study(epsilon=1e6)
+        case _:
+            standing = tmp_path / "unmounted" / "trial.standing"
+    with pytest.raises(OSError if what == "a full disk" else InvalidInput):
+        setup.create_study(Workspace(tmp_path / "studies" / "trial"), study, standing=standing)
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "disk"]
+
+
+@pytest.mark.parametrize("what", ["another's standing", "a folder", "a link that leads nowhere"])
+def test_a_standing_takes_nothing_s_place(tmp_path: Path, what: str) -> None:
+    standing = tmp_path / "trial.standing"
+    match what:
+        case "a folder":
+            standing.mkdir()
+        case "another's standing":
+            standing.write_text("{}")
+        case _:
+            standing.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InvalidInput, match="a new one"):
+        setup.create_study(Workspace(tmp_path / "trial"), make_study(), standing=standing)
+    assert sorted(tmp_path.rglob("*")) == [standing]
+
+
 # --- pools
 
 
