@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from common.config import DataConfig, TrainingConfig
+from common.intervals import mean_interval
 from common.models.fit import fit, one_hot, predict
 from consilium.research.bench import Bench
 from consilium.research.kept import Cell
@@ -105,16 +106,19 @@ def networks_summary(
 
 
 def networks_markdown(document: dict[str, Any]) -> str:
-    """The table for people."""
+    """The table for people: over the default is paired over seeds, with Student's interval."""
     lines = [
         f"{document['cpu_seconds']:g} processor seconds a training, {document['seeds']} seeds",
         "",
-        "| role | network | feature maps | weights | steps | Dice | over the default |",
+        "| role | network | feature maps | weights | steps | Dice, mean ± deviation | over the default, ± 95 % |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in document["networks"]:
         spread = "" if row["sd"] is None else f" ± {row['sd']:.3f}"
+        gap, half = mean_interval(row["gaps"])
+        over = f"{gap:+.3f}" if half is None else f"{gap:+.3f} ± {half:.3f}"
         widths = ", ".join(map(str, row["channels"]))
         cells = (row["role"], row["network"], widths, f"{row['weights']:.0f}", f"{row['steps']:.0f}")
-        lines.append(f"| {' | '.join(cells)} | {row['mean']:.3f}{spread} | {row['over_default']:+.3f} |")
+        default = row["network"] == TrainingConfig().network
+        lines.append(f"| {' | '.join(cells)} | {row['mean']:.3f}{spread} | {'' if default else over} |")
     return "\n".join([*lines, ""])

@@ -42,7 +42,10 @@ def test_every_network_is_trained_for_the_same_time_and_no_more_than_once(
 
     monkeypatch.setattr(networks, "fit", never)
     assert measure_networks(bench, SECONDS, lambda _stage: None) == found
-    text = networks_markdown(networks_summary(SETTING, DATA, SECONDS, [found, found]))
+    summary = networks_summary(SETTING, DATA, SECONDS, [found, found])
+    summary["networks"][1]["gaps"] = [0.1, 0.2]  # t of one degree of freedom is 12.706, the deviation 0.1 / √2
+    text = networks_markdown(summary)
+    assert "| +0.150 ± 0.635 |" in text
     assert text.count("| unet | 2, 2, 2 |") == len(ROLES)
 
 
