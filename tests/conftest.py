@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -14,6 +15,15 @@ import pytest
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
 
+# A ledger waits for the disk at every row, and no test cuts the power: unless somebody said where temporary files go
+# they lie in memory where there is plenty and programs may be started. The same calls are made; a killed writer loses no more.
+MEMORY = Path("/dev/shm")
+LEAST_MEMORY_BYTES = 4 << 30
+if not {"PYTEST_DEBUG_TEMPROOT", "TMPDIR"} & os.environ.keys() and os.access(MEMORY, os.W_OK):
+    _found = os.statvfs(MEMORY)
+    if _found.f_bavail * _found.f_frsize >= LEAST_MEMORY_BYTES and not _found.f_flag & os.ST_NOEXEC:
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY)
+
 # Whoever starts the tests in the background has them ignore these, and every process they start as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -22,6 +32,12 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 _numbers = itertools.count()
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays to the end: whoever looks for garbage need not look there over and over."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

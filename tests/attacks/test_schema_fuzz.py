@@ -329,14 +329,14 @@ def spent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     made.fed.close()
 
 
-@pytest.mark.parametrize(("spent", "kind"), CASES, indirect=["spent"])
+@pytest.mark.parametrize(("spent", "kind"), CASES, indirect=["spent"], scope="module")
 @seeds(500)
 def test_nothing_that_a_server_signs_ends_a_worker_or_is_charged(spent: World, kind: str, seed: int) -> None:
     attack_worker(spent, kind, seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("spent", "kind"), CASES, indirect=["spent"])
+@pytest.mark.parametrize(("spent", "kind"), CASES, indirect=["spent"], scope="module")
 @seeds(THOROUGH or 2_000)
 def test_many_messages_end_no_worker_and_charge_nothing(spent: World, kind: str, seed: int) -> None:
     attack_worker(spent, kind, seed)
@@ -509,7 +509,7 @@ PHASES: dict[str, type[Part]] = {"offers": Offer, "codes": CodesRequest}
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(("asking", "kind"), CASES, indirect=["asking"])
+@pytest.mark.parametrize(("asking", "kind"), CASES, indirect=["asking"], scope="module")
 @seeds(250)
 def test_nothing_that_a_hospital_signs_ends_the_cores_run_or_is_charged(
     asking: World, kind: str, phase: str, seed: int
@@ -519,7 +519,7 @@ def test_nothing_that_a_hospital_signs_ends_the_cores_run_or_is_charged(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(("asking", "kind"), CASES, indirect=["asking"])
+@pytest.mark.parametrize(("asking", "kind"), CASES, indirect=["asking"], scope="module")
 @seeds((THOROUGH or 2_000) // 2)
 def test_many_replies_end_no_run_and_charge_nothing(asking: World, kind: str, phase: str, seed: int) -> None:
     attack_core(asking, kind, seed, phase=PHASES[phase])
