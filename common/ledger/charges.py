@@ -7,12 +7,13 @@ agree.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Annotated, ClassVar
 
-from common.canonical import check_hash, check_integer, digest, rational
+from common.canonical import canonical_bytes, check_hash, check_integer, digest, rational, sha256_bytes
 from common.config import OPEN, SEALED_SUM, Study
 from common.document import FLAT, Between, Document, Key, OrEmpty, Sha256
 from common.errors import InvalidInput
@@ -27,6 +28,9 @@ from common.privacy.mechanism import (
     Unit,
     sensitivity,
 )
+
+MAX_REPEATED_ROSTER = 16
+"""Sites of a roster that every release names in full, as release 0.1.0 wrote it; a longer one has a row of its own."""
 
 _NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 
@@ -173,6 +177,30 @@ def check_roster(roster: Roster) -> Roster:
     return ordered
 
 
+@dataclass(frozen=True, slots=True)
+class RosterRecord(Document):
+    """A roster in a row of its own, which later rows and receipts name by its :attr:`id`."""
+
+    roster: Roster
+    _id: str = field(default="", init=False, repr=False, compare=False)
+
+    def check(self) -> None:
+        if check_roster(self.roster) != self.roster:
+            raise InvalidInput("roster", limit="sorted by site")
+
+    @property
+    def is_long(self) -> bool:
+        """Whether rows name it by its id."""
+        return len(self.roster) > MAX_REPEATED_ROSTER
+
+    @property
+    def id(self) -> str:
+        """SHA-256 of the body of its row, which that row's hash takes in."""
+        if not self._id:
+            object.__setattr__(self, "_id", sha256_bytes(canonical_bytes(self.to_json())))
+        return self._id
+
+
 @lru_cache(maxsize=4096)
 def charge_of(mechanism: Mechanism, protection: Protection, study_protection: Protection) -> Fraction:
     """μ² that one release under a study's rules costs a pool protected for ``protection``, exactly.
@@ -213,6 +241,7 @@ def event_json(mechanism: Mechanism, protection: Protection) -> dict[str, object
 class ReleaseRecord(Document):
     """One charged query; ``event`` is what :func:`event_json` gives, which who knows the study checks.
 
+    A short roster is in the row, a long one in an earlier row of its own, by whose id it is named here.
     Its answer stands beside the row, with its hash in it. In a sealed sum the row is written before any site is asked:
     ``draw`` counts the sums begun for the query, ``masks`` is the id of the roster with its mask keys, the hash of an
     answer is empty, and the answer, if it comes, gets a row of its own.
@@ -222,12 +251,13 @@ class ReleaseRecord(Document):
     batch_id: Annotated[BatchName, Key("batch")]
     query: QuerySpec
     query_id: str
-    roster: Roster
     voters: int
     event: dict[str, object]
     answer_sha256: HashOrEmpty
+    roster: Roster | None = None
     draw: Annotated[int, Between("number of a draw", 1)] | None = None
     masks: Sha256 | None = None
+    roster_sha256: Sha256 | None = None
 
     @classmethod
     def of(
@@ -239,24 +269,56 @@ class ReleaseRecord(Document):
         roster: Roster,
         answer_sha256: str,
         draw: tuple[int, str] | None = None,
+        named: str | None = None,
     ) -> ReleaseRecord:
-        """What an answer under a study is put on record as; or a ``draw`` by its number and its roster's id."""
+        """What an answer under a study is put on record as; or a ``draw`` by its number and its masks' id.
+
+        ``named``: the id of the roster's own row, where it has one.
+        """
         mechanism = query.mechanism
         voters, event = len(roster) * mechanism.voters_per_site, event_json(mechanism, study.protection)
-        return cls(study.id, batch_id, query, query_id, roster, voters, event, answer_sha256, *(draw or (None, None)))
+        number, masks = draw or (None, None)
+        return cls(
+            study.id,
+            batch_id,
+            query,
+            query_id,
+            voters,
+            event,
+            answer_sha256,
+            roster=None if named else roster,
+            draw=number,
+            masks=masks,
+            roster_sha256=named,
+        )
 
     def check(self) -> None:
         check_query_id(self.query, self.query_id)
-        if check_roster(self.roster) != self.roster:
-            raise InvalidInput("roster", limit="sorted by site")
-        voters = len(self.roster) * self.query.mechanism.voters_per_site
-        if self.voters != voters:
-            raise InvalidInput("voters", value=self.voters, limit=str(voters))
+        if (self.roster is None) == (self.roster_sha256 is None):
+            raise InvalidInput("roster of a release", limit="its sites, or the id of the row that names them")
+        if self.roster is not None:
+            RosterRecord(self.roster).check()
+            self.check_voters(self.roster)
         sealed = self.query.mechanism.colluders is not None
         if {sealed} != {self.draw is not None, self.masks is not None, not self.answer_sha256}:
             raise InvalidInput(
                 "release", limit="a draw with its masks and no answer yet in a sealed sum, else an answer"
             )
+
+    def check_voters(self, roster: Roster) -> None:
+        """InvalidInput unless it counts the voters of this roster."""
+        voters = len(roster) * self.query.mechanism.voters_per_site
+        if self.voters != voters:
+            raise InvalidInput("voters", value=self.voters, limit=str(voters))
+
+    def roster_in(self, named: Mapping[str, Roster]) -> Roster:
+        """Whom it was made with: the sites it names, or those of the row it names them by, of these. KeyError where
+        that is not among them; InvalidInput for other voters than the roster has."""
+        if self.roster is not None:
+            return self.roster
+        roster = named[self.roster_sha256 or ""]
+        self.check_voters(roster)
+        return roster
 
 
 def check_query_id(query: QuerySpec, query_id: str) -> None:

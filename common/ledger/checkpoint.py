@@ -157,12 +157,14 @@ class Checkpoint(Signed):
         for roster in self.rosters:
             if check_roster(roster) != roster:
                 raise InvalidInput("roster", limit="sorted by site")
+        named = {roster: roster for roster in books.named.values()}
+        rosters = tuple(named.get(roster, roster) for roster in self.rosters)
         ids, hashes = tuple(books.studies), self.hashes
         columns = zip(*(iter(self.charges),) * _COLUMNS, strict=True)
         for at, one in zip(range(0, len(hashes), 3 * _HASH), columns, strict=True):
             seq, study, batch, mechanism, roster, draw, masks, answered, lost = one
             row_hash, sha256 = hashes[at + _HASH : at + 2 * _HASH], hashes[at + 2 * _HASH : at + 3 * _HASH]
-            sites, made = self.rosters[roster], self.mechanisms[mechanism]
+            sites, made = rosters[roster], self.mechanisms[mechanism]
             release = Release(
                 seq,
                 ids[study],

@@ -5,20 +5,26 @@ the release rows word for word, the pool's totals before and after, and for ever
 the few facts that make up its hash; so the site itself computes the new signed head from the one it kept. Refuses a
 receipt that is not signed by the server's key, that does not add up, and that does not follow from what the site knows.
 
+A short roster stands in every release, as release 0.1.0 wrote it (schema 1; schema 2 names it once a receipt). A long
+one has a row of its own, and a release names it by that row's hash (schema 3): a receipt shows, of the rows it spans,
+every roster that names its site. So a site was shown every roster it was ever on, once. The signature is then over a
+short text: what is the site's own, and the digest of what all receipts of the transaction say, which covers rosters by
+their hashes among the links.
+
 It proves accounting: the server cannot later charge less, drop, rewrite or fork what a receipt covers without a site
 that keeps its receipts seeing it. It does not prove that noise was added, nor that the roster's other sites exist.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from common.canonical import canonical_text, check_schema, parse_canonical
+from common.canonical import canonical_members, canonical_text, check_schema, parse_canonical, sha256_bytes
 from common.document import Between, Count, Document, Key, Sha256
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.charges import (
@@ -27,6 +33,7 @@ from common.ledger.charges import (
     PoolDeclaration,
     ReleaseRecord,
     Roster,
+    RosterRecord,
     SiteName,
     Spend,
     StudyTerms,
@@ -37,8 +44,8 @@ from common.ledger.keys import Signed
 from common.ledger.rows import START, Link, Position, SignedHead, body_digest, linked_hashes
 from common.privacy.mechanism import Mechanism
 
-MAX_REPEATED_ROSTER = 64
-"""Sites of a roster that a receipt names in each of its releases, as release 0.1.0 wrote it."""
+OWN = ("after", "before", "pool", "site")
+"""What a receipt says to its site alone; everything else but signature and rosters is common to a transaction's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,8 @@ class ReceiptedRelease(Document):
 class Receipt(Signed):
     """A signed receipt for one site. Totals are of the site's pool, under the protection it was declared with.
 
-    Its form is of ``schema`` 1, or 2 where all releases have one roster, which is then named once.
+    Its form is of ``schema`` 1; of 2 where all releases have one roster, named once; of 3 where rosters have rows of
+    their own, and ``rosters`` are those shown with it.
     """
 
     DOMAIN: ClassVar = b"consilium/receipt/v1"
@@ -68,13 +76,14 @@ class Receipt(Signed):
     previous: Position
     links: tuple[Link, ...]
     head: SignedHead
-    schema: Annotated[int, Between("receipt schema", 1, 2)] = 1
+    rosters: Annotated[tuple[RosterRecord, ...], Count("rosters of a receipt", least=1)] | None = None
+    schema: Annotated[int, Between("receipt schema", 1, 3)] = 1
     signature: str = ""
 
-    @classmethod
-    def schema_for(cls, roster: Roster) -> int:
-        """Of receipts for so many sites: with few, the form that every version reads."""
-        return 1 if len(roster) <= MAX_REPEATED_ROSTER else 2
+    def check(self) -> None:
+        by_hash = any(item.release.roster_sha256 is not None for item in self.releases)
+        if self.schema < 3 and (by_hash or self.rosters is not None):
+            raise InvalidInput("receipt schema", value=self.schema, limit="3, where rosters have rows of their own")
 
     def to_json(self) -> dict[str, Any]:
         made: dict[str, Any] = Document.to_json(self)
@@ -86,8 +95,10 @@ class Receipt(Signed):
     @classmethod
     def from_json(cls, data: object) -> Self:
         if isinstance(data, dict) and (schema := data.get("schema")) != 1:
-            check_schema("receipt", schema, known=2)
-            data = _roster_in_each(data)
+            if schema == 2:
+                data = _roster_in_each(data)
+            else:
+                check_schema("receipt", schema, known=3)
         return super(Receipt, cls).from_json(data)  # slots make this another class than the one super() knows
 
     @property
@@ -121,8 +132,41 @@ class Receipt(Signed):
         return sum(link.kind == "lost" for link in self.links)
 
     def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
-        """Whether ``public_key`` signed this receipt, and the head in it is genuine."""
+        """Whether ``public_key`` signed this receipt, and the head in it is genuine.
+
+        Of the rosters with it only those are signed, by their hashes, that are of rows it spans: :attr:`shown`.
+        """
         return Signed.is_genuine(self, public_key) and self.head.is_genuine()
+
+    @property
+    def named(self) -> frozenset[str]:
+        """Hashes of the rosters whose rows it spans."""
+        return frozenset(link.body_sha256 for link in self.links if link.kind == "roster")
+
+    @property
+    def shown(self) -> dict[str, Roster]:
+        """The rosters with it that are of rows it spans, by their hashes."""
+        named = self.named
+        return {record.id: record.roster for record in self.rosters or () if record.id in named}
+
+    def _message(self) -> bytes:
+        if self.schema != 3:
+            return Signed._message(self)
+        texts = {name: canonical_text(value) for name, value in self.to_json().items()}
+        own = {name: texts.pop(name) for name in OWN}
+        del texts["signature"]
+        texts.pop("rosters", None)
+        return signed_text(own, common=common_digest(texts))
+
+
+def common_digest(members: Mapping[str, str]) -> str:
+    """SHA-256 of what the receipts of one transaction have in common, given as canonical texts."""
+    return sha256_bytes(b"consilium/receipt-common/v3\0" + canonical_members(members).encode())
+
+
+def signed_text(own: Mapping[str, str], *, common: str) -> bytes:
+    """What the signature of a receipt of schema 3 covers: its own members, as texts, and the common digest."""
+    return b"consilium/receipt/v3\0" + canonical_members({**own, "common": canonical_text(common)}).encode()
 
 
 def _roster_in_each(data: dict[str, Any]) -> dict[str, Any]:
@@ -176,12 +220,14 @@ def first_fork(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> tuple[str,
     return min((place for place in seen.keys() & other.keys() if seen[place] != other[place]), default=None)
 
 
-def check_arithmetic(receipt: Receipt, study: StudyTerms) -> None:
+def check_arithmetic(receipt: Receipt, study: StudyTerms, *, known: Mapping[str, Roster] | None = None) -> None:
     """That the receipt holds together in itself; LedgerCorrupt says what does not.
 
     Every release is of the receipt's study and batch, names the site with this pool, has the event that follows from
     its query; the charges lead from ``before`` to ``after`` exactly; and the rows' hashes lead from ``previous`` to the
-    head, with each release at its place.
+    head, with each release at its place. ``known``: rosters that earlier receipts have shown, by their hashes.
+    InvalidInput where the receipt should show its roster and does not, which anyone could have taken away; Refused
+    (``receipt-gap``) where an earlier one should have.
     """
     if receipt.head.role != "server" or len(receipt.links) != receipt.head.seq - receipt.previous.seq:
         raise LedgerCorrupt("the receipt's links do not reach from its previous head to its new one")
@@ -193,9 +239,9 @@ def check_arithmetic(receipt: Receipt, study: StudyTerms) -> None:
             raise LedgerCorrupt("the receipt shows a release other than the one in the chain", row=seq)
     if bodies or row_hashes(receipt).get(receipt.head.seq) != receipt.head.hash:
         raise LedgerCorrupt("the receipt's rows do not lead to its signed head", row=receipt.head.seq)
-    spend = receipt.before
+    spend, rosters = receipt.before, {**(known or {}), **receipt.shown}
     for item in receipt.releases:
-        _check_release(receipt, item, study)
+        _check_release(receipt, item, study, rosters)
         mechanism = item.release.query.mechanism
         charge = charge_of(mechanism, receipt.declaration.protection, study.protection)
         spend = spend.plus(charge, mechanism.dimension)
@@ -203,15 +249,23 @@ def check_arithmetic(receipt: Receipt, study: StudyTerms) -> None:
         raise LedgerCorrupt("the receipt's running totals do not add up", row=receipt.head.seq)
 
 
-def _check_release(receipt: Receipt, item: ReceiptedRelease, study: StudyTerms) -> None:
+def _check_release(receipt: Receipt, item: ReceiptedRelease, study: StudyTerms, rosters: Mapping[str, Roster]) -> None:
     """LedgerCorrupt unless the release is the receipt's: of its study and batch, with the site, as the study says."""
     record, mechanism = item.release, item.release.query.mechanism
-    entry = next((entry for entry in record.roster if entry.site == receipt.site), None)
+    try:
+        roster = record.roster_in(rosters)
+    except KeyError:
+        if record.roster_sha256 in receipt.named:
+            raise InvalidInput("receipt", limit="one that shows the roster it is the first to name") from None
+        raise Refused("receipt-gap", "the receipt that shows the roster has not arrived") from None
+    except InvalidInput as error:
+        raise LedgerCorrupt(f"the release counts other voters than its roster has ({error})", row=item.seq) from None
+    entry = next((entry for entry in roster if entry.site == receipt.site), None)
     if record.study_id != study.id or record.study_id != receipt.study_id or record.batch_id != receipt.batch_id:
         raise LedgerCorrupt("the release is of another study or batch than the receipt", row=item.seq)
     if entry is None or entry.pool != receipt.declaration.pool:
         raise LedgerCorrupt("the release's roster does not name the site with its pool", row=item.seq)
-    if len(record.roster) < study.quorum or mechanism.voters_per_site != study.voters_per_site:
+    if len(roster) < study.quorum or mechanism.voters_per_site != study.voters_per_site:
         raise LedgerCorrupt("the release has fewer sites or other voters than the study says", row=item.seq)
     if record.event != event_json(mechanism, study.protection):
         raise LedgerCorrupt("the event does not follow from the release's mechanism", row=item.seq)

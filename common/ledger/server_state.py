@@ -19,6 +19,7 @@ from common.ledger.charges import (
     PoolDeclaration,
     ReleaseRecord,
     Roster,
+    RosterRecord,
     Spend,
     StudyTerms,
     charge_of,
@@ -84,6 +85,15 @@ class Release:
     lost: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A charge known from a site's receipt, whose row this ledger lost."""
+
+    study_id: str
+    mechanism: Mechanism
+    roster: Roster
+
+
 class Books(RowState):
     """Totals and rules of a server ledger. Rows go in through :meth:`enter`, in order, each once."""
 
@@ -99,9 +109,10 @@ class Books(RowState):
         self.releases: dict[str, Release] = {}
         self.draw_rows: dict[tuple[str, int | None], int] = {}
         self.rosters: dict[str, int] = {}
+        self.named: dict[str, Roster] = {}
         self.last_draws: dict[str, int] = {}
         self.reused: dict[str, dict[str, None]] = {}
-        self.recovered: dict[str, tuple[int, ReleaseRecord]] = {}
+        self.recovered: dict[str, tuple[int, Recovered]] = {}
         self.lost: dict[int, LostRecord] = {}
         self.refusals: dict[tuple[str, str, tuple[str, ...]], int] = {}
         self._spent: dict[str, Spend] = {}
@@ -289,6 +300,9 @@ class Books(RowState):
         match record:
             case ReleaseRecord():
                 self._release(row, record, charge)
+            case RosterRecord():
+                once(record.id, self.named, "roster")
+                self._set(self.named, record.id, record.roster)
             case AnswerRecord():
                 release = self._open_draw(record.query_id, record.draw)
                 answer = Answer(row.seq, row.hash, record.answer_sha256)
@@ -308,8 +322,7 @@ class Books(RowState):
                 self._set(self.pools, declaration.pool, declaration)
             case RecoveredRecord(release=release):
                 once(record.release_hash, self.recovered, "recovered release")
-                self._set(self.recovered, record.release_hash, (row.seq, release))
-                self._recovered(release)
+                self._recovered(row, record.release_hash, release)
             case LostRecord():
                 self._lost(row, record)
             case BooksRecord(pool=pool, ledger_id=ledger_id):
@@ -334,18 +347,18 @@ class Books(RowState):
             once(record.query_id, self.releases, "query")
         if record.draw is not None and record.draw <= self.last_draws.get(record.query_id, 0):
             raise InvalidInput("draw of a query", value=record.draw, limit="above those before it")
-        study, mechanism = self.studies[record.study_id], record.query.mechanism
+        study, mechanism, roster = self.studies[record.study_id], record.query.mechanism, record.roster_in(self.named)
         if charge is None:  # a replayed row: every rule is applied again
-            self.check_release(record.roster, mechanism, study)
+            self.check_release(roster, mechanism, study)
             if record.event != event_json(mechanism, study.protection):
                 raise InvalidInput("event of a release", limit="the one that follows from the query and the study")
-            planned = self.plan(mechanism, study_id=study.id, roster=record.roster)
+            planned = self.plan(mechanism, study_id=study.id, roster=roster)
             if isinstance(planned, Obstacle):
                 raise InvalidInput(f"the release passes a limit ({planned.reason}) of pool {planned.pool!r}")
             charge = planned
         self._apply(charge)
-        if record.roster != self._roster:  # mostly the one before: kept once
-            self._roster = record.roster
+        if roster != self._roster:  # mostly the one before: kept once
+            self._roster = roster
         release = Release(
             seq=row.seq,
             study_id=record.study_id,
@@ -382,14 +395,18 @@ class Books(RowState):
                     f"site of pool {entry.pool}", value=entry.site, limit=f"{self.pools[entry.pool].site}, as declared"
                 )
 
-    def _recovered(self, release: ReleaseRecord) -> None:
+    def _recovered(self, row: Row, release_hash: str, release: ReleaseRecord) -> None:
         """A charge from a receipt stands even where it passes a limit: what was released was released."""
         study, mechanism = self.studies[release.study_id], release.query.mechanism
+        roster = release.roster_in(self.named)
+        for entry in roster:
+            _ = self.pools[entry.pool]
+        self._set(self.recovered, release_hash, (row.seq, Recovered(study.id, mechanism, roster)))
         if release.draw is not None:
             last = max(release.draw, self.last_draws.get(release.query_id, 0))
             self._set(self.last_draws, release.query_id, last)
         own = mechanism.mu_squared(study.protection)
-        for entry in release.roster:
+        for entry in roster:
             cost = charge_of(mechanism, self.pools[entry.pool].protection, study.protection)
             self._set(self._spent, entry.pool, self.spent(entry.pool).plus(cost, mechanism.dimension))
             inside = self.spent_in(study.id, entry.pool)

@@ -12,7 +12,7 @@ from fractions import Fraction
 from common.document import Document
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.base_state import RowState, once
-from common.ledger.charges import NOTHING, Spend, StudyTerms, charge_of
+from common.ledger.charges import NOTHING, Roster, Spend, StudyTerms, charge_of
 from common.ledger.receipts import Known, Receipt, check_arithmetic, check_continuity, never_receipted
 from common.ledger.records import (
     AlarmRecord,
@@ -82,6 +82,7 @@ class SiteBooks(RowState):
         self.recovered_at: dict[str, int] = {}
         self.alarm_heads: dict[tuple[str, int, str], str] = {}
         self.heads: dict[tuple[str, int], str] = {}
+        self.rosters: dict[str, Roster] = {}
         self.alarms: dict[str, AlarmRecord] = {}
         self.sealing_keys: dict[str, set[str]] = {}
         self.sealed = SealedSums()
@@ -227,6 +228,7 @@ class SiteBooks(RowState):
 
     def _contradicted(self, row: Row, record: AlarmRecord | SupersededRecord) -> None:
         receipt = record.receipt
+        self.rosters |= receipt.shown
         if isinstance(record, AlarmRecord):
             self.alarms[receipt.ledger_id] = record
             self.alarm_heads[receipt.ledger_id, receipt.head.seq, receipt.head.hash] = record.problem
@@ -284,7 +286,13 @@ class SiteBooks(RowState):
         if self.lines.get(receipt.study_id, receipt.ledger_id) != receipt.ledger_id:
             raise LedgerCorrupt("the study's receipts came from another ledger before")
         lost = self.lost.get(study.id, NOTHING).mu_squared
-        check_arithmetic(receipt, study)
+        known = self.known.get(receipt.ledger_id, Known())
+        try:
+            check_arithmetic(receipt, study, known=self.rosters)
+        except Refused:
+            if known.recovering or receipt.previous.seq > known.position.seq:
+                raise
+            raise LedgerCorrupt("the receipt is of a roster that no receipt has shown") from None
         for record in (item.release for item in receipt.releases):
             reservation = self.reservations.get(record.query_id)
             if reservation is None:  # never accepted, unless that row was lost: what was lost is charged already
@@ -298,7 +306,7 @@ class SiteBooks(RowState):
             else:
                 self.sealed.check_draw(record, accepted=reservation.draw)
         try:
-            check_continuity(receipt, self.known.get(receipt.ledger_id, Known()))
+            check_continuity(receipt, known)
         except LedgerCorrupt:
             rows = [self.reservations[query_id].seq for query_id in receipt.query_ids if query_id in self.reservations]
             if max(rows or self.restored_at, default=0) < self.recovered_at.get(receipt.ledger_id, 0):
@@ -335,6 +343,7 @@ class SiteBooks(RowState):
                 self._regain(row, item.release.query, study, ledger=receipt.ledger_id, draw=draw)
             if draw is not None and item.release.masks is not None:
                 self.sealed.receipted[item.release.query_id, draw] = item.release.masks
+        self.rosters |= receipt.shown
         position = Position(receipt.head.seq, receipt.head.hash)
         self.known[receipt.ledger_id] = Known(position, receipt.after)
         self.lines[receipt.study_id] = receipt.ledger_id

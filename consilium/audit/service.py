@@ -22,7 +22,7 @@ from jaxtyping import Int64
 from client.ledger.site_ledger import SiteLedger
 from client.policy import Caps, Consent, ServerFacts, SiteConfig
 from client.worker import Worker
-from common.canonical import digest
+from common.canonical import canonical_bytes, digest, sha256_bytes
 from common.config import Study
 from common.events import EventLog, read_events
 from common.ledger.charges import PoolDeclaration, RosterEntry
@@ -350,7 +350,8 @@ def read_life(service: Service) -> Life:
     rows, answers = read_rows(service.workspace.ledger_file, "answers")
     drawn = {body["query_id"]: body["draw"] for kind, body in rows if kind == "answer"}
     own = (body for kind, body in rows if kind == "release")
-    releases = tuple(_release(body, answers) for body in own if drawn.get(body["query_id"]) == body.get("draw"))
+    named = {sha256_bytes(canonical_bytes(body)): body["roster"] for kind, body in rows if kind == "roster"}
+    releases = tuple(_release(body, named, answers) for body in own if drawn.get(body["query_id"]) == body.get("draw"))
     sites = {site.name: _site(service, index) for index, site in enumerate(service.sites)}
     gate = AccountantName(service.study.privacy.accountant)
     with Ledger.open(service.workspace.ledger_file) as ledger:
@@ -382,7 +383,7 @@ def _site(service: Service, index: int) -> SiteRecord:
     return SiteRecord(accepted, codes, receipted, told, spent)
 
 
-def _release(body: dict[str, Any], answers: Mapping[str, bytes]) -> Release:
+def _release(body: dict[str, Any], named: Mapping[str, Any], answers: Mapping[str, bytes]) -> Release:
     query = body["query"]
     mechanism = query["mechanism"]
     return Release(
@@ -394,7 +395,7 @@ def _release(body: dict[str, Any], answers: Mapping[str, bytes]) -> Release:
         dimension=mechanism["dimension"],
         radius=mechanism["radius_int"],
         voters_per_site=mechanism["voters_per_site"],
-        roster=tuple(site for site, _pool in body["roster"]),
+        roster=tuple(site for site, _pool in body.get("roster") or named[body["roster_sha256"]]),
         answer=vector(answers[body["query_id"]]),
         draw=body.get("draw"),
         masks=body.get("masks", ""),

@@ -326,7 +326,11 @@ def _subject(kind: str, body: dict[str, object]) -> str:
     if kind in ("release", "reservation", "code"):
         roster = body.get("roster")
         sites = f" sites {len(roster)}" if isinstance(roster, list) else ""
-        return f"query {str(body['query_id'])[:12]}{sites}"
+        named = f" sites of roster {str(body['roster_sha256'])[:12]}" if "roster_sha256" in body else ""
+        return f"query {str(body['query_id'])[:12]}{sites}{named}"
+    if kind == "roster":
+        roster = body["roster"]
+        return f"sites {len(roster) if isinstance(roster, list) else 0}"
     if kind == "refusal":
         refused = body["query_ids"]
         return f"{len(refused) if isinstance(refused, list) else 0} queries, {body['reason']}"

@@ -28,7 +28,7 @@ from common import __version__
 from common.canonical import sha256_bytes, sha256_file
 from common.config import Study
 from common.errors import InvalidInput
-from common.ledger.charges import ReleaseRecord
+from common.ledger.charges import ReleaseRecord, Roster, RosterRecord
 from common.ledger.records import RecoveredRecord, RefusalRecord, ReuseRecord, parse_record
 from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
 from common.objects import write_atomically
@@ -276,12 +276,15 @@ def in_words(
 
 def _history(ledger: Ledger, study: Study) -> dict[str, Any]:
     releases: list[tuple[str, str, int, ReleaseRecord]] = []
+    named: dict[str, Roster] = {}
     refusals: list[dict[str, Any]] = []
     drawn: set[tuple[str, int | None]] = set()
     recovered = reused = answers = lost = 0
     for row in ledger.rows():
         record = parse_record("server", row.kind, row.body)
-        if isinstance(record, ReleaseRecord) and record.study_id == study.id:
+        if isinstance(record, RosterRecord):
+            named[record.id] = record.roster
+        elif isinstance(record, ReleaseRecord) and record.study_id == study.id:
             releases.append((record.batch_id, row.time_utc, row.seq, record))
             answers += record.draw is None
             drawn.add((record.query_id, record.draw))
@@ -314,7 +317,7 @@ def _history(ledger: Ledger, study: Study) -> dict[str, Any]:
                 "last_row": rows[-1][2],
                 "queries": [record.query_id for *_, record in rows],
                 "volumes": sum(len(record.query.volumes) for *_, record in rows),
-                "sites": [entry.site for entry in rows[0][3].roster],
+                "sites": [entry.site for entry in rows[0][3].roster_in(named)],
                 "voters": rows[0][3].voters,
             }
         )

@@ -199,7 +199,7 @@ class LedgerFold:
                 self.histories[record.study_id] = History(record.study, row.time_utc)
             case ReleaseRecord():
                 history = self.histories[record.study_id]
-                history.sites.update(entry.site for entry in record.roster)
+                history.sites.update(entry.site for entry in self.books.charges[row.seq].roster)
                 history.answers += record.draw is None
                 history.last = row.time_utc
             case AnswerRecord():
@@ -210,20 +210,21 @@ class LedgerFold:
                 self.histories[record.study_id].answers += len(record.query_ids)
 
     def _release(self, row: Row, record: ReleaseRecord) -> None:
-        spends = (self.books.spent_in(self._study, entry.pool) for entry in record.roster)
+        entries = self.books.charges[row.seq].roster
+        spends = (self.books.spent_in(self._study, entry.pool) for entry in entries)
         distinct = {id(spend): spend.mu_squared for spend in spends}  # pools mostly stand alike, and share one object
         worst = max(distinct.values())
         if self.points:
             worst = max(worst, self.points[-1].worst)
         self.points.append(ReleasePoint(row.seq, row.time_utc, record.batch_id, worst))
         if record.batch_id not in self.batches:
-            roster = tuple(entry.site for entry in record.roster)
+            roster = tuple(entry.site for entry in entries)
             self.batches[record.batch_id] = Batch(
                 record.batch_id, row.time_utc, row.seq, row.seq, row.seq, 0, roster, record.voters
             )
         batch = self.batches[record.batch_id]
         batch.last_charge = row.seq
-        batch.roster, batch.voters = tuple(entry.site for entry in record.roster), record.voters
+        batch.roster, batch.voters = tuple(entry.site for entry in entries), record.voters
         if record.draw is None:  # in a sealed sum the answer has a row of its own, if it comes
             self._answered(row, record.batch_id)
 

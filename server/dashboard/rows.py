@@ -14,12 +14,25 @@ from common.privacy.figures import delta_text, epsilon_text
 from server.dashboard.ledger_fold import open_ledger
 from server.dashboard.quarantine import parse_json
 
-KINDS = ("genesis", "study", "pool", "release", "answer", "lost-draw", "recovered", "reuse", "refusal", "key", "note")
+KINDS = (
+    "genesis",
+    "study",
+    "pool",
+    "roster",
+    "release",
+    "answer",
+    "lost-draw",
+    "recovered",
+    "reuse",
+    "refusal",
+    "key",
+    "note",
+)
 MOST_ON_A_PAGE = 500
 MAX_TEXT = 128
 MOST_ROWS = 2**62
 SEARCHED = 10_000
-"""Rows that one request looks through: their bodies name whole rosters, and a file of them takes seconds."""
+"""Rows that one request looks through: a whole file of them takes seconds."""
 
 MAX_SHOWN = 2_000
 HEX_FLOAT = re.compile(r"-?0x[01](\.[0-9a-f]{1,13})?p[+-][0-9]{1,4}")
@@ -188,13 +201,15 @@ def subject(kind: str, body: dict[str, Any]) -> str:
     """What a row concerns, in a few words."""
     match kind:
         case "release" if "draw" in body:
-            return f"draw {body['draw']} of query {body['query_id'][:10]}, asked of {len(body['roster'])} sites"
+            return f"draw {body['draw']} of query {body['query_id'][:10]}, asked of {_sites(body)}"
         case "answer":
             return f"answer to query {body['query_id'][:10]}, the sum of draw {body['draw']}"
         case "lost-draw":
             return f"draw {body['draw']} of {len(body['query_ids'])} queries lost: {body['reason']}"
         case "release":
-            return f"answer to query {body['query_id'][:10]} by {len(body['roster'])} sites, {body['voters']} voters"
+            return f"answer to query {body['query_id'][:10]} by {_sites(body)}, {body['voters']} voters"
+        case "roster":
+            return f"{len(body['roster'])} sites, named once"
         case "refusal":
             return f"{len(body['query_ids'])} queries not released: {body['reason']} of {body['pool'] or 'no pool'}"
         case "pool":
@@ -212,6 +227,10 @@ def subject(kind: str, body: dict[str, Any]) -> str:
         case "genesis":
             return f"ledger {body['ledger_id'][:10]}, key {body['public_key'][:10]}"
     return ""
+
+
+def _sites(body: dict[str, Any]) -> str:
+    return f"{len(body['roster'])} sites" if "roster" in body else f"the sites of roster {body['roster_sha256'][:10]}"
 
 
 def _view(row: tuple[int, str, str, str, str]) -> RowView:

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 
 from common.canonical import parse_canonical, rational, sha256_bytes
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
-from common.ledger.charges import ReleaseRecord, Roster, RosterEntry, StudyTerms, check_ledger_name, check_roster
+from common.ledger.charges import (
+    ReleaseRecord,
+    Roster,
+    RosterEntry,
+    RosterRecord,
+    StudyTerms,
+    check_ledger_name,
+    check_roster,
+)
 from common.ledger.records import RefusalRecord, ReuseRecord, parse_body
 from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
 from common.ledger.server_state import Charge, Obstacle, Release
@@ -79,8 +87,8 @@ class AnswersQueries(IssuesReceipts):
             raise InvalidInput("roster of a draw", limit="the members whose mask keys it holds, in this study")
         charged: list[QuerySpec] = []
 
-        def charge(study: StudyTerms, query: QuerySpec, ordered: Roster, planned: Charge) -> None:
-            self._charge_draw(study, query, ordered, masks, planned)
+        def charge(study: StudyTerms, query: QuerySpec, named: RosterRecord, planned: Charge) -> None:
+            self._charge_draw(study, query, named, masks, planned)
             charged.append(query)
 
         result = self._charge_batch(study_id, masks.batch, roster, queries, charge)
@@ -92,11 +100,12 @@ class AnswersQueries(IssuesReceipts):
         batch_id: str,
         roster: Roster,
         queries: Sequence[QuerySpec],
-        charge: Callable[[StudyTerms, QuerySpec, Roster, Charge], StoredAnswer | None],
+        charge: Callable[[StudyTerms, QuerySpec, RosterRecord, Charge], StoredAnswer | None],
     ) -> BatchResult:
         """In one transaction ``charge`` the longest prefix of ``queries`` that fits; one with an answer returns it."""
         check_ledger_name(batch_id, what="batch id")
         ordered = check_roster(tuple(roster))
+        record = RosterRecord(ordered)
         if len({query.id for query in queries}) != len(queries):
             raise InvalidInput("queries of a batch", limit="each query once")
         answers: list[StoredAnswer] = []
@@ -121,7 +130,7 @@ class AnswersQueries(IssuesReceipts):
                     self._books.check_release(ordered, query.mechanism, study)
                     planned = self._books.plan(query.mechanism, study_id=study_id, roster=ordered)
                     if isinstance(planned, Charge):
-                        made = charge(study, query, ordered, planned)
+                        made = charge(study, query, record, planned)
                         answers += [] if made is None else [made]
                         continue
                     obstacle = planned
@@ -130,11 +139,28 @@ class AnswersQueries(IssuesReceipts):
                 self._refuse(study_id, batch_id, refused, obstacle)
         return BatchResult(tuple(answers), tuple(refused))
 
+    def _named(self, roster: RosterRecord) -> str | None:
+        """The id by which a row names a long roster, which has a row of its own by then; None for a short one."""
+        if not roster.is_long:
+            return None
+        if roster.id not in self._books.named:
+            self._append(roster)
+        return roster.id
+
     def _charge_draw(
-        self, study: StudyTerms, query: QuerySpec, roster: Roster, masks: MaskedRoster, charge: Charge
+        self, study: StudyTerms, query: QuerySpec, roster: RosterRecord, masks: MaskedRoster, charge: Charge
     ) -> None:
         masks_id = masks.id
-        record = ReleaseRecord.of(study, masks.batch, query, query.id, roster, "", draw=(masks.draw, masks_id))
+        record = ReleaseRecord.of(
+            study,
+            masks.batch,
+            query,
+            query.id,
+            roster.roster,
+            "",
+            draw=(masks.draw, masks_id),
+            named=self._named(roster),
+        )
         payload = None if masks_id in self._books.rosters else (masks_id, masks.to_bytes())
         row = self._chain.append("release", record.to_json(), payload=payload)
         self._books.enter(row, record, charge=charge)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import sqlite3
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from common.canonical import canonical_text
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt
 from common.ledger.base_ledger import OpenLedger
 from common.ledger.chain import Chain
-from common.ledger.charges import NOTHING, ReleaseRecord, Spend
+from common.ledger.charges import NOTHING, ReleaseRecord, Roster, RosterRecord, Spend
 from common.ledger.checkpoint import CHARGING, CHECKPOINT_ROWS, Checkpoint, checkpoint_path
 from common.ledger.keys import signing_public_key
 from common.ledger.receipts import Receipt, check_arithmetic
@@ -79,8 +79,8 @@ class ServerFile(OpenLedger[Books]):
         The answers are gone; asked again, such a query is a new release and a new charge. Charges are entered even
         where they pass a limit: what was released was released. A pool that was lost too is declared again as its own
         site's receipts, or the standing, state it. InvalidInput for a receipt this ledger's key did not sign, for
-        receipts or a standing of another ledger or of a study that must be registered again first, and for a pool
-        nothing given here declares.
+        receipts or a standing of another ledger or of a study that must be registered again first, for a pool nothing
+        given here declares, and for a roster that neither the ledger nor a receipt given here has.
         """
         entered = 0
         receipts = tuple(receipts)
@@ -93,19 +93,22 @@ class ServerFile(OpenLedger[Books]):
                     self._append(PoolRecord(receipt.declaration))
             if standing is not None:
                 self._check_standing(standing)
+            shown = {roster: names for receipt in receipts for roster, names in receipt.shown.items()}
             for receipt in receipts:
-                self._check_recoverable(receipt)
-                entered += sum(self._recover(item.release, origin=receipt.site) for item in receipt.releases)
+                self._check_recoverable(receipt, shown)
+                entered += sum(self._recover(item.release, shown, origin=receipt.site) for item in receipt.releases)
             if standing is not None:
                 self._charge_lost(standing)
                 self._standing_due = True  # also where nothing was missing but the rows' numbers
         return entered
 
-    def _recover(self, release: ReleaseRecord, *, origin: str) -> bool:
+    def _recover(self, release: ReleaseRecord, shown: Mapping[str, Roster], *, origin: str) -> bool:
         """Enter a receipted release as charged, unless its row is here or was entered before."""
         release_hash, row = release_digest(release), self._books.draw_rows.get((release.query_id, release.draw))
         if release_hash in self._books.recovered or (row is not None and self._is_here(row, release)):
             return False
+        if release.roster_sha256 is not None and release.roster_sha256 not in self._books.named:
+            self._append(RosterRecord(shown[release.roster_sha256]))
         self._append(RecoveredRecord(release, origin, release_hash))
         return True
 
@@ -181,9 +184,16 @@ class ServerFile(OpenLedger[Books]):
         if not any(receipt.is_genuine(signing_public_key(key)) for _, key in self._books.key.history):
             raise InvalidInput("receipt", limit="signed by this ledger's key")
 
-    def _check_recoverable(self, receipt: Receipt) -> None:
-        study = self._books.studies.get(receipt.study_id)
-        pools = {entry.pool for item in receipt.releases for entry in item.release.roster}
+    def _check_recoverable(self, receipt: Receipt, shown: Mapping[str, Roster]) -> None:
+        study, rosters = self._books.studies.get(receipt.study_id), {**self._books.named, **shown}
+        try:
+            pools = {entry.pool for item in receipt.releases for entry in item.release.roster_in(rosters)}
+        except KeyError as error:
+            raise InvalidInput(
+                "receipt is of a roster that is not known here",
+                value=error.args[0],
+                remedy="give a whole file of receipts of any site on it: its first one of this roster shows it",
+            ) from None
         lost = sorted(pools - self._books.pools.keys())
         if study is None or lost:
             raise InvalidInput(
@@ -191,7 +201,7 @@ class ServerFile(OpenLedger[Books]):
                 value=lost or receipt.study_id,
                 remedy="register the study again, and give the receipts of all sites at once",
             )
-        check_arithmetic(receipt, study)
+        check_arithmetic(receipt, study, known=rosters)
 
     def _is_here(self, row: int, release: ReleaseRecord) -> bool:
         return self._chain.row(row).body == canonical_text(release.to_json())

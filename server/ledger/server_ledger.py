@@ -31,8 +31,8 @@ from common.ledger.chain import Chain
 from common.ledger.charges import (
     PoolDeclaration,
     ReleaseRecord,
-    Roster,
     RosterEntry,
+    RosterRecord,
     Spend,
     StudyTerms,
 )
@@ -188,18 +188,19 @@ class Ledger(AnswersQueries):
         """
         make = {candidate.query.id: candidate.make_answer for candidate in candidates}
 
-        def charge(study: StudyTerms, query: QuerySpec, ordered: Roster, planned: Charge) -> StoredAnswer:
+        def charge(study: StudyTerms, query: QuerySpec, ordered: RosterRecord, planned: Charge) -> StoredAnswer:
             return self._charge(study, batch_id, Candidate(query, make[query.id]), ordered, planned)
 
         return self._charge_batch(study_id, batch_id, roster, [candidate.query for candidate in candidates], charge)
 
     def _charge(
-        self, study: StudyTerms, batch_id: str, candidate: Candidate, roster: Roster, charge: Charge
+        self, study: StudyTerms, batch_id: str, candidate: Candidate, roster: RosterRecord, charge: Charge
     ) -> StoredAnswer:
         query, query_id = candidate.query, candidate.query.id
         noisy = checked_answer(candidate.make_answer(), dimension=query.mechanism.dimension)
         data = noisy.astype("<i8").tobytes()
-        record = ReleaseRecord.of(study, batch_id, query, query_id, roster, sha256_bytes(data))
+        named = self._named(roster)
+        record = ReleaseRecord.of(study, batch_id, query, query_id, roster.roster, sha256_bytes(data), named=named)
         row = self._chain.append("release", record.to_json(), payload=(query_id, data))
         self._books.enter(row, record, charge=charge)
         return stored_answer(query, noisy, self._books.releases[query_id])

@@ -17,15 +17,15 @@ from operator import itemgetter
 from common.canonical import canonical_members, canonical_text
 from common.errors import LedgerCorrupt
 from common.ledger.chain import Chain
-from common.ledger.charges import NOTHING, ReleaseRecord, RosterEntry, Spend, charge_of
-from common.ledger.receipts import Receipt
-from common.ledger.records import LostRecord
+from common.ledger.charges import NOTHING, RosterEntry, Spend, charge_of
+from common.ledger.receipts import Receipt, common_digest, signed_text
+from common.ledger.records import LostRecord, parse_body
 from common.ledger.rows import Link, Position, Row, body_digest, check_link, check_own_hash
-from common.ledger.server_state import Release
-from common.privacy.mechanism import Mechanism, Protection
+from common.ledger.server_state import Recovered, Release
+from common.privacy.mechanism import Protection
 from server.ledger.server_file import ServerFile
 
-_Charged = Release | ReleaseRecord | LostRecord
+_Charged = Release | Recovered | LostRecord
 
 MAX_SHARED_CHARACTERS = 64 << 20
 """Of the texts that are kept for the next site's receipts."""
@@ -64,6 +64,20 @@ class _Transaction:
         return len(self.released) == len(self.items) and len(set(self.pools)) == 1
 
 
+@dataclass(frozen=True)
+class _Shared:
+    """What the receipts of one transaction that follow the same row have in common, as texts, and its digest if that is
+    what is signed; and the rosters between, each with its sites, who are shown it."""
+
+    members: dict[str, str]
+    digest: str | None
+    rosters: tuple[tuple[frozenset[str], str], ...]
+
+    @property
+    def characters(self) -> int:
+        return sum(map(len, self.members.values())) + sum(len(text) for _, text in self.rosters)
+
+
 class IssuesReceipts(ServerFile):
     """The part of the server's ledger that tells sites what they were charged."""
 
@@ -72,7 +86,7 @@ class IssuesReceipts(ServerFile):
         self._read: list[_Transaction] = []
         self._older: Iterator[_Transaction] = iter(())
         self._read_at = 0
-        self._shared: dict[tuple[int, int], dict[str, str]] = {}
+        self._shared: dict[tuple[int, int], _Shared] = {}
         self._shared_characters = 0
 
     def site_receipts(self, site: str, *, after: int = 0) -> tuple[Receipt, ...]:
@@ -155,38 +169,44 @@ class IssuesReceipts(ServerFile):
             if isinstance(item, LostRecord):
                 spend = spend.beyond(item.pools.get(pool, NOTHING))
             elif pool in charged:
-                dimension = _mechanism(item).dimension
+                dimension = item.mechanism.dimension
                 cost = self._cost(item, protection)
                 spend = Spend(spend.mu_squared - cost, spend.releases - 1, spend.coordinates - dimension)
         return spend
 
-    def _cost(self, item: Release | ReleaseRecord, protection: Protection) -> Fraction:
-        return charge_of(_mechanism(item), protection, self._books.studies[item.study_id].protection)
+    def _cost(self, item: Release | Recovered, protection: Protection) -> Fraction:
+        return charge_of(item.mechanism, protection, self._books.studies[item.study_id].protection)
 
     def _text(self, transaction: _Transaction, entry: RosterEntry, before: Spend, after: Spend, start: int) -> str:
         """The receipt of one site, signed: what all sites' say of these rows, and what its pool has spent."""
-        members = self._shared_text(transaction, start) | {
+        shared = self._shared_text(transaction, start)
+        own = {
             "after": canonical_text(after.to_json()),
             "before": canonical_text(before.to_json()),
             "pool": canonical_text(self._books.pools[entry.pool].to_json()),
             "site": canonical_text(entry.site),
         }
-        message = Receipt.DOMAIN + b"\0" + canonical_members(members).encode()
-        members["signature"] = canonical_text(self._chain.signing_key.sign(message).hex())
-        return canonical_members(members)
+        if shared.digest is None:
+            message = Receipt.DOMAIN + b"\0" + canonical_members(shared.members | own).encode()
+        else:
+            message = signed_text(own, common=shared.digest)
+        last = {"signature": canonical_text(self._chain.signing_key.sign(message).hex())}
+        if rosters := [text for sites, text in shared.rosters if entry.site in sites]:
+            last["rosters"] = f"[{','.join(rosters)}]"
+        return canonical_members(shared.members | own | last)
 
-    def _shared_text(self, transaction: _Transaction, start: int) -> dict[str, str]:
-        """What every receipt of this transaction says that follows one which ended at row ``start``, as texts."""
+    def _shared_text(self, transaction: _Transaction, start: int) -> _Shared:
+        """What every receipt of this transaction says that follows one which ended at row ``start``."""
         key = start, transaction.end
         if key not in self._shared:
             shared = self._written(transaction, self._chain.rows_between(start, transaction.end))
             if self._shared_characters > MAX_SHARED_CHARACTERS:
                 self._forget_shared()
             self._shared[key] = shared
-            self._shared_characters += sum(map(len, shared.values()))
+            self._shared_characters += shared.characters
         return self._shared[key]
 
-    def _written(self, transaction: _Transaction, rows: Sequence[Row]) -> dict[str, str]:
+    def _written(self, transaction: _Transaction, rows: Sequence[Row]) -> _Shared:
         head = self._chain.head(transaction.end)
         check_own_hash("server", rows[0])
         for before, row in pairwise(rows):
@@ -194,27 +214,27 @@ class IssuesReceipts(ServerFile):
         if rows[-1].hash != head.hash:
             raise LedgerCorrupt("a signed head is not of this row", row=head.seq)
         bodies = {row.seq: row.body for row in rows}
-        roster = canonical_text([entry.to_json() for entry in transaction.released[0].roster])
-        schema = Receipt.schema_for(transaction.released[0].roster)
-        if schema == 2:
-            bodies = {seq: body.replace(f'"roster":{roster},', "", 1) for seq, body in bodies.items()}
         releases = (
             canonical_members({"body": bodies[item.seq], "seq": str(item.seq)}) for item in transaction.released
         )
-        links = [Link(row.time_utc, row.kind, body_digest(row.body)).to_json() for row in rows]
-        return {
+        links = [Link(row.time_utc, row.kind, body_digest(row.body)) for row in rows]
+        named = "roster_sha256" in parse_body(bodies[transaction.released[0].seq])
+        named |= any(link.kind == "roster" for link in links)
+        members = {
             "batch": canonical_text(transaction.released[0].batch_id),
             "head": canonical_text(head.to_json()),
-            "links": canonical_text(links),
+            "links": canonical_text([link.to_json() for link in links]),
             "previous": canonical_text(Position(rows[0].seq - 1, rows[0].prev_hash).to_json()),
             "releases": f"[{','.join(releases)}]",
-            "schema": str(schema),
+            "schema": "3" if named else "1",
             "study": canonical_text(transaction.released[0].study_id),
-        } | ({"roster": roster} if schema == 2 else {})
+        }
+        rosters = tuple(
+            (frozenset(entry.site for entry in self._books.named[link.body_sha256]), row.body)
+            for link, row in zip(links, rows, strict=True)
+            if link.kind == "roster"
+        )
+        return _Shared(members, common_digest(members) if named else None, rosters)
 
     def _forget_shared(self) -> None:
         self._shared, self._shared_characters = {}, 0
-
-
-def _mechanism(item: Release | ReleaseRecord) -> Mechanism:
-    return item.mechanism if isinstance(item, Release) else item.query.mechanism

@@ -15,9 +15,11 @@ from client.ledger.site_ledger import SiteLedger
 from client.policy import Caps
 from common.data.dataset import PatientIdentity
 from common.errors import LedgerCorrupt, Refused
+from common.ledger.receipts import Receipt
 from common.privacy.training import Sampling, TrainingEvent
 from server.ledger.server_ledger import Ledger
 from tests.common.ledger.ledger_world import (
+    SITES,
     Answers,
     Ticking,
     declare,
@@ -47,6 +49,34 @@ def live(folder: Path) -> dict[str, Lines | str]:
         "server standing": (folder / "ledger.standing").read_text(),
         "site standing": (folder / "site-ledger.standing").read_text(),
     }
+
+
+def named(folder: Path) -> dict[str, Lines | list[str]]:
+    """Rows of both ledgers and the site's receipts, of a roster that has a row of its own."""
+    sites, queries = (
+        (*SITES, *(f"site-{number:02}" for number in range(14))),
+        [make_query(n, MECHANISM) for n in (1, 2)],
+    )
+    study, answers, caps = make_study(), Answers(), Caps(epsilon=8.0, delta=1e-3)
+    with (
+        patch("secrets.token_hex", lambda size: "5" * (2 * size)),
+        Ledger.create(folder / "ledger.sqlite", signing_key=SERVER_KEY, clock=Ticking()) as server,
+        SiteLedger.open(
+            folder / "site-ledger.sqlite", "aachen-mri", caps=caps, signing_key=SITE_KEY, clock=Ticking()
+        ) as site,
+    ):
+        server.register_study(study)
+        declare(server, sites=sites)
+        site.consent(study)
+        for query in queries:
+            site.reserve(study.id, [query])
+            candidates = answers.candidates([query])
+            server.release_batch(study_id=study.id, batch_id="b", roster=roster_of(sites), candidates=candidates)
+        receipts = [render() for render in server.receipts_due("aachen")]
+        for text in receipts:
+            site.record_receipt(Receipt.parse(text), public_key=SERVER_KEY.public_key())
+        lines = [[[row.kind, row.body, row.hash] for row in ledger.rows()] for ledger in (server, site)]
+    return {"server": lines[0], "site": lines[1], "receipts": receipts}
 
 
 def _server(folder: Path) -> Lines:

@@ -9,7 +9,7 @@ import pytest
 
 from common.canonical import canonical_text
 from common.ledger.records import KINDS, parse_record
-from tests.common.ledger.golden_world import live
+from tests.common.ledger.golden_world import live, named
 
 GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())
 
@@ -21,10 +21,18 @@ def test_the_same_life_gives_the_same_rows_to_the_last_byte(tmp_path: Path) -> N
     assert lived == GOLDEN
 
 
+def test_rosters_named_by_hash_have_the_bytes_that_the_first_version_to_name_them_so_gave(tmp_path: Path) -> None:
+    golden = json.loads(Path(__file__).with_name("golden_rosters.json").read_text())
+    assert named(tmp_path) == golden
+    for kind, body, _ in golden["server"]:
+        assert canonical_text(parse_record("server", kind, body).to_json()) == body
+
+
 A, B = "a" * 64, "b" * 64
 SINCE: dict[str, dict[str, dict[str, object]]] = {
     "server": {
         "answer": {"answer_sha256": A, "draw": 1, "query_id": B},
+        "roster": {"roster": [["north", "north-mri"], ["south", "south-mri"]]},
         "lost-draw": {"draw": 1, "query_ids": [A, B], "reason": "incomplete"},
     },
     "site": {

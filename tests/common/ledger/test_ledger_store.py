@@ -19,9 +19,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
 from common.ledger import chain, sqlite_file
-from common.ledger.charges import PoolDeclaration, RosterEntry, Spend, StudyTerms, charge_of
-from common.ledger.receipts import MAX_REPEATED_ROSTER, Receipt, check_arithmetic
-from common.ledger.records import ReceiptRecord
+from common.ledger.charges import (
+    PoolDeclaration,
+    RosterEntry,
+    Spend,
+    charge_of,
+)
+from common.ledger.receipts import Receipt
 from common.ledger.rows import Position
 from common.privacy.accounting import MAX_COORDINATES
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, QuerySpec
@@ -613,29 +617,6 @@ def test_a_ledger_contains_its_own_rows_and_no_others(world: World) -> None:
         assert not world.ledger.contains(Position(row.seq, "f" * 64))
     assert not world.ledger.contains(Position(row.seq + 1, row.hash))
     assert world.ledger.contains(Position())
-
-
-@pytest.mark.parametrize("sites", [MAX_REPEATED_ROSTER, MAX_REPEATED_ROSTER + 1])
-def test_a_receipt_names_a_long_roster_once_and_a_short_one_as_0_1_0_wrote_it(tmp_path: Path, sites: int) -> None:
-    names = [f"site-{number:03}" for number in range(sites)]
-    world = World.create(tmp_path)
-    with world.ledger:
-        for name in names:
-            world.ledger.declare_pool(replace(world.ledger.pools()[0], site=name, pool=f"{name}-mri"))
-        world.release(queries(0, 1, 2), sites=names)
-        (receipt,) = world.ledger.site_receipts(names[7])
-        text = world.ledger.receipts_due(names[7])[0]()
-    assert receipt.schema == (1 if sites <= MAX_REPEATED_ROSTER else 2)
-    assert text.count(f'["{names[9]}","{names[9]}-mri"]') == (3 if receipt.schema == 1 else 1)
-    assert (Receipt.parse(text), receipt.render()) == (receipt, text)
-    assert ReceiptRecord.from_json(ReceiptRecord(receipt).to_json()).receipt == receipt
-    assert receipt.is_genuine(world.key.public_key())
-    check_arithmetic(receipt, StudyTerms.of(world.study))
-    for changed in (
-        replace(receipt, schema=3 - receipt.schema),
-        Receipt.parse(text.replace(names[9], names[9] + "x")),
-    ):
-        assert not changed.is_genuine(world.key.public_key())
 
 
 @pytest.mark.parametrize(

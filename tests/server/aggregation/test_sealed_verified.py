@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from common.ledger.charges import RosterRecord
 from common.privacy import shares
 from common.privacy.mechanism import Mechanism
 from server.ledger import verify as verifying
@@ -58,7 +59,7 @@ def test_a_sum_under_the_masks_of_others_than_were_charged_is_found(
     draw, charge, everybody = AnswersQueries.charge_draw, AnswersQueries._charge_draw, []
 
     def of_three(self: AnswersQueries, *, roster: Any, masks: Any, **rest: Any) -> Any:
-        everybody[:] = [roster]
+        everybody[:] = [RosterRecord(roster)]
         fewer = tuple(entry for entry in roster if entry.site != "site-3")
         return draw(self, roster=fewer, masks=replace(masks, members=masks.members[:-1]), **rest)
 
