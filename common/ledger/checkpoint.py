@@ -18,8 +18,9 @@ from common.document import Sha256
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import BatchName, Roster, Spend, Spends, check_roster
 from common.ledger.keys import Signed, signing_public_key
+from common.ledger.releases import Answer, Release
 from common.ledger.rows import Row, SignedHead, check_own_hash
-from common.ledger.server_state import Answer, Books, Release
+from common.ledger.server_state import Books
 from common.objects import write_atomically
 from common.privacy.mechanism import Mechanism
 

@@ -7,7 +7,7 @@ does not verify. Sums of μ² are exact rationals; nothing is read from a cached
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -34,64 +34,12 @@ from common.ledger.records import (
     ReuseRecord,
     StudyRecord,
 )
+from common.ledger.releases import Answer, Charge, Obstacle, Recovered, Release
 from common.ledger.rows import Row
 from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
 from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import Mechanism
-
-
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """Why a release may not be written: the limit it would pass, for which pool, and by how much."""
-
-    reason: str
-    pool: str
-    requested: Fraction
-    remaining: Fraction
-
-
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """New totals that a release brings about, not yet entered: by pool, and by (study, pool)."""
-
-    pools: dict[str, Spend]
-    studies: dict[tuple[str, str], Spend]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Where a noisy answer stands, by row and hash, and the SHA-256 of its bytes."""
-
-    seq: int
-    row_hash: str
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """What a query was charged as in row ``seq``, and which row has its answer; a draw has none at first, or ever."""
-
-    seq: int
-    study_id: str
-    batch_id: str
-    query_id: str
-    mechanism: Mechanism
-    roster: Roster
-    voters: int
-    draw: int | None = None
-    masks: str | None = None
-    answer: Answer | None = None
-    lost: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """A charge known from a site's receipt, whose row this ledger lost."""
-
-    study_id: str
-    mechanism: Mechanism
-    roster: Roster
 
 
 class Books(RowState):

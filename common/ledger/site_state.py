@@ -6,7 +6,7 @@ evidence, and never enter a sum. Like the server's books, the same object decide
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 from common.document import Document
@@ -28,37 +28,13 @@ from common.ledger.records import (
     SealingKeyRecord,
     SupersededRecord,
 )
+from common.ledger.reservations import Reservation, Shortfall
 from common.ledger.rows import Position, Row
 from common.ledger.sealed_records import MaskedRecord, MaskKeyRecord, PeerRecord
 from common.ledger.site_sealed import SealedSums
 from common.ledger.site_teachers import Asked, TeacherBooks
 from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
 from common.privacy.mechanism import Mechanism, QuerySpec
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """An accepted query: charged on ``day`` (UTC date) in row ``seq``, for the server of this ledger and sealing key.
-
-    ``ledger`` and ``sealing_key`` are empty where the row does not say. ``draw`` is the newest sum paid for, if sealed.
-    """
-
-    query: QuerySpec
-    study_id: str
-    day: str
-    seq: int
-    ledger: str
-    sealing_key: str
-    draw: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Shortfall:
-    """Which of the site's limits a query would pass."""
-
-    reason: str
-    requested: Fraction
-    remaining: Fraction
 
 
 class SiteBooks(RowState):

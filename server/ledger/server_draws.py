@@ -26,8 +26,8 @@ from common.ledger.charges import (
     check_roster,
 )
 from common.ledger.records import RefusalRecord, ReuseRecord, parse_body
+from common.ledger.releases import Charge, Obstacle, Release
 from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
-from common.ledger.server_state import Charge, Obstacle, Release
 from common.masking import MaskedRoster
 from common.privacy.mechanism import QuerySpec
 from server.ledger.server_receipts import IssuesReceipts

@@ -45,7 +45,7 @@ from common.ledger.records import (
     StudyRecord,
     check_note,
 )
-from common.ledger.server_state import Charge
+from common.ledger.releases import Charge
 from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.mechanism import AccountantName, QuerySpec
 from server.ledger.server_draws import AnswersQueries, BatchResult, StoredAnswer, checked_answer, stored_answer

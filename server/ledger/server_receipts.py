@@ -20,8 +20,8 @@ from common.ledger.chain import Chain
 from common.ledger.charges import NOTHING, RosterEntry, Spend, charge_of
 from common.ledger.receipts import Receipt, common_digest, signed_text
 from common.ledger.records import LostRecord, parse_body
+from common.ledger.releases import Recovered, Release
 from common.ledger.rows import Link, Position, Row, body_digest, check_link, check_own_hash
-from common.ledger.server_state import Recovered, Release
 from common.privacy.mechanism import Protection
 from server.ledger.server_file import ServerFile
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -18,10 +20,12 @@ from common.canonical import sha256_bytes
 from common.config import DataConfig, PrivacyConfig, Study
 from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.ledger.receipts import Receipt
+from common.ledger.sqlite_file import schema_sql
 from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, QuerySpec, Relation, Unit
 from server.ledger.server_draws import BatchResult
 from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.verify import VerifyReport, verify
 
 HOSPITAL = Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE)
 PATIENT = Protection(unit=Unit.PATIENT, relation=Relation.REPLACE_ONE)
@@ -134,6 +138,33 @@ class World:
     def reopen(self) -> None:
         self.ledger.close()
         self.ledger = Ledger.open(self.path, signing_key=self.key, clock=Ticking())
+
+
+def check(world: World, path: Path | None = None) -> VerifyReport:
+    return verify(path or world.path, public_key=world.key.public_key())
+
+
+def tampered(world: World, *statements: str | Callable[[sqlite3.Connection], None]) -> Path:
+    """A copy changed by someone who can write the file: triggers out, change, triggers back as they were."""
+    path = world.path.with_name("tampered.sqlite")
+    shutil.copy(world.path, path)
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("PRAGMA synchronous = OFF")
+        triggers = {name: sql for name, sql in schema_sql("server").items() if sql.startswith("CREATE TRIGGER")}
+        for name in triggers:
+            connection.execute(f"DROP TRIGGER {name}")
+        for statement in statements:
+            if isinstance(statement, str):
+                connection.execute(statement)
+            else:
+                statement(connection)
+        for sql in triggers.values():
+            connection.execute(sql)
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    finally:
+        connection.close()
+    return path
 
 
 def batch_receipts(ledger: Ledger, batch: str) -> list[Receipt]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import sqlite3
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -17,12 +16,19 @@ from common.canonical import sha256_bytes
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import ReleaseRecord
 from common.ledger.records import parse_body
+from common.ledger.releases import Obstacle
 from common.ledger.rows import SignedHead
-from common.ledger.server_state import Obstacle
-from common.ledger.sqlite_file import schema_sql
 from server.ledger.server_ledger import Ledger
-from server.ledger.verify import VerifyReport, verify
-from tests.common.ledger.ledger_world import World, make_mechanism, make_query, make_study, roster_of
+from server.ledger.verify import verify
+from tests.common.ledger.ledger_world import (
+    World,
+    check,
+    make_mechanism,
+    make_query,
+    make_study,
+    roster_of,
+    tampered,
+)
 
 MECHANISM = make_mechanism(room_for=10)
 TABLES = {
@@ -49,10 +55,6 @@ def finished(world: World) -> World:
     return world
 
 
-def check(world: World, path: Path | None = None) -> VerifyReport:
-    return verify(path or world.path, public_key=world.key.public_key())
-
-
 def contents(path: Path) -> list[object]:
     """Everything stored, or the error that reading it gives."""
     connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
@@ -63,29 +65,6 @@ def contents(path: Path) -> list[object]:
         ]
     finally:
         connection.close()
-
-
-def tampered(world: World, *statements: str | Callable[[sqlite3.Connection], None]) -> Path:
-    """A copy changed by someone who can write the file: triggers out, change, triggers back as they were."""
-    path = world.path.with_name("tampered.sqlite")
-    shutil.copy(world.path, path)
-    connection = sqlite3.connect(path, isolation_level=None)
-    try:
-        connection.execute("PRAGMA synchronous = OFF")
-        triggers = {name: sql for name, sql in schema_sql("server").items() if sql.startswith("CREATE TRIGGER")}
-        for name in triggers:
-            connection.execute(f"DROP TRIGGER {name}")
-        for statement in statements:
-            if isinstance(statement, str):
-                connection.execute(statement)
-            else:
-                statement(connection)
-        for sql in triggers.values():
-            connection.execute(sql)
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    finally:
-        connection.close()
-    return path
 
 
 def test_an_untouched_ledger_verifies(finished: World) -> None:

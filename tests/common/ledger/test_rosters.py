@@ -28,11 +28,12 @@ from tests.common.ledger.ledger_world import (
     Hospital,
     Ticking,
     World,
+    check,
     declare,
     queries,
     roster_of,
+    tampered,
 )
-from tests.common.ledger.test_ledger_verify import check, tampered
 
 NAMES = (*SITES, *(f"site-{number:02}" for number in range(MAX_REPEATED_ROSTER + 1 - len(SITES))))
 """One more than a roster that stands in every row."""

@@ -26,7 +26,8 @@ from common import masking
 from common.config import PrivacyConfig
 from common.ledger import server_state as books
 from common.ledger import site_state as site_books
-from common.ledger.server_state import Books, Charge
+from common.ledger.releases import Charge
+from common.ledger.server_state import Books
 from common.ledger.site_state import SiteBooks
 from common.masking import MaskedRoster, Member
 from common.privacy import accounting, calibration, mechanism, quantise, release
