@@ -85,9 +85,7 @@ def approve(
         site=site,
         pool=pool,
         fingerprint=fingerprint,
-        register=lambda key, name: register_node(
-            flower_server(workspace), key, name=name, taken={site.node_id for site in workspace.registered()}
-        ),
+        register=lambda key, name: register_node(flower_server(workspace), key, name=name),
         pool_epsilon=pool_epsilon,
     )
     typer.echo(f"admitted {admitted.name}, patient pool {admitted.pool}, as node {admitted.node_id}")
@@ -104,10 +102,11 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
     workspace = Workspace(directory)
     workspace.endpoint()  # says what to do where the server is not set up
     shown = provision.certificate(workspace, now=datetime.now(UTC))
-    sites = provision.standings(workspace, nodes=_nodes(workspace))
+    sites, broken_off = provision.standings(workspace, nodes=_nodes(workspace)), provision.broken_off(workspace)
     if as_json:
         records = [{**dataclasses.asdict(site), "node_id": str(site.node_id)} for site in sites]
-        typer.echo(json.dumps({"certificate_until": shown.until.isoformat(), "sites": records}, indent=1))
+        facts = {"certificate_until": shown.until.isoformat(), "sites": records, "broken_off": broken_off}
+        typer.echo(json.dumps(facts, indent=1))
         return
     typer.echo(shown.line + ("" if sites else "; no site is admitted yet"))
     for site in sites:
@@ -115,6 +114,9 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
         typer.echo(
             f"{site.site}: {state}, {site.node}, patient pool {site.pool}, node {site.node_id}, {site.fingerprint}"
         )
+
+    for name in broken_off:
+        typer.echo(f"{name}: its approval broke off; to fix: the same `consilium provision approve` again")
 
 
 def _nodes(workspace: Workspace) -> dict[int, str]:

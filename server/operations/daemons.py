@@ -22,7 +22,7 @@ import tempfile
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -38,6 +38,7 @@ COMMAND_TIMEOUT_S = 120.0
 HOST = "127.0.0.1"
 """Where SuperLink listens, and nowhere else."""
 
+NODE_OF_KEY = Path(__file__).with_name("registered_node.py")
 CONNECTION = "consilium"
 """Name of the connection in Flower's ``config.toml``."""
 
@@ -269,23 +270,22 @@ def _status(server: FlowerServer, request: urllib.request.Request) -> int:
         return 0
 
 
-def register_node(server: FlowerServer, public_key: Path, *, name: str, taken: Collection[int] | None = None) -> int:
+def register_node(server: FlowerServer, public_key: Path, *, name: str) -> int:
     """Admit the holder of a node key: its Flower node id, to which the study then binds the site.
 
-    ``taken``: the node ids of the study's sites. A key that SuperLink knows from an approval that broke off has the one
-    node that is nobody's. Errors: InvalidInput for a key that is no P-384 OpenSSH public key; DaemonFailed with
-    Flower's words otherwise.
+    A key that SuperLink knows, from an approval that broke off, has its node already. Errors: InvalidInput for a key
+    that is no P-384 OpenSSH public key; DaemonFailed with Flower's words otherwise, also for a key that was withdrawn.
     """
     read_node_public_key(public_key)
     try:
         answer = _flwr(server, "supernode", "register", str(public_key.absolute()), CONNECTION, "--name", name)
     except DaemonFailed as error:
-        if taken is None or "already in use" not in str(error):
+        if "already in use" not in str(error):
             raise
-        nobodys = [node.node_id for node in list_nodes(server) if node.node_id not in taken]
-        if len(nobodys) != 1:
+        found = _flwr(server, str(public_key.absolute()), CONNECTION, script=NODE_OF_KEY)["node-ids"]
+        if not isinstance(found, list) or len(found) != 1:
             raise
-        return nobodys[0]
+        return int(found[0])
     return int(_text(answer, "node-id"))
 
 
@@ -387,11 +387,12 @@ def app_files() -> dict[str, bytes]:
     return dict(sorted(found.items()))
 
 
-def _flwr(server: FlowerServer, *arguments: str) -> dict[str, object]:
-    """One flwr command with ``--format json``: its answer, or DaemonFailed with what it said."""
+def _flwr(server: FlowerServer, *arguments: str, script: Path | None = None) -> dict[str, object]:
+    """One flwr command with ``--format json``, or a script that asks as one: its answer, or DaemonFailed."""
     if not accepts(HOST, server.port):
         raise DaemonFailed(f"SuperLink does not answer at {server.address}; to fix: `consilium server up`")
-    out = _command([*arguments, "--format", "json"], home=server.client, cwd=server.client)
+    ours = script and [sys.executable, str(script), *arguments]
+    out = _command(ours or [executable("flwr"), *arguments, "--format", "json"], home=server.client, cwd=server.client)
     try:
         answer = json.loads(out[out.index("{") :])
     except ValueError as error:
@@ -402,12 +403,13 @@ def _flwr(server: FlowerServer, *arguments: str) -> dict[str, object]:
     return answer
 
 
-def _command(arguments: list[str], *, home: Path, cwd: Path) -> str:
-    """Run one flwr command to its end; its standard output."""
+def _command(command: list[str], *, home: Path, cwd: Path) -> str:
+    """Run one command of Flower's client to its end; its standard output."""
+    name = " ".join((Path(command[0]).name, command[1]))
     with tempfile.TemporaryFile() as errors:
         try:
             done = subprocess.run(
-                [executable("flwr"), *arguments],
+                command,
                 env=flower_env(home, NO_COLOR="1", COLUMNS="200"),
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
@@ -417,12 +419,12 @@ def _command(arguments: list[str], *, home: Path, cwd: Path) -> str:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise DaemonFailed(f"flwr {arguments[0]} did not answer within {COMMAND_TIMEOUT_S:g} s") from error
+            raise DaemonFailed(f"{name} did not answer within {COMMAND_TIMEOUT_S:g} s") from error
         out = done.stdout.decode("utf-8", "replace")
         if done.returncode != 0 and "{" not in out:
             errors.seek(0)
             said = (out + errors.read().decode("utf-8", "replace")).strip()[-800:]
-            raise DaemonFailed(f"flwr {arguments[0]} ended with status {done.returncode}: {said}")
+            raise DaemonFailed(f"{name} ended with status {done.returncode}: {said}")
     return out
 
 

@@ -139,6 +139,7 @@ def approve(
     """
     books = _check_asked(workspace, request, site=site, pool=pool, fingerprint=fingerprint)
     with workspace.changing_sites():
+        publish_peers(workspace)  # an approval may have broken off before it did
         return _admit(workspace, request, books, register=register, pool_epsilon=pool_epsilon)
 
 
@@ -146,6 +147,9 @@ def _admit(
     workspace: Workspace, request: JoinRequest, books: StatedBooks, *, register: Register, pool_epsilon: float | None
 ) -> Site:
     known, admitted = workspace.registered(), _admitted(workspace)
+    entered = {site.name for site in known}
+    begun = next((node for node in admitted if node.site == request.site and node.site not in entered), None)
+    others = tuple(node for node in admitted if node is not begun)
     unsigned = {(one.name, one.pool): one for one in known if not one.answer_key}
     before = unsigned.get((request.site, request.pool))
     if before is not None and (request.site, request.node_key) in {(node.site, node.key) for node in admitted}:
@@ -154,7 +158,7 @@ def _admit(
         publish_peers(workspace)
         return entry
     left = workspace.left()
-    gone = {site.name for site in known} - {node.site for node in admitted} | {site.name for site in left}
+    gone = entered - {node.site for node in admitted} | {site.name for site in left}
     if request.site in gone or sha256_bytes(request.node_key.encode()) in {site.key_sha256 for site in left}:
         raise InvalidInput(
             "site is registered already, and was revoked",
@@ -163,10 +167,10 @@ def _admit(
             remedy="it can take part in a study of yours to come: `consilium site join` there, `study init` here",
         )
     for what, value, taken in (
-        ("site", request.site, {site.name for site in known}),
+        ("site", request.site, entered),
         ("patient pool", request.pool, {site.pool for site in known}),
         ("key of the replies", books.answer_key, {site.answer_key for site in known}),
-        ("node key", request.node_key, {node.key for node in admitted} | _other_keys(workspace, request.site)),
+        ("node key", request.node_key, {node.key for node in others} | _other_keys(workspace, request.site)),
     ):
         if value in taken:
             raise InvalidInput(f"{what} is registered already", value=value[:64], remedy="`consilium provision list`")
@@ -174,14 +178,18 @@ def _admit(
     key_file = workspace.node_keys_dir / f"{request.site}.pub"
     write_atomically(key_file, f"{request.node_key} {request.site}\n".encode())
     try:
-        node_id = register(key_file, request.site)
+        known_node = begun is not None and begun.key == request.node_key and begun.node_id
+        node = AdmittedNode(request.site, request.node_key, known_node or register(key_file, request.site))
     except (ConsiliumError, OSError):
         key_file.unlink()  # it was not admitted, so its key is not taken
         raise
-    entry = Site(name=request.site, pool=request.pool, node_id=node_id, answer_key=books.answer_key)
-    setup.add_site(workspace, entry, books=books, pool_epsilon=pool_epsilon)
-    node = AdmittedNode(site=request.site, key=request.node_key, node_id=node_id)
-    write_admitted(workspace.nodes_file, (*admitted, node))
+    write_admitted(workspace.nodes_file, (*others, node))  # before its entry: an entry without it was revoked
+    entry = Site(name=request.site, pool=request.pool, node_id=node.node_id, answer_key=books.answer_key)
+    try:
+        setup.add_site(workspace, entry, books=books, pool_epsilon=pool_epsilon)
+    except (ConsiliumError, OSError):
+        write_admitted(workspace.nodes_file, others)
+        raise
     publish_peers(workspace)
     return entry
 
@@ -225,7 +233,7 @@ def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]
             raise InvalidInput("no such site is admitted", value=name, remedy="`consilium provision list`")
         write_admitted(workspace.nodes_file, tuple(node for node in admitted if node.site != name))
         publish_peers(workspace)
-    node_id = next(site.node_id for site in workspace.registered() if site.name == name)
+    node_id = next(node.node_id for node in admitted if node.site == name)
     try:
         unregister(node_id)
     except DaemonFailed:
@@ -257,6 +265,12 @@ def standings(workspace: Workspace, *, nodes: Mapping[int, str]) -> tuple[SiteSt
         )
         for site in workspace.registered()
     )
+
+
+def broken_off(workspace: Workspace) -> list[str]:
+    """Sites whose approval was broken off between its key's admission and its entry; the same approval finishes it."""
+    entered = {site.name for site in workspace.registered()}
+    return sorted(node.site for node in read_admitted(workspace.nodes_file) if node.site not in entered)
 
 
 def _admitted(workspace: Workspace) -> tuple[AdmittedNode, ...]:

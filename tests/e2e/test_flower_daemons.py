@@ -182,6 +182,19 @@ def test_a_key_is_good_for_one_node_until_it_is_withdrawn(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_keys_that_superlink_knows_already_keep_the_nodes_they_have_unless_they_were_withdrawn(tmp_path: Path) -> None:
+    with ProcessGroup() as group:
+        server = start(group, tmp_path).server
+        keys = {name: create_node_keys(tmp_path / name).public for name in ("A", "B")}
+        given = {name: register_node(server, key, name=name) for name, key in keys.items()}  # both approvals end here
+        assert {name: register_node(server, key, name=name) for name, key in keys.items()} == given
+        unregister_node(server, given["A"])
+        with pytest.raises(DaemonFailed, match="already in use"):
+            register_node(server, keys["A"], name="A")
+        assert register_node(server, keys["B"], name="B") == given["B"]
+
+
+@pytest.mark.slow
 def test_a_node_that_trusts_another_authority_never_gets_through(tmp_path: Path) -> None:
     with ProcessGroup() as group:
         federation = start(group, tmp_path)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import shutil
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,10 @@ from common.errors import DaemonFailed, InvalidInput
 from common.ledger.keys import create_signing_key
 from common.node_auth import read_admitted
 from common.peers import read_peers
-from common.pki import create_node_keys, expires, node_fingerprint
+from common.pki import expires, node_fingerprint
 from consilium.cli.main import app
 from server.ledger.server_ledger import Ledger
-from server.operations import daemons, provision
+from server.operations import provision
 from server.operations.leaving import forget
 from server.operations.objects_app import PEERS, said_file
 from server.study import create_study as setup
@@ -86,21 +87,112 @@ def test_two_approvals_at_once_admit_both(workspace: Workspace, tmp_path: Path) 
     assert {node.site for node in read_admitted(workspace.nodes_file)} == {"north", "south"}
 
 
-def test_an_approval_that_broke_off_at_superlink_is_finished_by_the_next(
+class Killed(BaseException):
+    """The process ended here: no handler of an error has run."""
+
+
+class SuperLinkStandIn:
+    """Gives every key one node, and the same one when it is asked again."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, int] = {}
+        self.asked = 0
+
+    def register(self, key: Path, _name: str) -> int:
+        self.asked += 1
+        return self.nodes.setdefault(key.read_text().split()[1], len(self.nodes) + 7)
+
+
+def dies(step: Callable[..., object], *, after: int = 0) -> Callable[..., object]:
+    """A step of an approval at which the process ends, when it is taken for the first time after so many."""
+    taken = itertools.count()
+
+    def taken_or_killed(*given: object, **words: object) -> object:
+        if next(taken) < after:
+            return step(*given, **words)
+        raise Killed
+
+    return taken_or_killed
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [(provision, "write_admitted"), (setup, "add_site"), (Workspace, "save_sites"), (provision, "publish_peers")],
+)
+def test_approvals_that_were_broken_off_anywhere_are_finished_by_the_same_approvals(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: object, name: str
+) -> None:
+    superlink, requests = SuperLinkStandIn(), []
+    for site in ("north", "south"):
+        (tmp_path / site).mkdir()
+        requests.append(join(workspace, tmp_path / site, site))
+
+    def admit(request: JoinRequest) -> Site:
+        words = {"site": request.site, "pool": request.pool, "fingerprint": request.fingerprint}
+        return provision.approve(workspace, request, **words, register=superlink.register)
+
+    for request in requests:
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, dies(getattr(where, name), after=int(name == "publish_peers")))
+            with pytest.raises(Killed):
+                admit(request)
+    begun = {"add_site": ["north", "south"], "save_sites": ["north", "south"]}.get(name, [])
+    assert provision.broken_off(workspace) == begun
+    shown = CliRunner().invoke(app, ["provision", "list", str(workspace.root)]).stdout
+    assert [line for line in shown.splitlines() if "broke off" in line] == [
+        f"{site}: its approval broke off; to fix: the same `consilium provision approve` again" for site in begun
+    ]
+    assert "revoked" not in shown
+    for request in requests:
+        if name == "publish_peers":  # all but the list that this one publishes first
+            with pytest.raises(InvalidInput, match="registered already"):
+                admit(request)
+        else:
+            admit(request)
+    assert provision.broken_off(workspace) == []
+    assert {site.name: site.node_id for site in workspace.sites()} == {"north": 7, "south": 8}
+    assert {(node.site, node.key, node.node_id) for node in read_admitted(workspace.nodes_file)} == {
+        (request.site, request.node_key, node) for request, node in zip(requests, (7, 8), strict=True)
+    }
+
+
+def test_a_site_that_broke_off_may_ask_again_with_another_key_or_be_revoked(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def flwr(_server: object, *words: str) -> dict[str, object]:
-        if words[1] == "register":
-            raise DaemonFailed("flwr supernode register: Public key already in use.")
-        return {"nodes": [{"node-id": str(node), "status": "registered"} for node in (7, 8)]}
+    superlink, withdrawn = SuperLinkStandIn(), []
+    requests = []
+    for folder in ("before", "after"):
+        (tmp_path / folder).mkdir()
+        requests.append(join(workspace, tmp_path / folder, "north"))
 
-    monkeypatch.setattr(daemons, "_flwr", flwr)
-    create_node_keys(tmp_path / "keys")
-    register = partial(daemons.register_node, None, tmp_path / "keys" / "node.pub", name="south")
-    assert register(taken={7}) == 8
-    for taken in ({7, 8}, (), None):  # nobody's node must be the only one
-        with pytest.raises(DaemonFailed, match="already in use"):
-            register(taken=taken)
+    def admit(request: JoinRequest) -> Site:
+        words = {"site": request.site, "pool": request.pool, "fingerprint": request.fingerprint}
+        return provision.approve(workspace, request, **words, register=superlink.register)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(setup, "add_site", dies(setup.add_site))
+        for request in requests:
+            with pytest.raises(Killed):
+                admit(request)
+    (node,) = read_admitted(workspace.nodes_file)
+    assert (node.key, node.node_id) == (requests[1].node_key, 8)
+    assert provision.revoke(workspace, "north", unregister=withdrawn.append)
+    assert withdrawn == [8]
+    assert read_admitted(workspace.nodes_file) == ()
+    assert admit(requests[0]).node_id == 7
+
+
+def test_an_approval_that_fails_admits_nobody(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise InvalidInput("ledger is locked")
+
+    monkeypatch.setattr(setup, "add_site", refuse)
+    with pytest.raises(InvalidInput, match="locked"):
+        approve(workspace, join(workspace, tmp_path, "north"))
+    assert read_admitted(workspace.nodes_file) == ()
+    assert provision.broken_off(workspace) == []
 
 
 def test_a_site_is_bound_to_its_key_its_pool_and_its_node(workspace: Workspace, tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""Which node SuperLink has under a public key: ``python registered_node.py KEY_FILE CONNECTION``.
+
+Flower's own list prints no keys, so this asks as that command does, in a process of its own; JSON as it would answer.
+Refuses, with Flower's words, what that command refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from flwr.cli.flower_config import read_superlink_connection
+from flwr.cli.supernode.register import try_load_public_key
+from flwr.cli.utils import init_http_client_from_connection
+from flwr.proto.control_pb2 import ListNodesRequest
+
+if __name__ == "__main__":
+    wanted = try_load_public_key(Path(sys.argv[1]))
+    client = init_http_client_from_connection(read_superlink_connection(sys.argv[2]))
+    try:
+        nodes = client.ListNodes(ListNodesRequest()).nodes_info
+    finally:
+        client.close()
+    found = [str(node.node_id) for node in nodes if node.public_key == wanted and node.status != "unregistered"]
+    sys.stdout.write(json.dumps({"success": True, "node-ids": found}) + "\n")
