@@ -16,7 +16,8 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
 
 # A ledger waits for the disk at every row, and no test cuts the power: unless somebody said where temporary files go
-# they lie in memory where there is plenty and programs may be started. The same calls are made; a killed writer loses no more.
+# they lie in memory where there is plenty and programs may be started. The same calls are made; a killed writer loses
+# no more.
 MEMORY = Path("/dev/shm")
 LEAST_MEMORY_BYTES = 4 << 30
 if not {"PYTEST_DEBUG_TEMPROOT", "TMPDIR"} & os.environ.keys() and os.access(MEMORY, os.W_OK):

@@ -17,7 +17,7 @@ from client.ledger.site_file import SiteFile
 from common.canonical import check_hash, sha256_bytes
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.charges import check_ledger_name
-from common.ledger.records import CodeRecord
+from common.ledger.records import CodeRecord, parse_body
 from common.ledger.sealed_records import MaskedRecord, MaskKeyRecord
 from common.masking import DrawId, MaskedRoster, mask_private_key
 from common.privacy.mechanism import QuerySpec
@@ -56,7 +56,7 @@ class KeepsCodes(SiteFile):
             reservation = self._books.reservations.get(query_id)
             if reservation is None:
                 raise Refused("not-accepted", f"query {query_id[:12]} was never accepted here")
-            mechanism = reservation.query.mechanism
+            mechanism = reservation.mechanism
             if not isinstance(code, np.ndarray) or code.dtype != np.int64 or code.shape != (mechanism.dimension,):
                 raise InvalidInput("code", value=type(code).__name__, limit=f"int64[{mechanism.dimension}]")
             if not within(code, bound_int=mechanism.site_radius_int):
@@ -65,7 +65,7 @@ class KeepsCodes(SiteFile):
                 return False
             data = code.astype("<i8").tobytes()
             if self._books.teachers.code_stands(query_id):
-                if self._books.teachers.codes[query_id][1].code_sha256 != sha256_bytes(data):
+                if self._code_record(query_id).code_sha256 != sha256_bytes(data):
                     raise InvalidInput(f"code of query {query_id[:12]}", limit="the one already stored")
                 return True
             record = CodeRecord(query_id, mechanism.dimension, outcome, sha256_bytes(data), teachers)
@@ -79,13 +79,16 @@ class KeepsCodes(SiteFile):
         self._catch_up()
         if not self._books.teachers.code_stands(query_id):
             return None
-        seq, record = self._books.teachers.codes[query_id]
+        seq, record = self._books.teachers.codes[query_id], self._code_record(query_id)
         found = self._chain.payload(query_id)
         if found is None or found[0] != seq or sha256_bytes(found[1]) != record.code_sha256:
             raise LedgerCorrupt("the stored code is not the one on record", row=seq)
         code = np.frombuffer(found[1], dtype="<i8").astype(np.int64)
         code.flags.writeable = False
         return code
+
+    def _code_record(self, query_id: str) -> CodeRecord:
+        return CodeRecord.from_json(parse_body(self._chain.row(self._books.teachers.codes[query_id]).body))
 
     # --- sealed sums
 

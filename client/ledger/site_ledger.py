@@ -35,10 +35,13 @@ from common.ledger.records import (
     ConsentRecord,
     DecisionRecord,
     NoteRecord,
+    ReceiptRecord,
     RefusalRecord,
     ReservationRecord,
     SealingKeyRecord,
+    parse_record,
 )
+from common.ledger.reservations import Reservation
 from common.ledger.rollback_guard import kept_standing
 from common.ledger.rows import format_time
 from common.privacy.accounting import Guarantee, guarantee
@@ -285,7 +288,7 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
             raise Refused("not-accepted", f"another draw of query {query_id[:12]} was accepted than is asked for")
         if draw is None and not self._books.awaits_release(query_id):
             raise Refused("released-before", f"query {query_id[:12]} was released, as its receipt shows")
-        return reservation.query
+        return self._query(reservation)
 
     # --- reading
 
@@ -343,13 +346,28 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
 
     # --- helpers
 
+    def _query(self, reservation: Reservation) -> QuerySpec:
+        """The query as the row says it that accepted it, or the receipt that showed it had been."""
+        row = self._chain.row(reservation.seq)
+        record = parse_record("site", row.kind, row.body)
+        if isinstance(record, ReservationRecord):
+            found = [record.query]
+        elif isinstance(record, ReceiptRecord):
+            found = [item.release.query for item in record.receipt.releases]
+        else:
+            found = []
+        try:
+            return next(query for query in found if query.id == reservation.query_id)
+        except StopIteration:
+            raise LedgerCorrupt("the row is not the one that accepted the query", row=reservation.seq) from None
+
     def _state(self, study_id: str) -> str:
         """``pause``, ``withdraw``, ``spent`` (no room for one more query like the last) or ``open``."""
         books = self._books
         if study_id in books.paused:
             return books.paused[study_id]
-        newest = next((r.query for r in reversed(books.reservations.values()) if r.study_id == study_id), None)
-        return "spent" if newest and books.shortfall([newest.mechanism], study_id=study_id) else "open"
+        newest = next((r.mechanism for r in reversed(books.reservations.values()) if r.study_id == study_id), None)
+        return "spent" if newest and books.shortfall([newest], study_id=study_id) else "open"
 
     def _declare(self, pool: str, site: str, caps: Caps) -> None:
         declaration = PoolDeclaration(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from cryptography.exceptions import InvalidSignature
 
@@ -18,6 +18,8 @@ from common.ledger.keys import hex_bytes, signing_public_key
 from common.ledger.records import GenesisRecord, KeyRecord, NoteRecord, parse_record
 from common.ledger.rows import Row, possession_message
 from common.ledger.sqlite_file import SCHEMA_VERSION
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ class RowState:
     def __init__(self) -> None:
         self.key = SigningKey()
         self.row_count = 0
+        self._same: dict[object, object] = {}
+
+    def _one(self, value: T) -> T:
+        """The first object of this value that was ever given, for what many rows say alike."""
+        return cast(T, self._same.setdefault(value, value))
 
     def _take(self, row: Row, record: Document | None, enter: Callable[[Document], None]) -> Document:
         """Read a row (unless its writer gives the record) and ``enter`` it, if it is of a kind of this ledger's own.

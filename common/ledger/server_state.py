@@ -55,7 +55,7 @@ class Books(RowState):
         self.pool_books: dict[str, str] = {}
         self.charges: dict[int, Release] = {}
         self.releases: dict[str, Release] = {}
-        self.draw_rows: dict[tuple[str, int | None], int] = {}
+        self.draw_rows: dict[tuple[str, int], int] = {}
         self.rosters: dict[str, int] = {}
         self.named: dict[str, Roster] = {}
         self.last_draws: dict[str, int] = {}
@@ -79,8 +79,8 @@ class Books(RowState):
         """A release, and as what it was charged: before its answer, if that has a row of its own."""
         self._set(self.charges, release.seq, charged)
         self._set(self.releases, release.query_id, release)
-        self._set(self.draw_rows, (release.query_id, release.draw), release.seq)
         if release.draw is not None and release.masks is not None:
+            self._set(self.draw_rows, (release.query_id, release.draw), release.seq)
             self._set(self.last_draws, release.query_id, release.draw)
             if release.masks not in self.rosters:
                 self._set(self.rosters, release.masks, release.seq)
@@ -111,6 +111,12 @@ class Books(RowState):
         """The newest row that charged a pool; 0 for none."""
         recovered = next(reversed(self.recovered.values()), None)
         return max(next(reversed(self.charges), 0), recovered[0] if recovered else 0, max(self.lost, default=0))
+
+    def row_of(self, query_id: str, draw: int | None) -> int | None:
+        """The row that charged a query, or this draw of it; None for none."""
+        if draw is not None:
+            return self.draw_rows.get((query_id, draw))
+        return self.releases[query_id].seq if query_id in self.releases else None
 
     def answered(self, query_id: str) -> bool:
         """Whether a query has its answer, whichever study asked it."""
@@ -309,10 +315,10 @@ class Books(RowState):
             self._roster = roster
         release = Release(
             seq=row.seq,
-            study_id=record.study_id,
-            batch_id=record.batch_id,
+            study_id=study.id,
+            batch_id=self._one(record.batch_id),
             query_id=record.query_id,
-            mechanism=mechanism,
+            mechanism=self._one(mechanism),
             roster=self._roster,
             voters=record.voters,
             draw=record.draw,

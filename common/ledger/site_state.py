@@ -65,8 +65,8 @@ class SiteBooks(RowState):
         self.lost: dict[str, Spend] = {}
         self.pending: set[str] = set()
         self.restored_at: list[int] = []
-        self._paid: dict[str, int] = {}
-        self._released: dict[str, int] = {}
+        self._paid_again: dict[str, int] = {}
+        self._released_again: dict[str, int] = {}
         self.refusals: dict[tuple[str, str, str], int] = {}
         self.refused = 0
         self.evidence: dict[str, int] = {}
@@ -86,16 +86,23 @@ class SiteBooks(RowState):
     @property
     def released_again(self) -> int:
         """Releases that receipts show beyond the first of each query."""
-        return sum(count - 1 for count in self._released.values())
+        return sum(self._released_again.values())
 
     def is_settled(self, query_id: str) -> bool:
         """Whether every acceptance of a query has its receipted release, and none may follow without a recovery."""
-        released = self._released.get(query_id, 0)
-        return 0 < released >= self._paid[query_id] and query_id not in self.reopened
+        return query_id in self.receipted and not self.awaits_release(query_id) and query_id not in self.reopened
 
     def awaits_release(self, query_id: str) -> bool:
         """Whether an acceptance of a query was paid for whose release no receipt has shown yet."""
-        return self._released.get(query_id, 0) < self._paid.get(query_id, 0)
+        return self._released(query_id) < self._paid(query_id)
+
+    def _paid(self, query_id: str) -> int:
+        """How often an acceptance of it was charged; beyond the first few queries ever are."""
+        return (query_id in self.reservations) + self._paid_again.get(query_id, 0)
+
+    def _released(self, query_id: str) -> int:
+        """How many releases of it receipts show."""
+        return (query_id in self.receipted) + self._released_again.get(query_id, 0)
 
     def is_for(self, reservation: Reservation, *, study_id: str, ledger: str, sealing_key: str) -> bool:
         """Whether an acceptance was for this study and this server: its ledger, and its sealing key or one that it
@@ -185,7 +192,8 @@ class SiteBooks(RowState):
                     self.asked_again |= {self.receipted[query]: row.seq for query in record.query_ids}
             case CodeRecord(query_id=query_id):
                 held = self.reservations[query_id]
-                self.teachers.enter(row, record, asked=Asked.of(held.query, self.studies[held.study_id]))
+                unit = self.studies[held.study_id].protection.unit
+                self.teachers.enter(row, record, asked=Asked(held.query_id, held.mechanism.dimension, unit))
             case _:
                 if not self.teachers.enter(row, record, asked=None):
                     raise InvalidInput("kind of row", value=row.kind)
@@ -298,7 +306,7 @@ class SiteBooks(RowState):
         """Σμ² that one restored copy of a server can have drawn of this pool without a receipt: what was accepted and
         never receipted, here or in rows that this ledger lost itself."""
         open_queries = (found for query, found in self.reservations.items() if query not in self.receipted)
-        costs = (self._costs(found.query.mechanism, self.studies[found.study_id])[0] for found in open_queries)
+        costs = (self._costs(found.mechanism, self.studies[found.study_id])[0] for found in open_queries)
         return sum(costs, sum((spend.mu_squared for spend in self.lost.values()), Fraction(0)))
 
     def _accept(self, row: Row, receipt: Receipt) -> None:
@@ -325,12 +333,13 @@ class SiteBooks(RowState):
         self.lines[receipt.study_id] = receipt.ledger_id
         self.heads[receipt.ledger_id, receipt.head.seq] = receipt.head.hash
         for query_id in receipt.query_ids:
-            self.receipted[query_id] = receipt.ledger_id
+            reservation = self.reservations[query_id]
+            if query_id in self.receipted:
+                self._released_again[query_id] = self._released_again.get(query_id, 0) + 1
+            self.receipted[reservation.query_id] = self._one(receipt.ledger_id)
             self.reopened.discard(query_id)
-            self._released[query_id] = self._released.get(query_id, 0) + 1
-            if self._released[query_id] > self._paid[query_id]:
-                reservation = self.reservations[query_id]
-                self._charge(query_id, reservation.query.mechanism, self.studies[reservation.study_id])
+            if self._released(query_id) > self._paid(query_id):
+                self._charge(query_id, reservation.mechanism, self.studies[reservation.study_id])
 
     def _reserve(self, row: Row, record: ReservationRecord) -> None:
         if not self.is_new(record.query_id, record.draw):
@@ -351,9 +360,15 @@ class SiteBooks(RowState):
             raise InvalidInput("the reservation passes the daily cap", value=self.declared.queries_per_day)
         self._charge(record.query_id, mechanism, study)
         self.per_day[day] = self.per_day.get(day, 0) + 1
-        self.reservations[record.query_id] = Reservation(
-            record.query, study.id, day, row.seq, record.ledger, record.sealing_key, record.draw
-        )
+        self._hold(row, record.query, study, record.ledger, record.sealing_key, record.draw)
+
+    def _hold(
+        self, row: Row, query: QuerySpec, study: StudyTerms, ledger: str, sealing_key: str, draw: int | None
+    ) -> None:
+        """Keep an acceptance, with one object for what many of them have alike."""
+        shared = self._one(query.mechanism), study.id, self._one(row.time_utc[:10])
+        server = self._one(ledger), self._one(sealing_key)
+        self.reservations[query.id] = Reservation(query.id, *shared, row.seq, *server, draw)
 
     def _restore(self, row: Row, record: RestoredRecord) -> None:
         """What an older copy forgot is spent. Studies wait for a person, since a veto may be among what is lost, and
@@ -398,9 +413,7 @@ class SiteBooks(RowState):
         uncounted = replace(one.beyond(left), mu_squared=Fraction(0))  # where only the sum of the loss was known
         self._spent += uncounted
         self._study_spent[study.id] = self.spent_in(study.id) + uncounted
-        self._paid[query.id] = 1
-        day = row.time_utc[:10]
-        self.reservations[query.id] = Reservation(query, study.id, day, row.seq, ledger, sealing_key, draw)
+        self._hold(row, query, study, ledger, sealing_key, draw)
 
     def _owe(self, receipt: Receipt) -> None:
         """Add what a receipt off the line charged for this site's queries to what a recovered ledger must hold."""
@@ -409,12 +422,13 @@ class SiteBooks(RowState):
         for query_id in receipt.query_ids:
             if query_id in self.reservations:
                 reservation = self.reservations[query_id]
-                cost, _ = self._costs(reservation.query.mechanism, self.studies[reservation.study_id])
-                owed = owed.plus(cost, reservation.query.mechanism.dimension)
+                cost, _ = self._costs(reservation.mechanism, self.studies[reservation.study_id])
+                owed = owed.plus(cost, reservation.mechanism.dimension)
         self.known[receipt.ledger_id] = replace(known, owed=owed)
 
     def _charge(self, query_id: str, mechanism: Mechanism, study: StudyTerms) -> None:
-        self._paid[query_id] = self._paid.get(query_id, 0) + 1
+        if query_id in self.reservations:
+            self._paid_again[query_id] = self._paid_again.get(query_id, 0) + 1
         cost, own = self._costs(mechanism, study)
         self._spent = self._spent.plus(cost, mechanism.dimension)
         self._study_spent[study.id] = self.spent_in(study.id).plus(own, mechanism.dimension)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from common.document import Document
 from common.errors import InvalidInput
 from common.ledger.base_state import once
-from common.ledger.charges import StudyTerms
 from common.ledger.records import CodeRecord
 from common.ledger.rows import Row
 from common.ledger.teacher_records import (
@@ -21,26 +20,26 @@ from common.ledger.teacher_records import (
     TrainedRecord,
     TrainingRecord,
 )
-from common.privacy.mechanism import QuerySpec, Unit
+from common.privacy.mechanism import Unit
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What a code answers: a query of this dimension, in a study of this unit."""
 
+    query_id: str
     dimension: int
     unit: Unit
 
-    @classmethod
-    def of(cls, query: QuerySpec, study: StudyTerms) -> Asked:
-        return cls(query.mechanism.dimension, study.protection.unit)
-
 
 class TeacherBooks:
-    """Part of a site's books. Rows are taken in order, each once; what breaks a rule changes nothing."""
+    """Part of a site's books. Rows are taken in order, each once; what breaks a rule changes nothing.
+
+    ``codes``: the row of every query's code, which says the rest.
+    """
 
     def __init__(self) -> None:
-        self.codes: dict[str, tuple[int, CodeRecord]] = {}
+        self.codes: dict[str, int] = {}
         self.patients: dict[str, tuple[int, PatientRecord]] = {}
         self.last_withdrawal = 0
         self.trainings: dict[str, tuple[int, TrainingRecord]] = {}
@@ -53,7 +52,7 @@ class TeacherBooks:
 
     def code_stands(self, query_id: str) -> bool:
         """Whether a query has a code that was fixed after the last withdrawal of a patient."""
-        return query_id in self.codes and self.codes[query_id][0] > self.last_withdrawal
+        return self.codes.get(query_id, 0) > self.last_withdrawal
 
     def training_of(self, voter: int, served: str) -> str:
         """The training on record that made a voter's teacher, one without a guarantee first; empty if none did."""
@@ -105,7 +104,7 @@ class TeacherBooks:
             by = {(voter, served) for voter, (served, _) in enumerate(self._known[record.teachers].voters)}
             if asked.unit is Unit.PATIENT and by & self.foreign.keys():
                 raise InvalidInput("teacher of a code for unit patient", value="brought", limit="trained by slots")
-        self.codes[record.query_id] = (row.seq, record)
+        self.codes[asked.query_id] = row.seq
         self.computed_with.add(record.teachers)
 
     def _trained(self, row: Row, record: TrainedRecord) -> None:

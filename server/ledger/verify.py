@@ -19,7 +19,7 @@ from common.canonical import parse_canonical, sha256_bytes
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from common.ledger.checkpoint import CHARGING, Checkpoint, checkpoint_path
 from common.ledger.keys import public_hex, signing_public_key
-from common.ledger.records import ReceiptRecord
+from common.ledger.records import CodeRecord, ReceiptRecord
 from common.ledger.rollback_guard import ServerStanding, Standing, kept_standing
 from common.ledger.rows import ROLES, Row, SignedHead, check_link
 from common.ledger.server_state import Books
@@ -175,7 +175,7 @@ class _Check:
         self.head: SignedHead | None = None
         self._hashes: dict[int, str] = {}
         self._checkpoint: Checkpoint | None = None
-        self._declared: list[Row] = []
+        self._declared, self._codes = list[Row](), dict[str, CodeRecord]()
 
     def problem(self, row: int | None, what: str) -> None:
         self.problems.append(Problem(row, what))
@@ -252,7 +252,9 @@ class _Check:
             try:
                 check_link(self.role, row, previous)
                 record = self.books.enter(row)
-                if isinstance(record, ReceiptRecord) and self._server_keys:
+                if isinstance(record, CodeRecord):
+                    self._codes[record.query_id] = record
+                elif isinstance(record, ReceiptRecord) and self._server_keys:
                     _check_receipt(record, self._server_keys, row.seq)
                 while head is not None and head[0] <= row.seq:
                     self._check_head(head, row)
@@ -383,8 +385,8 @@ class _Check:
             for masks, seq in self.books.rosters.items():
                 yield masks, seq, masks, None
         else:
-            for query_id, (seq, record) in self.books.teachers.codes.items():
-                yield query_id, seq, record.code_sha256, 8 * record.dimension
+            for query_id, seq in self.books.teachers.codes.items():
+                yield query_id, seq, self._codes[query_id].code_sha256, 8 * self._codes[query_id].dimension
             for (query_id, draw), (seq, masked) in self.books.sealed.masked.items():
                 yield f"{query_id}/{draw}", seq, masked.words_sha256, None
 

@@ -44,7 +44,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def held(books: Books) -> dict[str, Any]:
-    return {name: value for name, value in vars(books).items() if name not in ("_undo", "_before", "_roster")}
+    return {name: value for name, value in vars(books).items() if name not in ("_undo", "_before", "_roster", "_same")}
 
 
 @pytest.fixture

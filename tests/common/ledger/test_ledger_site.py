@@ -61,8 +61,11 @@ def test_acceptance_is_charged_at_once_and_stays_charged(site: Hospital) -> None
     spent = site.ledger.spent()
     assert spent.releases == 3
     assert spent.mu_squared == 3 * (Fraction(2 * MECHANISM.radius_int) / MECHANISM.noise_std) ** 2
-    assert site.ledger._books.reservations[queries(2)[0].id].query == queries(2)[0]
-    assert queries(9)[0].id not in site.ledger._books.reservations
+    known, unknown = queries(2, 9)
+    server = {"study_id": site.study.id, "ledger": "", "sealing_key": ""}
+    assert site.ledger.accepted(known.id, **server) == known
+    with pytest.raises(Refused, match="never accepted"):
+        site.ledger.accepted(unknown.id, **server)
 
 
 def test_an_offer_repeated_costs_nothing(site: Hospital) -> None:
