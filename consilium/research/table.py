@@ -20,7 +20,7 @@ from common.privacy.figures import delta_text, epsilon_text
 from consilium.research.ablation import VARIANTS
 from consilium.research.scores import at_site
 from consilium.research.setting import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise, settings_json
-from server.planning.recommend import predicted_gain
+from server.planning.recommend import PAIRS, predicted_gain
 from server.protocols.controls import CONTROLS
 
 NAMES = {
@@ -69,7 +69,7 @@ def summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any
             "best_control_of_each_seed": paired(columns["student"], each),
         },
         "predicted_gain": predicted_gain(mean_noise(setting), rounds=setting.rounds)
-        if setting.recipe == "joint"
+        if setting.recipe == "joint" and setting.paired < PAIRS
         else None,
     }
 

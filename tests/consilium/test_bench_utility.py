@@ -31,7 +31,7 @@ from consilium.research.scores import at_site, named
 from consilium.research.setting import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise, study_of
 from consilium.research.table import ablation_summary, render, render_ablation, summary
 from consilium.research.utility import OFFSETS, Asked, run, run_part
-from server.planning.recommend import OCTAVES, Recommendation, predicted_gain, recommend, recovered_share
+from server.planning.recommend import OCTAVES, PAIRS, Recommendation, predicted_gain, recommend, recovered_share
 from server.postprocess.labels import label_file
 from server.protocols.controls import CONTROLS
 from server.protocols.decode import decode_answer
@@ -201,6 +201,12 @@ def test_the_table_says_where_nothing_was_gained(student: float, nothing: bool) 
     render(document, Console(file=text, width=160))
     assert ("Nothing gained" in text.getvalue()) == nothing
     assert "gain the planner predicts" in text.getvalue()
+
+
+def test_no_gain_is_predicted_beside_pairs_where_the_planner_advises_against_asking() -> None:
+    rows = [row(0.8, 0.7)]
+    assert summary(replace(SETTING, paired=PAIRS - 1), rows)["predicted_gain"] is not None
+    assert summary(replace(SETTING, paired=PAIRS), rows)["predicted_gain"] is None
 
 
 def test_more_noise_recovers_less_and_predicts_less() -> None:
