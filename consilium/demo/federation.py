@@ -105,29 +105,65 @@ def running(
 
     ``pool_epsilon``: what a pool may spend in its life, over all studies; the study's own ε unless given.
     """
-    server = flower_server(workspace)
+    with (
+        serving(workspace) as group,
+        joined(group, workspace, sites, pool_epsilon=pool_epsilon, on_step=on_step) as federation,
+    ):
+        yield federation
+
+
+@contextmanager
+def serving(workspace: Workspace) -> Iterator[ProcessGroup]:
+    """Start the server's daemons and wait for none: hospitals may train meanwhile. Stop all of the group at the end."""
     prepare_network(workspace)
-    with ProcessGroup() as group, tempfile.TemporaryDirectory(prefix="consilium-") as sockets:
-        on_step("superlink")
-        group.start_all(
-            [core_daemon(workspace), superlink(server), fleet_daemon(workspace), gateway_daemon(workspace, bind=HOST)]
-        )
-        on_step("admission")
-        admit(workspace, sites, pool_epsilon=pool_epsilon)
-        if workspace.study().privacy.sealed:
-            on_step("hospitals compare each other's keys")
-            introduce(workspace, sites)
-        on_step("workers and nodes")
+    with ProcessGroup() as group:
+        for spec in (
+            core_daemon(workspace),
+            superlink(flower_server(workspace)),
+            fleet_daemon(workspace),
+            gateway_daemon(workspace, bind=HOST),
+        ):
+            group.begin(spec)
+        yield group
+
+
+@contextmanager
+def joined(
+    group: ProcessGroup,
+    workspace: Workspace,
+    sites: dict[str, Path],
+    *,
+    pool_epsilon: float | None = None,
+    on_step: Callable[[str], None] = lambda _text: None,
+) -> Iterator[Federation]:
+    """The rest of :func:`running` for a group that is :func:`serving`: all that hospitals have a part in.
+
+    Workers load their teachers while their sites are admitted.
+    """
+    server = flower_server(workspace)
+    with tempfile.TemporaryDirectory(prefix="consilium-") as sockets:
         ports = free_ports(len(sites) + 1, host=HOST)
         nodes = [
             site_node(directory / "node", socket=Path(sockets) / f"{number}.sock", port=port)
             for number, (directory, port) in enumerate(zip(sites.values(), ports, strict=False))
         ]
-        group.start(superexec(server, relay=workspace.relay_dir))
-        group.start_all(
-            [worker(directory, socket=node.socket) for directory, node in zip(sites.values(), nodes, strict=True)]
-        )
-        group.start_all([*map(supernode, nodes), *map(launcher, nodes)])
+        on_step("superlink")
+        for daemon in group.daemons:
+            daemon.wait_ready()
+        on_step("workers")
+        workers = [
+            group.begin(worker(directory, socket=node.socket))
+            for directory, node in zip(sites.values(), nodes, strict=True)
+        ]
+        on_step("admission")
+        admit(workspace, sites, pool_epsilon=pool_epsilon)
+        if workspace.study().privacy.sealed:
+            on_step("hospitals compare each other's keys")
+            introduce(workspace, sites)
+        on_step("nodes")
+        group.start_all([superexec(server, relay=workspace.relay_dir), *map(supernode, nodes), *map(launcher, nodes)])
+        for daemon in workers:
+            daemon.wait_ready()
         on_step("a stranger")
         daemons = tuple((daemon.spec.role, daemon.pid) for daemon in group.daemons)
         yield Federation(group=group, daemons=daemons, refusal=_refuse_stranger(group, workspace, port=ports[-1]))

@@ -48,7 +48,7 @@ from common.objects import write_atomically
 from common.privacy.mechanism import HONEST_SITES
 from common.study_mechanism import usual_aggregation
 from consilium.demo.dashboard import dashboard
-from consilium.demo.federation import running, write_server, write_sites
+from consilium.demo.federation import joined, serving, write_server, write_sites
 from consilium.demo.options import DemoOptions, Places, dataset_of
 from consilium.demo.simulation import simulate
 from consilium.demo.training import train_all
@@ -110,24 +110,26 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
     )
     private = options.private(begun=study.codec.joint)
     steps = study.teacher.steps if private is None else private.steps
-    with seconds.stage("teachers", total=steps * study.privacy.voters_per_site * len(names)):
-        train_all(
-            sites,
-            private=private,
-            seed=options.seed,
-            processes=default_jobs(study.privacy.voters_per_site * len(names)),
-            on_steps=lambda done, total: watch.advance("teachers", done, total),
-        )
     federation = None
-    if options.simulated:
-        with seconds.stage("study run"):
-            simulate(places.workspace, sites, on_event=watch.event)
-    else:
-        with ExitStack() as stack:
+    with ExitStack() as stack:
+        if not options.simulated:  # the server starts while hospitals train
+            group = stack.enter_context(serving(places.workspace))
             if show_dashboard:
                 stack.enter_context(dashboard(places.workspace.root, places.dashboard, say=watch.say))
+        with seconds.stage("teachers", total=steps * study.privacy.voters_per_site * len(names)):
+            train_all(
+                sites,
+                private=private,
+                seed=options.seed,
+                processes=default_jobs(study.privacy.voters_per_site * len(names)),
+                on_steps=lambda done, total: watch.advance("teachers", done, total),
+            )
+        if options.simulated:
+            with seconds.stage("study run"):
+                simulate(places.workspace, sites, on_event=watch.event)
+        else:
             with seconds.stage("federation"):
-                federation = stack.enter_context(running(places.workspace, sites, on_step=watch.say))
+                federation = stack.enter_context(joined(group, places.workspace, sites, on_step=watch.say))
             with seconds.stage("study run"):
                 supervise(places.workspace, on_event=watch.event, check=federation.group.check)
             with seconds.stage("student home"):
