@@ -41,6 +41,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def _own_directory() -> Iterator[None]:
+    """A test that goes to another directory, as a bundle asked in this process does, leaves the next one where it was."""
+    here = Path.cwd()
+    yield
+    os.chdir(here)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _pools_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Sites that are made once for all tests are in no list of the user's, or the next run would be refused them."""

@@ -38,6 +38,7 @@ from common.config import DataConfig
 from common.data.nifti import Scan
 from common.data.volume import volume_from_bytes
 from common.errors import ConsiliumError, DaemonFailed, InvalidInput
+from common.ledger.records import parse_body
 from common.messages import encode
 from common.pki import create_authority, create_node_keys
 from consilium.cli.site import site_app
@@ -441,5 +442,5 @@ def test_hospitals_with_a_bundle_and_with_a_command_take_part_in_a_study(tmp_pat
     for name in brought:
         ledger = federation.site_ledgers[name]
         assert all(ledger.code(query.id).any() for query in federation.planned())
-        assert {record.outcome for _, record in ledger._books.teachers.codes.values()} == {"stored"}
+        assert {parse_body(row.body)["outcome"] for row in ledger.rows() if row.kind == "code"} == {"stored"}
     federation.close()
