@@ -43,7 +43,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _own_directory() -> Iterator[None]:
-    """A test that goes to another directory, as a bundle asked in this process does, leaves the next one where it was."""
+    """A test that goes to another directory, as a bundle asked in this process does, leaves the next where it was."""
     here = Path.cwd()
     yield
     os.chdir(here)
