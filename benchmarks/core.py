@@ -8,7 +8,6 @@ and prints one line of JSON.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import server.aggregation.exchange as exchange
-from benchmarks.run import RATIO, Figure, figure, measured_alone
+from benchmarks.run import RATIO, Figure, figure, measured_alone, memory_mib
 from common.canonical import sha256_bytes
 from common.config import CollectionConfig, DataConfig, PrivacyConfig, Study
 from common.envelope import answered, body_of
@@ -200,7 +199,7 @@ def federation(
         "server_s": total - sum(taken for name, taken in meter.seconds.items() if name.startswith("sites")),
         "wall_s": time.perf_counter() - wall,
         "stages": {name: round(seconds, 4) for name, seconds in sorted(meter.seconds.items())},
-        "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "rss_mib": memory_mib("VmHWM"),
         "to_sites_bytes": transport.sent,
         "from_sites_bytes": transport.received,
         "ledger_bytes": (folder / "ledger.sqlite").stat().st_size,

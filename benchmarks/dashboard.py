@@ -20,7 +20,7 @@ import numpy as np
 from playwright.sync_api import Browser, BrowserContext, Page, Route, sync_playwright
 from playwright.sync_api import Error as PlaywrightError
 
-from benchmarks.run import Figure, figure
+from benchmarks.run import Figure, figure, memory_mib
 from server.dashboard.auth import Role, UserFile
 from server.postprocess.decisions import read_decisions
 from server.postprocess.labels import read_released, write_labels
@@ -77,11 +77,11 @@ def costs(browser: Browser, dashboard: Dashboard, *, of: str) -> Iterator[Figure
         page.wait_for_selector("#chart-epsilon canvas")
         heap = page.evaluate("() => performance.memory?.usedJSHeapSize ?? 0") / 1e6
         yield Figure(f"{of}: script memory of /study", round(heap, 1), "MB")
-        before = _memory_mb(dashboard, "VmRSS")
+        before = memory_mib(pid=dashboard.process.pid)
         yield Figure(f"{of}: resident memory", round(before), "MB")
         for number in range(REQUESTS):
             context.request.get(PAGES[number % len(PAGES)])
-        growth = _memory_mb(dashboard, "VmRSS") - before
+        growth = memory_mib(pid=dashboard.process.pid) - before
         yield Figure(f"{of}: growth over {REQUESTS} more pages", round(growth, 1), "MB")
 
 
@@ -175,11 +175,6 @@ def _random_voxels(route: Route) -> None:
     arrays = [rng.integers(0, 256 if name in ("image", "doubt") else 3, SIDE**3, dtype=np.uint8) for name in LAYERS]
     body = b"".join(array.tobytes() for array in arrays)
     route.fulfill(status=200, body=body, headers={"x-arrays": ",".join(LAYERS)})
-
-
-def _memory_mb(dashboard: Dashboard, what: str) -> float:
-    status = Path(f"/proc/{dashboard.process.pid}/status").read_text()
-    return int(re.search(rf"{what}:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
 
 
 def _opened(browser: Browser, dashboard: Dashboard) -> BrowserContext:

@@ -7,7 +7,6 @@ the dashboard is left out.
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 from benchmarks.dashboard import costs, state
-from benchmarks.run import RATIO, Figure, figure, resident_mib
+from benchmarks.run import RATIO, Figure, figure, memory_mib
 from common.config import CollectionConfig, render_study
 from common.events import EventLog
 from server.aggregation.exchange import Reply
@@ -39,7 +38,7 @@ class Measured(LoopTransport):
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
         self.replies.clear()
-        self.seen.append((resident_mib([os.getpid()]), time.process_time()))
+        self.seen.append((memory_mib(), time.process_time()))
         return super().exchange(bodies, timeout_s=timeout_s)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.round import cpu_s, releases, run_for, until
-from benchmarks.run import Figure, figure, resident_mib
+from benchmarks.run import Figure, figure, memory_mib
 from client.operations.daemons import launcher, site_node, supernode, write_link
 from client.operations.serve import REPLY_TICK_S, serve
 from client.policy import Consent, load_site
@@ -149,7 +149,7 @@ def _measured(group: ProcessGroup, workspace: Workspace, count: int) -> Iterator
     yield Figure(f"of it SuperLink, {count} nodes", round(took["superlink"], 4), "s")
     yield Figure(f"of it the core, {count} nodes", round(took["core"], 4), "s")
     yield Figure(f"processor of a node a round, {count} nodes", round(sum(nodes.values()) / count, 4), "s")
-    kept = _by_role(group.daemons, lambda daemon: resident_mib(daemon.members()))
+    kept = _by_role(group.daemons, lambda daemon: sum(memory_mib(pid=pid) for pid in daemon.members()))
     yield Figure(f"memory of a node, {count} nodes", round((kept["supernode"] + kept["launcher"]) / count, 1), "MiB")
     yield Figure(f"memory of SuperLink, {count} nodes", round(kept["superlink"], 1), "MiB")
 

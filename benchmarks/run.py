@@ -18,7 +18,7 @@ import sqlite3
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -85,10 +85,14 @@ def measured_alone(module: str, *arguments: object) -> Any:
     return json.loads(subprocess.run(command, check=True, capture_output=True, env=environment).stdout)
 
 
-def resident_mib(pids: Iterable[int]) -> float:
-    """The memory that these processes hold now, in MiB; what they share counts for each. Linux."""
-    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+def memory_mib(what: str = "VmRSS", *, pid: int | str = "self") -> float:
+    """What a process holds now (``VmRSS``) or held at most since it began its program (``VmHWM``), in MiB. Linux.
+
+    None of one that ended and is still listed. ``ru_maxrss`` would count its parent's memory too, from before the
+    program began.
+    """
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    return int(next((line.split()[1] for line in lines if line.startswith(f"{what}:")), 0)) / 1024
 
 
 def recorded(part: str) -> dict[str, Figure]:

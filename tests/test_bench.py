@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import run
-from benchmarks.run import PARTS, RATIO, RESULTS, Figure, figure
+from benchmarks.run import PARTS, RATIO, RESULTS, Figure, figure, memory_mib
+
+ROOT = Path(__file__).parent.parent
 
 
 def test_the_table_in_the_performance_page_is_what_was_recorded() -> None:
@@ -30,6 +34,13 @@ def test_a_recorded_result_says_where_of_what_and_how_well_it_was_measured(resul
 def test_every_part_is_a_module_and_every_result_is_of_a_part() -> None:
     assert all(find_spec(module) is not None for module in PARTS.values())
     assert {path.stem for path in RESULTS.glob("*.json")} <= PARTS.keys()
+
+
+def test_a_process_s_peak_memory_is_its_own_and_not_its_parent_s() -> None:
+    held = bytearray(200 << 20)
+    program = "from benchmarks.run import memory_mib; print(memory_mib('VmHWM'))"
+    own = float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, cwd=ROOT).stdout)
+    assert 1 < own < len(held) / 2**20 <= memory_mib()
 
 
 def test_only_a_ratio_that_is_worse_by_more_than_the_larger_spread_is_worse() -> None:
