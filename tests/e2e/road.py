@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +78,19 @@ def memory_with_one_reply(road: Road) -> bytes:
     finally:
         for pid in others:
             os.kill(pid, signal.SIGCONT)
+
+
+def files_now(folders: Iterable[Path]) -> Iterator[tuple[Path, bytes]]:
+    """Every file below folders whose daemons are running, with what it holds.
+
+    A name that is gone before it is read is left out: SQLite's -wal and -shm come and go with its connections.
+    """
+    for path in (path for folder in folders for path in sorted(folder.rglob("*"))):
+        try:
+            if path.is_file():
+                yield path, path.read_bytes()
+        except FileNotFoundError:
+            continue
 
 
 def known_codes(sites: Iterable[Path], queries: Iterable[str]) -> list[NDArray[np.int64]]:

@@ -12,7 +12,7 @@ import pytest
 from common.config import CollectionConfig
 from consilium.demo.federation import running
 from server.operations.supervisor import start_run
-from tests.e2e.road import QUERIES, SITES, Road, build, found_in, known_codes, memory_with_one_reply
+from tests.e2e.road import QUERIES, SITES, Road, build, files_now, found_in, known_codes, memory_with_one_reply
 
 pytestmark = pytest.mark.slow
 
@@ -35,12 +35,12 @@ def test_a_code_of_an_open_study_is_in_the_servers_memory_while_it_is_added_up_a
     assert found_in(memory, known_codes([first], road.answers()))
     assert all(known_codes([directory], road.answers()) for directory in road.sites.values())
     codes = known_codes(road.sites.values(), road.answers())
-    folders = (road.workspace.flower_dir, *(site / "node" for site in road.sites.values()))
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    files += [path for path in road.workspace.root.iterdir() if path.is_file()]
-    assert any(path.name == "superlink.db" and path.stat().st_size > 50_000 for path in files)
-    for path in files:
-        assert not found_in(path.read_bytes(), codes), path
+    folders = (road.workspace.root, *(site / "node" for site in road.sites.values()))
+    sizes = {}
+    for path, content in files_now(folders):
+        assert not found_in(content, codes), path
+        sizes[path.name] = len(content)
+    assert sizes["superlink.db"] > 50_000
 
 
 def test_a_run_that_is_killed_is_resumed_by_hand_and_nothing_is_charged_twice(road: Road) -> None:

@@ -42,7 +42,7 @@ from consilium.cli.main import app
 from consilium.reports.patient_report import patient_lines
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
-from tests.e2e.road import found_in, known_codes
+from tests.e2e.road import files_now, found_in, known_codes
 from tests.shown import hold, output_of
 
 pytestmark = pytest.mark.slow
@@ -411,12 +411,12 @@ def test_a_known_code_is_in_no_byte_of_superlinks_database_log_or_node_files(roa
     sites = [road.site(name) for name in NAMES]
     codes = known_codes(sites, road.answers())
     assert all(known_codes([directory], road.answers()) for directory in sites)
-    folders = (road.workspace.flower_dir, *(site / "node" for site in sites))
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    files += [path for path in road.workspace.root.iterdir() if path.is_file()]
-    assert any(path.name == "superlink.db" and path.stat().st_size > 50_000 for path in files)
-    for path in files:
-        assert not found_in(path.read_bytes(), codes), path
+    folders = (road.workspace.root, *(site / "node" for site in sites))
+    sizes = {}
+    for path, content in files_now(folders):
+        assert not found_in(content, codes), path
+        sizes[path.name] = len(content)
+    assert sizes["superlink.db"] > 50_000
 
 
 def test_sites_hold_receipts_for_all_that_was_released(road: Road) -> None:

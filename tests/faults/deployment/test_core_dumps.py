@@ -18,7 +18,7 @@ import pytest
 from common.config import CollectionConfig
 from consilium.demo.federation import running
 from server.operations.supervisor import start_run
-from tests.e2e.road import PRIVACY, Road, build, found_in, known_codes
+from tests.e2e.road import PRIVACY, Road, build, files_now, found_in, known_codes
 
 pytestmark = [
     pytest.mark.faults,
@@ -44,7 +44,7 @@ def core_of(pid: int, folder: Path) -> bytes:
 
 def files_of(road: Road) -> bytes:
     """Every file of the server: ledger, SuperLink's database and its WAL, logs, messages on their way."""
-    return b"".join(path.read_bytes() for path in sorted(road.workspace.root.rglob("*")) if path.is_file())
+    return b"".join(content for _, content in files_now([road.workspace.root]))
 
 
 def core_with_one_reply(road: Road) -> bytes:
