@@ -180,6 +180,7 @@ def _integer(text: str) -> int:
     return value
 
 
+_ATOMS, _LISTS, _MAPPINGS = (str, bool), (list, tuple), (dict, Mapping)  # a union of types is made at each call
 _RATIONAL_BITS = int((MAX_RATIONAL_DIGITS - 1) * 3.3219)
 _DECODER = json.JSONDecoder(parse_float=_no_float, parse_int=_integer, parse_constant=_no_float)
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -188,16 +189,16 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=
 
 
 def _check(value: Json) -> None:
-    if isinstance(value, str | bool) or value is None:
+    if value is None or isinstance(value, _ATOMS):
         return
     if isinstance(value, int):
         if not -MAX_INTEGER <= value <= MAX_INTEGER:
             raise InvalidInput("integer without a canonical form", value=value.bit_length(), limit="63 bits and a sign")
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, _LISTS):
         for item in value:
             if type(item) is not str:  # most are: a call less for each
                 _check(item)
-    elif isinstance(value, dict | Mapping):
+    elif isinstance(value, _MAPPINGS):
         for key, item in value.items():
             if type(key) is not str and not isinstance(key, str):
                 raise InvalidInput("key of a mapping", value=key, limit="a string")

@@ -31,6 +31,9 @@ class Document:
 
     AS_LIST: ClassVar[bool] = False
     """Its form is the list of its values, which are texts and integers."""
+
+    SHARED: ClassVar[bool] = False
+    """Of values read alike one object is kept: for what many documents name again and again. Its values are texts."""
     SCHEMA: ClassVar[tuple[str, int] | None] = None
     """What it is called, and the one version of its form that is known; stated under ``schema``, checked first."""
     STATED: ClassVar[Mapping[str, object]] = {}
@@ -164,8 +167,7 @@ class _Form:
         names = [field.name for field in self.plain]
         self.values: Callable[[Any], tuple[Any, ...]] = _values_of(names)
         self.check = None if cls.check is Document.check else cls.check
-        texts = self.as_list and all(json is str for _, _, json, _ in self.reads)
-        self.make: Callable[..., Any] = lru_cache(maxsize=4096)(cls) if texts else cls  # rosters name the same few
+        self.make: Callable[..., Any] = lru_cache(maxsize=4096)(cls) if cls.SHARED else cls
 
     def write(self, value: Any) -> Any:
         if self.as_list:

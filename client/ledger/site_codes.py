@@ -19,6 +19,7 @@ from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.charges import check_ledger_name
 from common.ledger.records import CodeRecord, parse_body
 from common.ledger.sealed_records import MaskedRecord, MaskKeyRecord
+from common.ledger.site_sealed import draw_key
 from common.masking import DrawId, MaskedRoster, mask_private_key
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import within
@@ -88,7 +89,10 @@ class KeepsCodes(SiteFile):
         return code
 
     def _code_record(self, query_id: str) -> CodeRecord:
-        return CodeRecord.from_json(parse_body(self._chain.row(self._books.teachers.codes[query_id]).body))
+        codes = self._books.teachers.codes
+        row = self._chain.row(codes[query_id])
+        codes.check(query_id, row)
+        return CodeRecord.from_json(parse_body(row.body))
 
     # --- sealed sums
 
@@ -132,7 +136,7 @@ class KeepsCodes(SiteFile):
         """
         with self._writing():
             for query in queries:
-                if (query.id, roster.draw) not in self._books.sealed.masked:
+                if draw_key(query.id, roster.draw) not in self._books.sealed.masked:
                     self._mask(query, roster, make)
         return {query.id: self._words(query.id, roster) for query in queries}
 
@@ -150,12 +154,14 @@ class KeepsCodes(SiteFile):
         self._append(record, payload=(f"{query.id}/{roster.draw}", data))
 
     def _words(self, query_id: str, roster: MaskedRoster) -> NDArray[np.uint64]:
-        seq, record = self._books.sealed.masked[query_id, roster.draw]
+        books, key = self._books.sealed, draw_key(query_id, roster.draw)
         found = self._chain.payload(f"{query_id}/{roster.draw}")
-        if record.masks != roster.id:
+        if books.masked_under(query_id, roster.draw) != roster.id:
             raise Refused("roster", f"query {query_id[:12]} was masked for another roster of this draw")
-        if found is None or seq < self._books.teachers.last_withdrawal:
+        if found is None or books.masked[key] < self._books.teachers.last_withdrawal:
             raise Refused("withdrawn", f"a patient was withdrawn since query {query_id[:12]} was masked")
-        if sha256_bytes(found[1]) != record.words_sha256:
-            raise LedgerCorrupt("the masked code is not the one on record", row=seq)
+        row = self._chain.row(books.masked[key])
+        books.masked.check(key, row)
+        if sha256_bytes(found[1]) != MaskedRecord.from_json(parse_body(row.body)).words_sha256:
+            raise LedgerCorrupt("the masked code is not the one on record", row=row.seq)
         return np.frombuffer(found[1], dtype="<u8").astype(np.uint64)

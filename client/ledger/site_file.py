@@ -96,7 +96,7 @@ class SiteFile(OpenLedger[SiteBooks]):
             studies={study: books.spent_in(study) for study in books.studies},
             day=day,
             queries=books.per_day.get(day, 0),
-            pending=tuple(query for query in books.reservations if query not in books.receipted),
+            pending=tuple(books.reservations.receipted.without()),
         )
 
     @contextmanager

@@ -260,7 +260,7 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
         books = self._books
         said = (study_id, reason, self._chain.today) in books.refusals  # once a day, whichever the queries
         again = reason == "released-before" and any(
-            books.receipted[query] not in books.asked_again for query in queries
+            books.reservations.receipted_by(query) not in books.asked_again for query in queries
         )
         if again or not said:
             self._append(RefusalRecord(study_id, "offer", tuple(queries), reason, self.pool, *amounts))
@@ -312,7 +312,7 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
             "spent": {name.value: g.to_json() for name, g in self.guarantees().items()},
             "cap": {"accountant": str(declared.accountant), **_budget(declared.budget)},
             "queries_accepted": len(books.reservations),
-            "receipted": len(books.receipted),
+            "receipted": len(books.reservations.receipted),
             "refusals": books.refused,
             "alarms": list(self.alarms()),
         }
@@ -366,7 +366,7 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
         books = self._books
         if study_id in books.paused:
             return books.paused[study_id]
-        newest = next((r.mechanism for r in reversed(books.reservations.values()) if r.study_id == study_id), None)
+        newest = books.reservations.newest_in(study_id)
         return "spent" if newest and books.shortfall([newest], study_id=study_id) else "open"
 
     def _declare(self, pool: str, site: str, caps: Caps) -> None:

@@ -34,7 +34,7 @@ class KeepsReceipts(SiteFile):
         problem: LedgerCorrupt | Refused | None = None
         with self._writing():
             books = self._books
-            if books.heads.get((receipt.ledger_id, receipt.head.seq)) == receipt.head.hash:
+            if books.heads.get(receipt.ledger_id, {}).get(receipt.head.seq) == receipt.head.hash:
                 return
             known = books.alarm_heads.get((receipt.ledger_id, receipt.head.seq, receipt.head.hash))
             if known is not None and receipt.ledger_id in books.alarms:

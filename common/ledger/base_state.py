@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 
@@ -18,8 +18,6 @@ from common.ledger.keys import hex_bytes, signing_public_key
 from common.ledger.records import GenesisRecord, KeyRecord, NoteRecord, parse_record
 from common.ledger.rows import Row, possession_message
 from common.ledger.sqlite_file import SCHEMA_VERSION
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +62,6 @@ class RowState:
     def __init__(self) -> None:
         self.key = SigningKey()
         self.row_count = 0
-        self._same: dict[object, object] = {}
-
-    def _one(self, value: T) -> T:
-        """The first object of this value that was ever given, for what many rows say alike."""
-        return cast(T, self._same.setdefault(value, value))
 
     def _take(self, row: Row, record: Document | None, enter: Callable[[Document], None]) -> Document:
         """Read a row (unless its writer gives the record) and ``enter`` it, if it is of a kind of this ledger's own.
@@ -96,4 +89,9 @@ class RowState:
 def once(key: object, mapping: Mapping[Any, object], what: str) -> None:
     """InvalidInput for what has its row already."""
     if key in mapping:
-        raise InvalidInput(f"{what} {key}", limit="one row in the whole ledger")
+        raise said_before(key, what)
+
+
+def said_before(key: object, what: str) -> InvalidInput:
+    """For what may have one row and has it."""
+    return InvalidInput(f"{what} {key}", limit="one row in the whole ledger")

@@ -120,6 +120,7 @@ class RosterEntry(Document):
     """One site of a release and the pool its teachers were trained on."""
 
     AS_LIST: ClassVar = True
+    SHARED: ClassVar = True
 
     site: str
     pool: str

@@ -9,7 +9,7 @@ totals, ids and hashes, no code and no answer. None is made of a ledger that was
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Generic, Self, TypeVar
 
@@ -18,7 +18,8 @@ from common.document import Sha256
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import BatchName, Roster, Spend, Spends, check_roster
 from common.ledger.keys import Signed, signing_public_key
-from common.ledger.releases import Answer, Release
+from common.ledger.release_table import Terms
+from common.ledger.releases import Answer
 from common.ledger.rows import Row, SignedHead, check_own_hash
 from common.ledger.server_state import Books
 from common.objects import write_atomically
@@ -77,9 +78,7 @@ class Checkpoint(Signed):
         batches, mechanisms, rosters, masks = _Places[str](), _Places[Mechanism](), _Places[Roster](), _Places[str]()
         charges: list[int] = []
         hashes: list[str] = []
-        for seq, charge in books.charges.items():
-            last = books.releases[charge.query_id]
-            one = last if last.seq == seq else charge
+        for seq, one in books.releases.by_row():
             charges += (
                 seq,
                 studies[one.study_id],
@@ -166,20 +165,17 @@ class Checkpoint(Signed):
             seq, study, batch, mechanism, roster, draw, masks, answered, lost = one
             row_hash, sha256 = hashes[at + _HASH : at + 2 * _HASH], hashes[at + 2 * _HASH : at + 3 * _HASH]
             sites, made = rosters[roster], self.mechanisms[mechanism]
-            release = Release(
-                seq,
+            terms = Terms(
                 ids[study],
                 self.batches[batch],
-                hashes[at : at + _HASH],
                 made,
                 sites,
                 len(sites) * made.voters_per_site,
-                draw or None,
-                self.masks[masks - 1] if masks else None,
-                Answer(answered, row_hash, sha256) if answered else None,
-                bool(lost),
+                draw=draw or None,
+                masks=self.masks[masks - 1] if masks else None,
             )
-            books.take_release(release, charged=replace(release, answer=None, lost=False) if draw else release)
+            answer = Answer(answered, row_hash, sha256) if answered else None
+            books.take_release(seq, hashes[at : at + _HASH], terms, answer, lost=bool(lost))
 
 
 class _Places(Generic[T]):

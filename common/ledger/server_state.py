@@ -7,13 +7,12 @@ does not verify. Sums of μ² are exact rationals; nothing is read from a cached
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from common.document import Document
 from common.errors import InvalidInput
-from common.ledger.base_state import RowState, once
+from common.ledger.base_state import RowState, once, said_before
 from common.ledger.charges import (
     NOTHING,
     PoolDeclaration,
@@ -34,7 +33,8 @@ from common.ledger.records import (
     ReuseRecord,
     StudyRecord,
 )
-from common.ledger.releases import Answer, Charge, Obstacle, Recovered, Release
+from common.ledger.release_table import ReleaseTable, Terms
+from common.ledger.releases import Answer, Charge, Obstacle, Recovered
 from common.ledger.rows import Row
 from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
 from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
@@ -53,12 +53,10 @@ class Books(RowState):
         self.study_rows: dict[str, int] = {}
         self.pools: dict[str, PoolDeclaration] = {}
         self.pool_books: dict[str, str] = {}
-        self.charges: dict[int, Release] = {}
-        self.releases: dict[str, Release] = {}
-        self.draw_rows: dict[tuple[str, int], int] = {}
+        self.releases = ReleaseTable()
         self.rosters: dict[str, int] = {}
         self.named: dict[str, Roster] = {}
-        self.last_draws: dict[str, int] = {}
+        self.recovered_draws: dict[str, int] = {}
         self.reused: dict[str, dict[str, None]] = {}
         self.recovered: dict[str, tuple[int, Recovered]] = {}
         self.lost: dict[int, LostRecord] = {}
@@ -75,15 +73,11 @@ class Books(RowState):
         """The totals by row ``seq``, of rows that are not entered one by one: of a checkpoint."""
         self.row_count, self._spent, self._study_spent = seq, pools, studies
 
-    def take_release(self, release: Release, *, charged: Release) -> None:
-        """A release, and as what it was charged: before its answer, if that has a row of its own."""
-        self._set(self.charges, release.seq, charged)
-        self._set(self.releases, release.query_id, release)
-        if release.draw is not None and release.masks is not None:
-            self._set(self.draw_rows, (release.query_id, release.draw), release.seq)
-            self._set(self.last_draws, release.query_id, release.draw)
-            if release.masks not in self.rosters:
-                self._set(self.rosters, release.masks, release.seq)
+    def take_release(self, row: int, query_id: str, terms: Terms, answer: Answer | None, *, lost: bool = False) -> None:
+        """A release, as its row charged it or as later rows ended it."""
+        self.releases.add(row, query_id, terms, answer=answer, lost=lost)
+        if terms.masks is not None and terms.masks not in self.rosters:
+            self._set(self.rosters, terms.masks, row)
 
     # --- totals
 
@@ -110,22 +104,11 @@ class Books(RowState):
     def last_charge(self) -> int:
         """The newest row that charged a pool; 0 for none."""
         recovered = next(reversed(self.recovered.values()), None)
-        return max(next(reversed(self.charges), 0), recovered[0] if recovered else 0, max(self.lost, default=0))
+        return max(self.releases.last_row(), recovered[0] if recovered else 0, max(self.lost, default=0))
 
-    def row_of(self, query_id: str, draw: int | None) -> int | None:
-        """The row that charged a query, or this draw of it; None for none."""
-        if draw is not None:
-            return self.draw_rows.get((query_id, draw))
-        return self.releases[query_id].seq if query_id in self.releases else None
-
-    def answered(self, query_id: str) -> bool:
-        """Whether a query has its answer, whichever study asked it."""
-        return query_id in self.releases and self.releases[query_id].answer is not None
-
-    def open_draws(self, study_id: str) -> tuple[Release, ...]:
-        """Draws of a study that were charged and have no answer, in order; those that were lost are not among them."""
-        waiting = (one for one in self.releases.values() if one.study_id == study_id and one.answer is None)
-        return tuple(sorted((one for one in waiting if not one.lost), key=lambda one: one.seq))
+    def last_draw(self, query_id: str) -> int:
+        """The number of the newest draw of a query, by rows and receipts; 0 for none."""
+        return max(self.releases.last_draw(query_id), self.recovered_draws.get(query_id, 0))
 
     def study_pools(self, study_id: str) -> tuple[str, ...]:
         """Pools that took part in any release the study used, by name."""
@@ -233,10 +216,12 @@ class Books(RowState):
     def begin(self) -> None:
         """Remember what later entries change, until :meth:`settle` keeps it or :meth:`roll_back` undoes it."""
         self._undo, self._before = [], (self.row_count, self.key)
+        self.releases.mark()
 
     def settle(self) -> None:
         """The transaction was committed: keep everything entered since :meth:`begin`."""
         self._undo = None
+        self.releases.settle()
 
     def roll_back(self) -> None:
         """The transaction was not committed: forget everything entered since :meth:`begin`, if that was called."""
@@ -247,6 +232,7 @@ class Books(RowState):
                 del mapping[key]
             else:
                 mapping[key] = old
+        self.releases.undo()
         self.row_count, self.key = self._before
         self._undo = None
 
@@ -258,13 +244,12 @@ class Books(RowState):
                 once(record.id, self.named, "roster")
                 self._set(self.named, record.id, record.roster)
             case AnswerRecord():
-                release = self._open_draw(record.query_id, record.draw)
-                answer = Answer(row.seq, row.hash, record.answer_sha256)
-                self._set(self.releases, record.query_id, replace(release, answer=answer))
+                self._check_open(record.query_id, record.draw)
+                self.releases.end(record.query_id, Answer(row.seq, row.hash, record.answer_sha256))
             case LostDrawRecord():
                 for query_id in record.query_ids:
-                    release = self._open_draw(query_id, record.draw)
-                    self._set(self.releases, query_id, replace(release, lost=True))
+                    self._check_open(query_id, record.draw)
+                    self.releases.end(query_id, None)
             case StudyRecord(terms=terms):
                 once(terms.id, self.studies, "study")
                 self._set(self._study_limits, terms.id, max_mu_squared(terms.accountant, terms.budget))
@@ -289,17 +274,15 @@ class Books(RowState):
             case _:
                 raise InvalidInput("kind of row", value=row.kind)
 
-    def _open_draw(self, query_id: str, draw: int) -> Release:
+    def _check_open(self, query_id: str, draw: int) -> None:
         release = self.releases[query_id]
         if release.draw != draw or release.answer is not None or release.lost:
             raise InvalidInput(f"draw of query {query_id[:12]}", value=draw, limit="the last one, while it is open")
-        return release
 
     def _release(self, row: Row, record: ReleaseRecord, charge: Charge | None) -> None:
-        before = self.releases.get(record.query_id)
-        if before is not None and before.answer is not None:
-            once(record.query_id, self.releases, "query")
-        if record.draw is not None and record.draw <= self.last_draws.get(record.query_id, 0):
+        if self.releases.answered(record.query_id):
+            raise said_before(record.query_id, "query")
+        if record.draw is not None and record.draw <= self.last_draw(record.query_id):
             raise InvalidInput("draw of a query", value=record.draw, limit="above those before it")
         study, mechanism, roster = self.studies[record.study_id], record.query.mechanism, record.roster_in(self.named)
         if charge is None:  # a replayed row: every rule is applied again
@@ -313,19 +296,11 @@ class Books(RowState):
         self._apply(charge)
         if roster != self._roster:  # mostly the one before: kept once
             self._roster = roster
-        release = Release(
-            seq=row.seq,
-            study_id=study.id,
-            batch_id=self._one(record.batch_id),
-            query_id=record.query_id,
-            mechanism=self._one(mechanism),
-            roster=self._roster,
-            voters=record.voters,
-            draw=record.draw,
-            masks=record.masks,
-            answer=Answer(row.seq, row.hash, record.answer_sha256) if record.answer_sha256 else None,
+        terms = Terms(
+            study.id, record.batch_id, mechanism, self._roster, record.voters, draw=record.draw, masks=record.masks
         )
-        self.take_release(release, charged=release)
+        answer = Answer(row.seq, row.hash, record.answer_sha256) if record.answer_sha256 else None
+        self.take_release(row.seq, record.query_id, terms, answer)
 
     def check_release(self, roster: Roster, mechanism: Mechanism, study: StudyTerms) -> None:
         """InvalidInput unless roster, pools and mechanism are what the study and the declarations allow."""
@@ -357,8 +332,7 @@ class Books(RowState):
             _ = self.pools[entry.pool]
         self._set(self.recovered, release_hash, (row.seq, Recovered(study.id, mechanism, roster)))
         if release.draw is not None:
-            last = max(release.draw, self.last_draws.get(release.query_id, 0))
-            self._set(self.last_draws, release.query_id, last)
+            self._set(self.recovered_draws, release.query_id, max(release.draw, self.last_draw(release.query_id)))
         own = mechanism.mu_squared(study.protection)
         for entry in roster:
             cost = charge_of(mechanism, self.pools[entry.pool].protection, study.protection)
@@ -378,7 +352,7 @@ class Books(RowState):
     def _reuse(self, record: ReuseRecord, charge: Charge | None) -> None:
         known = self.reused.get(record.study_id, {})
         for query_id in record.query_ids:
-            if not self.answered(query_id):
+            if not self.releases.answered(query_id):
                 raise InvalidInput("reused answer", value=query_id, limit="a query that has its answer")
             if query_id in known or self.releases[query_id].study_id == record.study_id:
                 raise InvalidInput("reused answer", value=query_id, limit="another study's, named once")

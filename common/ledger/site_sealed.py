@@ -8,25 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
+from common.canonical import sha256_bytes
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.base_state import once
 from common.ledger.charges import ReleaseRecord
+from common.ledger.packed import Column, Digests, Rows
 from common.ledger.rows import Row
 from common.ledger.sealed_records import MaskedRecord, MaskKeyRecord, PeerRecord
+
+
+def draw_key(query_id: str, draw: int) -> str:
+    """The hash by which one draw of a query is found."""
+    return sha256_bytes(f"{query_id}/{draw}".encode())
 
 
 class SealedSums:
     """Part of a site's books. Rows are taken in order, each once; what breaks a rule changes nothing.
 
-    ``peers``: study → site → confirmed key. ``nonces`` of mask keys by batch and draw; ``masked`` codes with their rows
-    and the rosters that receipts charge (``receipted``) by query and draw.
+    ``peers``: study → site → confirmed key. ``nonces`` of mask keys by batch and draw. By :func:`draw_key` the rows of
+    codes under masks (``masked``), which say the rest, and the rosters of these and of the receipts.
     """
 
     def __init__(self) -> None:
         self.peers: dict[str, dict[str, str]] = {}
         self.nonces: dict[tuple[str, int], str] = {}
-        self.masked: dict[tuple[str, int], tuple[int, MaskedRecord]] = {}
-        self.receipted: dict[tuple[str, int], str] = {}
+        draws = Digests()
+        self.masked = Rows(draws)
+        self._draws, self._rosters = draws, Digests()
+        self._masked_under, self._receipted_under = Column(draws), Column(draws)
 
     def check_peer(self, record: PeerRecord, *, own_name: str, own_keys: AbstractSet[str]) -> None:
         """InvalidInput for a peer under this site's own name or with a key of its own, with a key confirmed under
@@ -59,10 +68,24 @@ class SealedSums:
 
     def enter_masked(self, row: Row, record: MaskedRecord) -> None:
         """A code under masks is made once for a draw: never two messages under the same masks."""
-        once((record.query_id, record.draw), self.masked, "masked code of draw")
-        if self.receipted.get((record.query_id, record.draw), record.masks) != record.masks:
+        key, roster = draw_key(record.query_id, record.draw), self._rosters.add(record.masks) + 1
+        once(key, self.masked, "masked code of draw")
+        if self._receipted_under.get(key, roster) != roster:
             raise InvalidInput("roster of a masked code", limit="the one that the server's receipt charges")
-        self.masked[record.query_id, record.draw] = row.seq, record
+        self._draws.add(key)
+        self.masked.enter(key, row)
+        self._masked_under[key] = roster
+
+    def enter_receipted(self, query_id: str, draw: int, masks: str) -> None:
+        """The roster under which a receipt charges a draw."""
+        key = draw_key(query_id, draw)
+        self._draws.add(key)
+        self._receipted_under[key] = self._rosters.add(masks) + 1
+
+    def masked_under(self, query_id: str, draw: int) -> str | None:
+        """The id of the roster under which a query's code was masked for a draw; None where it was not."""
+        roster = self._masked_under.get(draw_key(query_id, draw))
+        return None if roster is None else self._rosters[roster - 1]
 
     def check_draw(self, record: ReleaseRecord, *, accepted: int | None) -> None:
         """That a receipt charges no draw that this site did not accept, and none under another roster than it saw."""
@@ -70,6 +93,5 @@ class SealedSums:
             return
         if record.draw > (accepted or record.draw):
             raise LedgerCorrupt(f"the receipt charges a draw of query {record.query_id[:12]} that was never accepted")
-        masked = self.masked.get((record.query_id, record.draw))
-        if masked is not None and masked[1].masks != record.masks:
+        if self.masked_under(record.query_id, record.draw) not in (None, record.masks):
             raise LedgerCorrupt(f"a draw of query {record.query_id[:12]} was asked of this site under another roster")

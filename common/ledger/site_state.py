@@ -28,7 +28,7 @@ from common.ledger.records import (
     SealingKeyRecord,
     SupersededRecord,
 )
-from common.ledger.reservations import Reservation, Shortfall
+from common.ledger.reservations import Reservation, Reservations, Shortfall
 from common.ledger.rows import Position, Row
 from common.ledger.sealed_records import MaskedRecord, MaskKeyRecord, PeerRecord
 from common.ledger.site_sealed import SealedSums
@@ -45,19 +45,18 @@ class SiteBooks(RowState):
     def __init__(self) -> None:
         super().__init__()
         self.caps: CapsRecord | None = None
-        self.teachers = TeacherBooks()
+        self.reservations = Reservations()
+        self.teachers = TeacherBooks(self.reservations.codes)
         self.studies: dict[str, StudyTerms] = {}
-        self.reservations: dict[str, Reservation] = {}
         self.per_day: dict[str, int] = {}
         self.paused: dict[str, str] = {}
         self.known: dict[str, Known] = {}
         self.lines: dict[str, str] = {}
-        self.receipted: dict[str, str] = {}
         self.reopened: set[str] = set()
         self.asked_again: dict[str, int] = {}
         self.recovered_at: dict[str, int] = {}
         self.alarm_heads: dict[tuple[str, int, str], str] = {}
-        self.heads: dict[tuple[str, int], str] = {}
+        self.heads: dict[str, dict[int, str]] = {}
         self.rosters: dict[str, Roster] = {}
         self.alarms: dict[str, AlarmRecord] = {}
         self.sealing_keys: dict[str, set[str]] = {}
@@ -90,7 +89,11 @@ class SiteBooks(RowState):
 
     def is_settled(self, query_id: str) -> bool:
         """Whether every acceptance of a query has its receipted release, and none may follow without a recovery."""
-        return query_id in self.receipted and not self.awaits_release(query_id) and query_id not in self.reopened
+        return (
+            query_id in self.reservations.receipted
+            and not self.awaits_release(query_id)
+            and query_id not in self.reopened
+        )
 
     def awaits_release(self, query_id: str) -> bool:
         """Whether an acceptance of a query was paid for whose release no receipt has shown yet."""
@@ -102,7 +105,7 @@ class SiteBooks(RowState):
 
     def _released(self, query_id: str) -> int:
         """How many releases of it receipts show."""
-        return (query_id in self.receipted) + self._released_again.get(query_id, 0)
+        return (query_id in self.reservations.receipted) + self._released_again.get(query_id, 0)
 
     def is_for(self, reservation: Reservation, *, study_id: str, ledger: str, sealing_key: str) -> bool:
         """Whether an acceptance was for this study and this server: its ledger, and its sealing key or one that it
@@ -189,7 +192,7 @@ class SiteBooks(RowState):
                 self.refused += 1
                 self.refusals[record.study_id, record.reason, row.time_utc[:10]] = row.seq
                 if record.reason == "released-before":
-                    self.asked_again |= {self.receipted[query]: row.seq for query in record.query_ids}
+                    self.asked_again |= dict.fromkeys(map(self.reservations.receipted_by, record.query_ids), row.seq)
             case CodeRecord(query_id=query_id):
                 held = self.reservations[query_id]
                 unit = self.studies[held.study_id].protection.unit
@@ -217,7 +220,7 @@ class SiteBooks(RowState):
             self.alarms[receipt.ledger_id] = record
             self.alarm_heads[receipt.ledger_id, receipt.head.seq, receipt.head.hash] = record.problem
         else:
-            self.heads[receipt.ledger_id, receipt.head.seq] = receipt.head.hash
+            self.heads.setdefault(receipt.ledger_id, {})[receipt.head.seq] = receipt.head.hash
         day = row.time_utc[:10]
         self.evidence[day] = self.evidence.get(day, 0) + len(row.body)
         self._owe(receipt)
@@ -228,7 +231,7 @@ class SiteBooks(RowState):
         self.alarms.pop(record.ledger_id, None)
         self.asked_again.pop(record.ledger_id, None)
         self.recovered_at[record.ledger_id] = row.seq
-        self.reopened |= {query for query, ledger in self.receipted.items() if ledger == record.ledger_id}
+        self.reopened |= self.reservations.receipted_all_by(record.ledger_id)
 
     def check_caps(self, new: CapsRecord) -> None:
         """InvalidInput if caps name another pool or protection than before. The site may lower or raise its own ε."""
@@ -305,7 +308,7 @@ class SiteBooks(RowState):
     def _open_to_loss(self) -> Fraction:
         """Σμ² that one restored copy of a server can have drawn of this pool without a receipt: what was accepted and
         never receipted, here or in rows that this ledger lost itself."""
-        open_queries = (found for query, found in self.reservations.items() if query not in self.receipted)
+        open_queries = map(self.reservations.__getitem__, self.reservations.receipted.without())
         costs = (self._costs(found.mechanism, self.studies[found.study_id])[0] for found in open_queries)
         return sum(costs, sum((spend.mu_squared for spend in self.lost.values()), Fraction(0)))
 
@@ -326,17 +329,17 @@ class SiteBooks(RowState):
                 study = self.studies[receipt.study_id]
                 self._regain(row, item.release.query, study, ledger=receipt.ledger_id, draw=draw)
             if draw is not None and item.release.masks is not None:
-                self.sealed.receipted[item.release.query_id, draw] = item.release.masks
+                self.sealed.enter_receipted(item.release.query_id, draw, item.release.masks)
         self.rosters |= receipt.shown
         position = Position(receipt.head.seq, receipt.head.hash)
         self.known[receipt.ledger_id] = Known(position, receipt.after)
         self.lines[receipt.study_id] = receipt.ledger_id
-        self.heads[receipt.ledger_id, receipt.head.seq] = receipt.head.hash
+        self.heads.setdefault(receipt.ledger_id, {})[receipt.head.seq] = receipt.head.hash
         for query_id in receipt.query_ids:
             reservation = self.reservations[query_id]
-            if query_id in self.receipted:
+            if query_id in self.reservations.receipted:
                 self._released_again[query_id] = self._released_again.get(query_id, 0) + 1
-            self.receipted[reservation.query_id] = self._one(receipt.ledger_id)
+            self.reservations.receipt(query_id, receipt.ledger_id)
             self.reopened.discard(query_id)
             if self._released(query_id) > self._paid(query_id):
                 self._charge(query_id, reservation.mechanism, self.studies[reservation.study_id])
@@ -365,10 +368,8 @@ class SiteBooks(RowState):
     def _hold(
         self, row: Row, query: QuerySpec, study: StudyTerms, ledger: str, sealing_key: str, draw: int | None
     ) -> None:
-        """Keep an acceptance, with one object for what many of them have alike."""
-        shared = self._one(query.mechanism), study.id, self._one(row.time_utc[:10])
-        server = self._one(ledger), self._one(sealing_key)
-        self.reservations[query.id] = Reservation(query.id, *shared, row.seq, *server, draw)
+        of = query.id, query.mechanism, study.id, row.time_utc[:10], row.seq
+        self.reservations.hold(Reservation(*of, ledger, sealing_key, draw))
 
     def _restore(self, row: Row, record: RestoredRecord) -> None:
         """What an older copy forgot is spent. Studies wait for a person, since a veto may be among what is lost, and

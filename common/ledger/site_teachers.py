@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from common.document import Document
 from common.errors import InvalidInput
 from common.ledger.base_state import once
+from common.ledger.packed import Rows
 from common.ledger.records import CodeRecord
 from common.ledger.rows import Row
 from common.ledger.teacher_records import (
@@ -38,8 +39,8 @@ class TeacherBooks:
     ``codes``: the row of every query's code, which says the rest.
     """
 
-    def __init__(self) -> None:
-        self.codes: dict[str, int] = {}
+    def __init__(self, codes: Rows) -> None:
+        self.codes = codes
         self.patients: dict[str, tuple[int, PatientRecord]] = {}
         self.last_withdrawal = 0
         self.trainings: dict[str, tuple[int, TrainingRecord]] = {}
@@ -104,7 +105,7 @@ class TeacherBooks:
             by = {(voter, served) for voter, (served, _) in enumerate(self._known[record.teachers].voters)}
             if asked.unit is Unit.PATIENT and by & self.foreign.keys():
                 raise InvalidInput("teacher of a code for unit patient", value="brought", limit="trained by slots")
-        self.codes[asked.query_id] = row.seq
+        self.codes.enter(asked.query_id, row)
         self.computed_with.add(record.teachers)
 
     def _trained(self, row: Row, record: TrainedRecord) -> None:

@@ -199,7 +199,7 @@ class LedgerFold:
                 self.histories[record.study_id] = History(record.study, row.time_utc)
             case ReleaseRecord():
                 history = self.histories[record.study_id]
-                history.sites.update(entry.site for entry in self.books.charges[row.seq].roster)
+                history.sites.update(entry.site for entry in self.books.releases.at(row.seq).roster)
                 history.answers += record.draw is None
                 history.last = row.time_utc
             case AnswerRecord():
@@ -210,7 +210,7 @@ class LedgerFold:
                 self.histories[record.study_id].answers += len(record.query_ids)
 
     def _release(self, row: Row, record: ReleaseRecord) -> None:
-        entries = self.books.charges[row.seq].roster
+        entries = self.books.releases.at(row.seq).roster
         spends = (self.books.spent_in(self._study, entry.pool) for entry in entries)
         distinct = {id(spend): spend.mu_squared for spend in spends}  # pools mostly stand alike, and share one object
         worst = max(distinct.values())

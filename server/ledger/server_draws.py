@@ -119,7 +119,7 @@ class AnswersQueries(IssuesReceipts):
                 )
             obstacle: Obstacle | None = None
             for query in queries:
-                if self._books.answered(query.id):
+                if self._books.releases.answered(query.id):
                     obstacle = obstacle or self._reuse(study, query.id)
                     if self._uses(study, query.id):
                         answers.append(self._stored(query.id))
@@ -184,17 +184,13 @@ class AnswersQueries(IssuesReceipts):
     def lost_draws(self, study_id: str) -> int:
         """How many draws of a study were charged and gave no answer."""
         self._catch_up()
-        charged, newest = (
-            [one for one in known.values() if one.study_id == study_id]
-            for known in (self._books.charges, self._books.releases)
-        )
-        return len(charged) - sum(not release.lost for release in newest)
+        return self._books.releases.lost_in(study_id)
 
     def open_draws(self, study_id: str) -> tuple[Draw, ...]:
         """Draws of a study that were charged and not ended, by rosters: what a process that died has left."""
         self._catch_up()
         found: dict[str, list[Release]] = {}
-        for release in self._books.open_draws(study_id):
+        for release in self._books.releases.open_in(study_id):
             found.setdefault(release.masks or "", []).append(release)
         return tuple(self._draw(masks, releases) for masks, releases in found.items())
 
@@ -215,7 +211,7 @@ class AnswersQueries(IssuesReceipts):
     def last_draw(self, query_id: str) -> int:
         """The number of the newest draw of a query, by rows and receipts; 0 for none."""
         self._catch_up()
-        return self._books.last_draws.get(query_id, 0)
+        return self._books.last_draw(query_id)
 
     def _study(self, study_id: str) -> StudyTerms:
         if study_id not in self._books.studies:

@@ -104,7 +104,7 @@ class ServerFile(OpenLedger[Books]):
 
     def _recover(self, release: ReleaseRecord, shown: Mapping[str, Roster], *, origin: str) -> bool:
         """Enter a receipted release as charged, unless its row is here or was entered before."""
-        release_hash, row = release_digest(release), self._books.row_of(release.query_id, release.draw)
+        release_hash, row = release_digest(release), self._books.releases.row_of(release.query_id, release.draw)
         if release_hash in self._books.recovered or (row is not None and self._is_here(row, release)):
             return False
         if release.roster_sha256 is not None and release.roster_sha256 not in self._books.named:

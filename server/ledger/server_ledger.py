@@ -48,7 +48,7 @@ from common.ledger.records import (
 from common.ledger.releases import Charge
 from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.mechanism import AccountantName, QuerySpec
-from server.ledger.server_draws import AnswersQueries, BatchResult, StoredAnswer, checked_answer, stored_answer
+from server.ledger.server_draws import AnswersQueries, BatchResult, StoredAnswer, checked_answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class Ledger(AnswersQueries):
         record = ReleaseRecord.of(study, batch_id, query, query_id, roster.roster, sha256_bytes(data), named=named)
         row = self._chain.append("release", record.to_json(), payload=(query_id, data))
         self._books.enter(row, record, charge=charge)
-        return stored_answer(query, noisy, self._books.releases[query_id])
+        return StoredAnswer(query, noisy, roster.roster, record.voters, row.seq, row.hash, study.id, batch_id)
 
     # --- reading
 
@@ -211,13 +211,12 @@ class Ledger(AnswersQueries):
         """The stored answer of a query, whichever study asked it, or None. LedgerCorrupt if it is not as charged."""
         check_hash(query_id)
         self._catch_up()
-        return self._stored(query_id) if self._books.answered(query_id) else None
+        return self._stored(query_id) if self._books.releases.answered(query_id) else None
 
     def answers(self, study_id: str) -> tuple[StoredAnswer, ...]:
         """Every answer a study may use, in the order released: its own, and those it reuses."""
         self._catch_up()
-        releases = self._books.releases.items()
-        own = (query_id for query_id, one in releases if one.study_id == study_id and one.answer is not None)
+        own = (one.query_id for one in self._books.releases.of_study(study_id) if one.answer is not None)
         found = [self._stored(query_id) for query_id in (*own, *self._books.reused.get(study_id, {}))]
         return tuple(sorted(found, key=lambda answer: answer.seq))
 

@@ -141,7 +141,7 @@ class IssuesReceipts(ServerFile):
 
     def _newest_charges(self) -> Iterator[tuple[int, _Charged]]:
         """Row and facts of every charge, the newest first."""
-        own = ((seq, release) for seq, release in reversed(self._books.charges.items()))
+        own = self._books.releases.by_row(newest_first=True)
         recovered, lost = reversed(self._books.recovered.values()), reversed(self._books.lost.items())
         return merge(own, recovered, lost, key=itemgetter(0), reverse=True)
 

@@ -22,6 +22,7 @@ from common.ledger.keys import public_hex, signing_public_key
 from common.ledger.records import CodeRecord, ReceiptRecord
 from common.ledger.rollback_guard import ServerStanding, Standing, kept_standing
 from common.ledger.rows import ROLES, Row, SignedHead, check_link
+from common.ledger.sealed_records import MaskedRecord
 from common.ledger.server_state import Books
 from common.ledger.site_state import SiteBooks
 from common.ledger.sqlite_file import APPLICATION_ID, SCHEMA_VERSION, connect, ledger_error, schema_sql
@@ -175,7 +176,7 @@ class _Check:
         self.head: SignedHead | None = None
         self._hashes: dict[int, str] = {}
         self._checkpoint: Checkpoint | None = None
-        self._declared, self._codes = list[Row](), dict[str, CodeRecord]()
+        self._declared, self._sent = list[Row](), dict[str, tuple[int, str, int | None]]()
 
     def problem(self, row: int | None, what: str) -> None:
         self.problems.append(Problem(row, what))
@@ -253,7 +254,9 @@ class _Check:
                 check_link(self.role, row, previous)
                 record = self.books.enter(row)
                 if isinstance(record, CodeRecord):
-                    self._codes[record.query_id] = record
+                    self._sent[record.query_id] = row.seq, record.code_sha256, 8 * record.dimension
+                elif isinstance(record, MaskedRecord):
+                    self._sent[f"{record.query_id}/{record.draw}"] = row.seq, record.words_sha256, None
                 elif isinstance(record, ReceiptRecord) and self._server_keys:
                     _check_receipt(record, self._server_keys, row.seq)
                 while head is not None and head[0] <= row.seq:
@@ -298,7 +301,7 @@ class _Check:
         """Every draw of a sealed sum: its roster's shares, as the sites draw them, carry what its charge claims."""
         if not isinstance(self.books, Books):
             return
-        for seq, release in self.books.charges.items():
+        for seq, release in self.books.releases.by_row():
             study, mechanism, sites = self.books.studies[release.study_id], release.mechanism, len(release.roster)
             if mechanism.colluders != study.colluders:
                 self.problem(seq, f"charged for {mechanism.colluders} colluders in a study of {study.colluders}")
@@ -356,7 +359,7 @@ class _Check:
         if not isinstance(self.books, Books):
             return
         found: dict[str, MaskedRoster | None] = {}
-        for seq, release in self.books.charges.items():
+        for seq, release in self.books.releases.by_row():
             if release.masks is None or release.masks not in self.books.rosters:
                 continue
             if release.masks not in found:
@@ -379,16 +382,13 @@ class _Check:
     def _charged(self) -> Iterator[tuple[str, int, str, int | None]]:
         """What each payload is filed under, its row, hash and size; no size where the hash is of a text."""
         if isinstance(self.books, Books):
-            for query_id, release in self.books.releases.items():
+            for release in self.books.releases.of_queries():
                 if release.answer is not None:
-                    yield query_id, release.answer.seq, release.answer.sha256, 8 * release.mechanism.dimension
+                    yield release.query_id, release.answer.seq, release.answer.sha256, 8 * release.mechanism.dimension
             for masks, seq in self.books.rosters.items():
                 yield masks, seq, masks, None
         else:
-            for query_id, seq in self.books.teachers.codes.items():
-                yield query_id, seq, self._codes[query_id].code_sha256, 8 * self._codes[query_id].dimension
-            for (query_id, draw), (seq, masked) in self.books.sealed.masked.items():
-                yield f"{query_id}/{draw}", seq, masked.words_sha256, None
+            yield from ((name, *found) for name, found in self._sent.items())
 
     def _witnesses(self, witnesses: Sequence[SignedHead]) -> None:
         self.witnesses = sum(self._holds(witness, "a kept head") for witness in witnesses)

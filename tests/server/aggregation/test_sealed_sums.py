@@ -18,6 +18,7 @@ from common.config import CollectionConfig
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, Refused
 from common.ledger.keys import public_hex
 from common.ledger.rollback_guard import Standing, standing_path
+from common.ledger.site_sealed import draw_key
 from common.masking import DrawId, MaskKey, Member, _statement, mask_private_key, signed_mask_key
 from common.messages import CodesReply, Offer, OfferReply, Receipts, Several, decode, encode
 from common.peers import Peer
@@ -469,7 +470,7 @@ def test_a_receipt_for_another_roster_than_the_site_was_asked_under_is_an_alarm(
     receipt = ledger.receipts()[0]
     books = ledger._books.sealed
     query = receipt.releases[0].release
-    books.masked[query.query_id, 1] = (1, replace(books.masked[query.query_id, 1][1], masks="d" * 64))
+    books._masked_under[draw_key(query.query_id, 1)] = books._rosters.add("d" * 64) + 1
     with pytest.raises(Exception, match="another roster"):
         ledger._books.check_receipt(receipt)
 
@@ -550,7 +551,7 @@ def test_a_server_goes_on_with_a_later_draw_where_its_ledger_or_a_sites_is_an_ol
     accept(world, draw=5)  # a ledger that the server lost had come to draw 5
     world.core().run(world.transport)
     assert len(world.core().answers()) == 3
-    draws = {release.draw for release in world.ledger._books.releases.values()}
+    draws = {release.draw for _, release in world.ledger._books.releases.by_row()}
     assert 6 in draws
 
 
