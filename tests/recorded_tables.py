@@ -92,7 +92,8 @@ def recipe() -> str:
     for arm, words in RECIPE.items():
         cells = []
         for one in found:
-            cell = figure(one["dice"][arm]["mean"])
+            known = arm if arm in one["dice"] else arm.removesuffix("_m1")  # with one voter a site they are the same
+            cell = figure(one["dice"][known]["mean"])
             if arm == "student":
                 cell = f"**{cell}** (sd {figure(one['dice'][arm]['sd'])})"
             cells.append(f"{cell}, {gain(one['gain'][arm])}" if arm in one["gain"] else cell)

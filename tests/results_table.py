@@ -70,9 +70,10 @@ def row(result: dict[str, Any]) -> str:
     controls = (_mean(result, name) for name in ("zero_code", "shuffled_codes", "public_only"))
     interval = "" if gain["half_width"] is None else f" ± {_figure(gain['half_width'])}"
     recipe = "" if setting["recipe"] == "joint" else f", recipe {setting['recipe']}"
+    pairs = f", beside {setting['paired']} public pairs" if setting["paired"] else ""
     cells = (
         DATASETS[result["data"]],
-        f"{setting['unit']}; {setting['voters']} × {setting['hospitals']}{recipe}",
+        f"{setting['unit']}; {setting['voters']} × {setting['hospitals']}{recipe}{pairs}",
         f"{epsilon_text(setting['epsilon'])}, {delta_text(setting['delta'])}",
         f"**{_mean(result, 'student')}**",
         *controls,

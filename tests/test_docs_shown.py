@@ -207,7 +207,7 @@ def test_the_readme_s_run_is_the_recorded_one(
 def test_the_readme_s_figures_follow_from_the_run_s_cases_and_its_noise() -> None:
     """By SciPy's own paired test and by the accountants, from the noise that was drawn."""
     report, privacy = DEMO["report"], DEMO["report"]["privacy"]
-    student, control = (one["dice"] for one in (report["student"], report["controls"]["zero_code"]))
+    student, control = (one["dice"] for one in (report["student"], report["controls"]["shuffled_codes"]))
     assert np.mean(student["cases"]) == pytest.approx(student["mean"], abs=1e-4)
     low, high = ttest_rel(student["cases"], control["cases"]).confidence_interval(0.95)
     assert f"95 % interval {low:+.3f} to {high:+.3f}, paired over {len(student['cases'])} cases" in report["bought"]

@@ -54,14 +54,14 @@ class FitResult:
 
 
 NEAR = 0.3
-"""Of the way from a start of paired public cases to the trained weights that a teacher goes."""
+"""Of the way from a network of paired public cases to the trained weights that teachers and students go."""
 
 
 def near(start: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
-    """Take ``model`` back to :data:`NEAR` of the way from the weights it began from, in place.
+    """Take ``model`` back to :data:`NEAR` of the way from the weights ``start`` of a network of public pairs, in place.
 
-    A network that knows a structure from public pairs forgets it over a few patients; on the way back it keeps both
-    (Wortsman et al. 2022). Measured in docs/utility.md.
+    What such a network knows is forgotten over a few patients, or over labels of them; on the way back a model keeps
+    both (Wortsman et al. 2022). Measured in docs/utility.md.
     """
     with torch.no_grad():
         for name, weights in model.state_dict().items():

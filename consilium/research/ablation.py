@@ -28,7 +28,7 @@ from consilium.research.utility import Asked
 from server.protocols.joint.belief import believed
 from server.protocols.joint.kernel import coordinates
 from server.protocols.joint.rounds import observation, round_query
-from server.protocols.joint.student import RESIDUAL, SPREAD, TEMPERATURE, Start, codes_of
+from server.protocols.joint.student import RESIDUAL, SPREAD, STUDENT_PASSES, TEMPERATURE, Start, codes_of
 from server.study.workspace import CodecRecord
 
 FROM_SCRATCH = TrainingConfig(steps=200, learning_rate=1e-2)
@@ -49,12 +49,14 @@ class Variant:
     begun: bool = True
     joint: bool = True
     rounds: int | None = None
+    passes: int | None = None
 
 
 VARIANTS = {
     "recipe": Variant("the recipe"),
     "one-query-a-volume": Variant("one release a volume, a student from nothing", joint=False, begun=False),
     "one-round": Variant("all in one round", rounds=1),
+    "one-pass": Variant("a student of the codec's labels alone", passes=1),
     "teachers-from-nothing": Variant("teachers do not begin from the public start", begun=False),
     "image-rows": Variant("volumes rotated by their images' likeness, no tangent kernel", kernel="images"),
     "independent": Variant("every volume and coordinate for itself, no kernel", kernel="none"),
@@ -73,7 +75,7 @@ def student(bench: Bench, name: str) -> float:
         bench = bench.at(setting := replace(setting, rounds=variant.rounds))
     if setting.recipe != "joint":
         raise InvalidInput("recipe of an ablation", value=setting.recipe, limit="joint")
-    parts = [repr(setting), repr(variant), bench.seed, RECIPE]
+    parts = [repr(setting), repr(variant), bench.seed, RECIPE, STUDENT_PASSES]
     make = partial(_joint, bench, variant) if variant.joint else partial(_single, bench)
     return bench.kept.number(f"variant-{name}", parts, make)
 
@@ -111,7 +113,8 @@ def _joint(bench: Bench, variant: Variant) -> float:
         radius=bench.study.codec.radius,
         codec=sha256_bytes(codec.to_bytes()),
     )
-    return bench.taught(start, (_told if variant.shrunk else _unshrunk)(bench, variant, start, frame, codes))
+    found = (_told if variant.shrunk else _unshrunk)(bench, variant, start, frame, codes)
+    return bench.taught(start, found, passes=variant.passes)
 
 
 def _told(

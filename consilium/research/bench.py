@@ -35,7 +35,18 @@ from consilium.research.setting import PER_VOLUME, RECIPE, Setting, study_of
 from server.protocols.appearance.look import first_frame
 from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS, tangent_kernel
 from server.protocols.joint.rounds import FRAMES, keep_frame
-from server.protocols.joint.student import SPREAD, TEMPERATURE, Start, codes_of, joint_frame, public_start, refine
+from server.protocols.joint.student import (
+    SPREAD,
+    STUDENT_PASSES,
+    TEMPERATURE,
+    Beside,
+    Start,
+    codes_of,
+    joint_frame,
+    public_start,
+    refine,
+    refine_paired,
+)
 from server.protocols.paired import Paired
 from server.protocols.student import score
 from server.study.workspace import START_FILE, CodecRecord, Public
@@ -61,6 +72,13 @@ class Bench:
     @property
     def classes(self) -> int:
         return len(self.study.data.labels)
+
+    @property
+    def schooling(self) -> list[object]:
+        """Constants that shape a student and its controls: what is kept of them is named by these too."""
+        if self.paired is not None:
+            return [NEAR]
+        return [STUDENT_PASSES] if self.joint else []
 
     @property
     def voters(self) -> int:
@@ -221,15 +239,29 @@ class Bench:
 
     # --- students
 
-    def taught(self, start: Start, codes: Float[np.ndarray, "n l"]) -> float:
+    def taught(self, start: Start, codes: Float[np.ndarray, "n l"], *, passes: int | None = None) -> float:
         """Dice of a joint query's student of these codes."""
         parts = [self.codec_hash, weights_hash(start.model), repr(self.setting.student), self.seed, array_hash(codes)]
-        return self.kept.number("taught", parts, lambda: self.dice(self.refined(start, codes), self.roles.held_out))
+        parts += self.schooling if passes is None else [passes]
+        make = partial(self.refined, start, codes, passes=passes)
+        return self.kept.number("taught", parts, lambda: self.dice(make(), self.roles.held_out))
 
-    def refined(self, start: Start, codes: Float[np.ndarray, "n l"]) -> torch.nn.Module:
+    def refined(self, start: Start, codes: Float[np.ndarray, "n l"], *, passes: int | None = None) -> torch.nn.Module:
         """A joint query's student of these codes."""
+        recipe, beside = self.setting.student, None
+        if self.paired is not None:
+            beside = Beside(self.paired, self.alone(start))
+        return refine(
+            start.model, self.images, self.linear, codes, recipe, seed=self.seed, beside=beside, passes=passes
+        )
+
+    def alone(self, start: Start) -> torch.nn.Module:
+        """The network of the paired cases alone, kept."""
+        assert self.paired is not None
         recipe = self.setting.student
-        return refine(start.model, self.images, self.linear, codes, recipe, seed=self.seed, paired=self.paired)
+        path = self.kept.file("pairs", [weights_hash(start.model), repr(recipe), self.seed], ".pt")
+        make = partial(refine_paired, start.model, self.paired, recipe, seed=self.seed)
+        return self.kept.network(path, self.empty(recipe), make)
 
     def dice(self, model: torch.nn.Module, cases: Cases) -> float:
         return score(segmented(model, cases), cases.labels, self.study.data.members).mean

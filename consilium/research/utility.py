@@ -68,6 +68,7 @@ def run_part(bench: Bench, part: str, report: Report) -> dict[str, float]:
     report("teachers")
     teachers = bench.teachers(start)
     named = [repr(bench.setting), bench.seed, bench.codec_hash, "" if start is None else weights_hash(start.model)]
+    named += bench.schooling
     cell = Cell(bench.kept.file("cell", [*named, part], ".json"))
     if part == "bounds":
         bounds(bench, teachers, start, cell, report)

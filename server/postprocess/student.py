@@ -40,13 +40,12 @@ class Fitted:
 
 def fit_student(released: Released, *, events: EventLog) -> None:
     """Train the student on what was released; weights land in ``student/weights.pt``."""
-    lesson, total = lesson_of(released), released.public.study.student.steps
+    training = protocol_of(released.public.study).student(lesson_of(released))
 
     def on_step(step: int, loss: float) -> None:
-        if step % PROGRESS_STEPS == 0 or step == total:
-            events.emit("student-step", step=step, total=total, loss=round(loss, 5))
+        if step % PROGRESS_STEPS == 0 or step == training.steps:
+            events.emit("student-step", step=step, total=training.steps, loss=round(loss, 5))
 
-    training = protocol_of(released.public.study).student(lesson)
     fitted = fit_once(training, files=FitFiles.at(released.student_dir), on_step=on_step)
     if fitted is not None:
         events.emit("student-trained", weights=fitted.weights, seconds=fitted.seconds)

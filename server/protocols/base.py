@@ -90,7 +90,8 @@ class FitFiles:
 
     def discard(self) -> None:
         """Delete them; there is then no network of this name."""
-        for path in (self.inputs, self.weights, self.checkpoint):
+        later = self.checkpoint.parent.glob(f"{self.checkpoint.name}.*")
+        for path in (self.inputs, self.weights, self.checkpoint, *later):
             path.unlink(missing_ok=True)
 
 
@@ -111,10 +112,11 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A network to be trained. ``inputs``: digest of all that shapes the result."""
+    """A network to be trained. ``inputs``: digest of all that shapes the result; ``steps``: how many it counts."""
 
     inputs: str
     train: Callable[[FitFiles, OnStep], torch.nn.Module]
+    steps: int
 
 
 class QueryProtocol(Protocol):

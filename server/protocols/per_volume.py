@@ -205,4 +205,4 @@ def _training(lesson: Lesson, labels: Labels, inputs: str) -> Training:
             )
         return model
 
-    return Training(inputs, train)
+    return Training(inputs, train, lesson.public.study.student.steps)

@@ -9,9 +9,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 from scipy import stats
 
@@ -20,6 +22,7 @@ from common.data.synthetic import write_phantoms
 from common.data.volume import volume_from_bytes
 from common.errors import InvalidInput
 from common.intervals import mean_interval
+from common.models.fit import FitResult, fit
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.study_mechanism import study_mechanism
 from consilium.research import bench as shared
@@ -70,6 +73,35 @@ def test_a_bench_has_every_arm_and_a_second_run_trains_nothing(bench: Bench, mon
     monkeypatch.setattr(utility, "fit", never)
     monkeypatch.setattr(utility, "train_student", never)
     assert json.dumps(run(bench, stages.append)) == json.dumps(first)
+
+
+def test_all_arms_of_a_paired_bench_have_one_network_of_its_pairs(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that is found done takes no step; what is not asked about, the bench keeps itself."""
+    other = Bench(
+        replace(SETTING, paired=3),
+        replace(bench.roles, paired=bench.roles.maps[np.arange(3)]),
+        DATA,
+        seed=0,
+        cache=tmp_path,
+    )
+    start, trained = other.start(), []
+
+    def counted(model: torch.nn.Module, images: np.ndarray, *rest: Any, **more: Any) -> FitResult:
+        done = fit(model, images, *rest, **more)
+        trained.extend([len(images)] if done.resumed_from < done.steps else [])
+        return done
+
+    monkeypatch.setattr(joint, "fit", counted)
+    asked = Asked(other, start, other.codes(other.teachers(start)))
+    found = [asked.arm(name) for name in ("student", "zero_code", "public_only")]
+    both = len(other.images) + 3
+    assert trained == [3, both, both]
+    assert found[2] == other.scored("public_only", other.alone(start))
+    for _ in range(2):
+        other.refined(start, start.codes)
+    assert trained == [3, both, both, 3, both, both]
 
 
 @pytest.mark.slow

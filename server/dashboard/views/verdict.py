@@ -17,7 +17,7 @@ from common.intervals import mean_interval
 from common.privacy.figures import percent_text
 from server.dashboard.quarantine import read_json
 from server.planning.planner import Outlook, Plan
-from server.planning.recommend import WORTH_ASKING, joint_noise, predicted_gain
+from server.planning.recommend import PAIRS, WORTH_ASKING, joint_noise, predicted_gain
 
 MEND_FIRST = "Hand nothing on before the ledger verifies: what it cost is not known until then. See the alarms above."
 
@@ -132,6 +132,8 @@ def _how(answers: int, running: bool, trained: bool) -> str:
 
 
 def _unmeasured(study: Study, outlook: Plan | None, *, hospitals: int, begun: bool, how: str) -> Verdict:
+    if study.codec.paired >= PAIRS:
+        return _expected("prior", f"about no gain beside {study.codec.paired} public pairs, as measured", how)
     if study.codec.joint and hospitals:
         privacy = study.privacy
         noise = joint_noise(

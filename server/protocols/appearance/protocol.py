@@ -156,4 +156,4 @@ def _training(lesson: Lesson, name: str, look: Look, labels: Callable[[], dict[s
         )
         return model
 
-    return Training(inputs, train)
+    return Training(inputs, train, study.student.steps)

@@ -29,12 +29,13 @@ from server.protocols.joint.belief import control as control_of
 from server.protocols.joint.plausible import Plausible
 from server.protocols.joint.rounds import answered_rounds, ask_rounds
 from server.protocols.posterior import Standing, doubt_of
-from server.study.workspace import START_FILE, Public
+from server.study.workspace import PAIRS_FILE, START_FILE, Public
 
 if TYPE_CHECKING:
     import torch
 
     from common.models.fit import OnStep
+    from server.protocols.joint.student import Beside
 
 
 class Joint(QueryProtocol):
@@ -133,31 +134,14 @@ def _training(lesson: Lesson, control: str | None) -> Training:
     if not kept:
         raise InvalidInput("labels that do not stand rejected", value=0, limit="at least one")
     start = (public.folder / START_FILE).read_bytes()
-    inputs = digest(
-        "joint-student-inputs",
-        [
-            control or "student",
-            study.id,
-            repr(study.student),
-            [[answer.query.id, sha256_bytes(answer.noisy_sum.tobytes())] for answer in rounds],
-            sha256_bytes(start),
-            *([[volumes[row] for row in kept]] if len(kept) < len(volumes) else []),
-            *([] if lesson.paired is None else [lesson.paired.hash]),
-        ],
-    )
+    trainings = 2 if control is None and lesson.paired is not None else 1  # controls find the pairs' network trained
 
     def train(files: FitFiles, on_step: OnStep) -> torch.nn.Module:
-        from server.protocols.joint.student import read_start, refine, refine_finer, refine_paired
+        from server.protocols.joint.student import counted_on, read_start, refine, refine_finer
 
-        if control == "public_only" and lesson.paired is not None:
-            return refine_paired(
-                read_start(start, study),
-                lesson.paired,
-                study.student,
-                seed=lesson.seed,
-                checkpoint=files.checkpoint,
-                on_step=on_step,
-            )
+        beside = _beside(lesson, start, on_step if control in (None, "public_only") else None)
+        if control == "public_only" and beside is not None:
+            return beside.alone
         begun, found = (of_all[kept] for of_all in believed(public, rounds))
         codes = found if control is None else control_of(control, begun, found)
         if study.data.finer > 1:
@@ -178,9 +162,50 @@ def _training(lesson: Lesson, control: str | None) -> Training:
             codes,
             study.student,
             seed=lesson.seed,
-            paired=lesson.paired,
+            beside=beside,
             checkpoint=files.checkpoint,
-            on_step=on_step,
+            on_step=on_step if trainings == 1 else counted_on(on_step, study.student.steps),
         )
 
-    return Training(inputs, train)
+    inputs = _inputs(lesson, control, rounds, kept, start)
+    return Training(inputs, train, steps=trainings * study.student.steps)
+
+
+def _inputs(lesson: Lesson, control: str | None, rounds: Sequence[Answer], kept: Sequence[int], start: bytes) -> str:
+    """Digest of all that shapes a network, the constants of its recipe among it."""
+    from common.models.fit import NEAR
+    from server.protocols.joint.student import STUDENT_PASSES
+
+    study, volumes, paired = lesson.public.study, rounds[-1].query.volumes, lesson.paired
+    return digest(
+        "joint-student-inputs",
+        [
+            control or "student",
+            study.id,
+            repr(study.student),
+            [[answer.query.id, sha256_bytes(answer.noisy_sum.tobytes())] for answer in rounds],
+            sha256_bytes(start),
+            *([[volumes[row] for row in kept]] if len(kept) < len(volumes) else []),
+            *([] if paired is None else [paired.hash]),
+            *([repr(NEAR)] if paired is not None and control != "public_only" else []),
+            *([STUDENT_PASSES] if paired is None and study.data.finer == 1 else []),
+        ],
+    )
+
+
+def _beside(lesson: Lesson, start: bytes, on_step: OnStep | None) -> Beside | None:
+    """The study's pairs and the network of them alone, which is trained once for student and controls."""
+    from server.protocols.joint.student import Beside, read_start, refine_paired
+
+    if lesson.paired is None:
+        return None
+    public, study = lesson.public, lesson.public.study
+    alone = refine_paired(
+        read_start(start, study),
+        lesson.paired,
+        study.student,
+        seed=lesson.seed,
+        checkpoint=public.folder / PAIRS_FILE,
+        on_step=on_step,
+    )
+    return Beside(lesson.paired, alone)

@@ -1,15 +1,15 @@
 """The student of a joint query: a public start, then trained on from labels around its releases.
 
 Everything here is post-processing: public images and label maps, the codec, and observations read from stored answers.
-The label of a volume is the public mean shape plus a code, never the network's own prediction beyond the codec: that
-would retrain the student on its own errors. Where paired public cases hold it to the truth it is the prediction moved
-by what was released, so that no codec can take from it what the pairs taught.
+The label of a volume is first the public mean shape plus a code, all that the codec holds. Then it is the student's own
+prediction, moved to where what was released says it lies: what the codec cannot draw stays the network's, and its own
+errors do not where an answer speaks of them. Where paired public cases hold it to the truth it is that from the first.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from common.codecs.pca import PcaCodec
 from common.config import Study, TrainingConfig
 from common.data.volume_cache import StoredVolumes, VolumeCache
 from common.errors import InvalidInput
-from common.models.fit import OnStep, fit, predict
+from common.models.fit import OnStep, fit, near, predict
 from common.models.unet import build_unet, weights_from_bytes
 from common.protocols.joint.frame import Frame, plan_frame, sharpen
 from server.protocols.joint.belief import labels_of
@@ -40,6 +40,9 @@ SPREAD = 0.5
 SPREAD_COORDINATES = 16
 """The spread is compared on this many leading coordinates."""
 
+STUDENT_PASSES = 3
+"""Parts of a student's training: from the labels of codes, then from its own predictions, moved to the same codes."""
+
 RESIDUAL = 0.45
 """Share of the shapes' variance the public start is expected to leave open."""
 
@@ -55,6 +58,14 @@ class Start:
 
     model: torch.nn.Module
     codes: Float[np.ndarray, "n l"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beside:
+    """Public pairs that a student learns from too, and the network of them ``alone`` (:func:`refine_paired`)."""
+
+    paired: Paired
+    alone: torch.nn.Module
 
 
 def public_start(
@@ -87,7 +98,14 @@ def public_start(
     fit(model, images, np.repeat(silence[None], len(images), axis=0), steps[0], seed=seed, on_step=on_step)
     for number, part in enumerate(steps[1:], start=1):
         labels = labels_of(codec, restore_spread(codes_of(model, images, codec), variances, share=spread))
-        fit(model, images, labels, part, seed=seed + number, on_step=_after(on_step, steps, number))
+        fit(
+            model,
+            images,
+            labels,
+            part,
+            seed=seed + number,
+            on_step=counted_on(on_step, sum(each.steps for each in steps[:number])),
+        )
     return Start(model=model, codes=codes_of(model, images, codec, temperature=TEMPERATURE))
 
 
@@ -128,22 +146,39 @@ def refine(
     recipe: TrainingConfig,
     *,
     seed: int,
-    paired: Paired | None = None,
+    beside: Beside | None = None,
+    passes: int | None = None,
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> torch.nn.Module:
     """The student: ``start``, which is left as it is, trained on from the labels that the volumes' codes stand for.
 
-    With ``paired`` cases from theirs too, and from :func:`moved` labels of the other volumes. With the codes the start
-    itself has this is self-training: the control. An interrupted run resumes from ``checkpoint``, which is deleted once
-    the student is done.
+    ``recipe.steps`` are split evenly over the ``passes``, :data:`STUDENT_PASSES`. The first learns from the codec's
+    labels, each later one from the predictions of the one before, :func:`moved` to the same codes: a network that has
+    seen all volumes says more finely where a structure ends than a code can.
+
+    ``beside`` paired cases it learns from those too, in one pass, and from moved labels of the other volumes; then it
+    goes back to :data:`~common.models.fit.NEAR` of the way from the network of the pairs alone, which else it would
+    know less than. With the codes the start itself has this is self-training: the control. An interrupted run resumes
+    from ``checkpoint``, one file a pass, which are deleted once the student is done.
     """
-    if paired is None:
-        targets = labels_of(codec, codes)
-    else:
-        targets = np.concatenate([moved(start, images, codec, codes), paired.targets])
-        images = np.concatenate([images, paired.images])
-    return _trained_on(start, images, targets, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
+    passes = passes or (STUDENT_PASSES if beside is None else 1)
+    inputs = images if beside is None else np.concatenate([images, beside.paired.images])
+    model, done, files = start, 0, [_of_pass(checkpoint, number) for number in range(passes)]
+    for number, (part, file) in enumerate(zip(_split(recipe, passes), files, strict=True)):
+        says_more = number > 0 or beside is not None
+        targets = moved(model, images, codec, codes) if says_more else labels_of(codec, codes)
+        if beside is not None:
+            targets = np.concatenate([targets, beside.paired.targets])
+        model = copy.deepcopy(model)
+        fit(model, inputs, targets, part, seed=seed + number, checkpoint=file, on_step=counted_on(on_step, done))
+        done += part.steps
+    if beside is not None:
+        near(beside.alone.state_dict(), model)
+    for file in files:
+        if file is not None:
+            file.unlink(missing_ok=True)
+    return model
 
 
 def refine_finer(
@@ -157,7 +192,8 @@ def refine_finer(
     checkpoint: Path,
     on_step: OnStep | None = None,
 ) -> torch.nn.Module:
-    """:func:`refine` on a finer grid than was asked on: images there, each with what brings its label there.
+    """:func:`refine` on a finer grid than was asked on: images there, each with what brings its label there. One pass:
+    what the student sees there has no code.
 
     Volumes beyond the memory that :class:`~common.data.volume_cache.VolumeCache` grants lie beside ``checkpoint``.
     """
@@ -166,8 +202,11 @@ def refine_finer(
         for (image, onto), code in zip(volumes, codes, strict=True):
             images.append(cache.keep(image))
             targets.append(cache.keep(onto(codec.decode(code, noise_std=0.0))))
+        model = copy.deepcopy(start)
         parts = StoredVolumes(images), StoredVolumes(targets)
-        return _trained_on(start, *parts, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
+        fit(model, *parts, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
+    checkpoint.unlink(missing_ok=True)
+    return model
 
 
 def refine_paired(
@@ -179,8 +218,13 @@ def refine_paired(
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> torch.nn.Module:
-    """What the paired cases alone are worth: ``start`` trained on from them, as long as a student is."""
-    return _trained_on(start, paired.images, paired.targets, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
+    """What the paired cases alone are worth: ``start`` trained on from them, as long as a student is.
+
+    ``checkpoint`` stays: for the same arguments it gives the network at once.
+    """
+    model = copy.deepcopy(start)
+    fit(model, paired.images, paired.targets, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
+    return model
 
 
 def moved(
@@ -204,6 +248,11 @@ def codes_of(
     return np.stack([codec.encode(sharpen(predict(model, image), temperature=temperature)) for image in images])
 
 
+def counted_on(on_step: OnStep | None, steps: int) -> OnStep | None:
+    """Count a part's steps on from so many before it."""
+    return None if on_step is None else lambda step, loss: on_step(steps + step, loss)
+
+
 def restore_spread(
     codes: Float[np.ndarray, "n l"], variances: Float[np.ndarray, "l"], *, share: float = SPREAD
 ) -> Float[np.ndarray, "n l"]:
@@ -217,21 +266,9 @@ def restore_spread(
     return result
 
 
-def _trained_on(
-    start: torch.nn.Module,
-    images: Float[np.ndarray, "n c x y z"] | StoredVolumes,
-    targets: Float[np.ndarray, "n k x y z"] | StoredVolumes,
-    recipe: TrainingConfig,
-    *,
-    seed: int,
-    checkpoint: Path | None,
-    on_step: OnStep | None,
-) -> torch.nn.Module:
-    model = copy.deepcopy(start)
-    fit(model, images, targets, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
-    if checkpoint is not None:
-        checkpoint.unlink(missing_ok=True)
-    return model
+def _of_pass(checkpoint: Path | None, number: int) -> Path | None:
+    """The checkpoint of a pass: the first one's is ``checkpoint`` itself."""
+    return checkpoint if checkpoint is None or number == 0 else checkpoint.with_name(f"{checkpoint.name}.{number}")
 
 
 def _split(recipe: TrainingConfig, parts: int) -> list[TrainingConfig]:
@@ -239,11 +276,3 @@ def _split(recipe: TrainingConfig, parts: int) -> list[TrainingConfig]:
         raise InvalidInput("student.steps", value=recipe.steps, limit=f"at least {parts} for a joint query")
     base, rest = divmod(recipe.steps, parts)
     return [replace(recipe, steps=base + (number < rest)) for number in range(parts)]
-
-
-def _after(on_step: OnStep | None, steps: Sequence[TrainingConfig], number: int) -> Callable[[int, float], None] | None:
-    """Count a part's steps on from those before it."""
-    if on_step is None:
-        return None
-    before = sum(part.steps for part in steps[:number])
-    return lambda step, loss: on_step(before + step, loss)

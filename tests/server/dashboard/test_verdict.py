@@ -54,6 +54,13 @@ def test_nothing_is_green_before_it_was_measured_however_good_the_plan(hospitals
     assert found.words.startswith("Not measured yet")
 
 
+@pytest.mark.parametrize(("paired", "expected"), [(8, "no gain beside 8 public pairs"), (0, "hippocampus task")])
+def test_beside_public_pairs_no_gain_is_promised_that_was_measured_without_any(paired, expected):
+    study = replace(STUDY, codec=replace(STUDY.codec, joint=True, paired=paired))
+    found = verdict(study, measured=None, outlook=None, hospitals=8, answers=0)
+    assert expected in found.basis
+
+
 def test_the_gain_is_over_the_best_control_and_of_this_study_alone(tmp_path: Path):
     folder = tmp_path / "study"
     folder.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 from scipy.special import softmax
 from typer.testing import CliRunner
 
@@ -16,7 +18,8 @@ from common.codecs.pca import PcaCodec
 from common.config import CodecConfig, Study, TrainingConfig, load_study, parse_study, render_study
 from common.data.msd import Case, write_dataset
 from common.errors import InvalidInput
-from common.models.fit import predict
+from common.models import fit as fitting
+from common.models.fit import fit, predict
 from common.models.unet import build_unet, save_weights
 from common.objects import ObjectStore
 from common.protocols.joint.frame import plan_frame
@@ -25,11 +28,11 @@ from server.protocols.base import FitFiles, Lesson
 from server.protocols.controls import CONTROLS
 from server.protocols.joint import belief, prepare, protocol
 from server.protocols.joint import student as joint
-from server.protocols.joint.student import TEMPERATURE, Start, moved, public_start, refine, refine_paired
+from server.protocols.joint.student import TEMPERATURE, Beside, Start, moved, public_start, refine, refine_paired
 from server.protocols.paired import Paired, read_paired
 from server.study import consent_text
 from server.study import create_study as setup
-from server.study.workspace import START_FILE, CodecRecord, Public, Workspace
+from server.study.workspace import PAIRS_FILE, START_FILE, CodecRecord, Public, Workspace
 from tests.contracts.codec_contract import patients
 from tests.federation import make_study
 
@@ -68,7 +71,7 @@ def test_start_student_and_controls_learn_from_the_pairs_and_one_from_them_alone
 ) -> None:
     seen = watch(monkeypatch)
     public_start(images, codec, codec.powers, RECIPE, seed=0, paired=paired)
-    refine(start.model, images, codec, start.codes + 0.1, RECIPE, seed=0, paired=paired)
+    refine(start.model, images, codec, start.codes + 0.1, RECIPE, seed=0, beside=Beside(paired, start.model))
     refine_paired(start.model, paired, RECIPE, seed=0)
     for own_images, targets in (seen[0], seen[2]):
         np.testing.assert_array_equal(own_images, paired.images)
@@ -88,6 +91,76 @@ def test_a_label_is_the_starts_prediction_moved_by_what_was_released_and_no_furt
     decoded = [np.stack([codec.decode(code, noise_std=0.0) for code in codes]) for codes in (other, start.codes)]
     expected = softmax(np.log(own) + np.log(decoded[0]) - np.log(decoded[1]), axis=1)
     np.testing.assert_allclose(moved(start.model, images, codec, other), expected, atol=1e-3)
+
+
+def test_a_student_beside_pairs_lies_three_tenths_of_the_way_from_their_network(
+    codec: PcaCodec, images: np.ndarray, paired: Paired, start: Start
+) -> None:
+    """Of the way to what labels and pairs together train; the start and the pairs' network are left as they are."""
+    codes, alone = start.codes + 0.1, refine_paired(start.model, paired, RECIPE, seed=0)
+    trained, before = copy.deepcopy(start.model), copy.deepcopy(alone.state_dict())
+    targets = np.concatenate([moved(start.model, images, codec, codes), paired.targets])
+    fit(trained, np.concatenate([images, paired.images]), targets, RECIPE, seed=0)
+    found = refine(start.model, images, codec, codes, RECIPE, seed=0, beside=Beside(paired, alone)).state_dict()
+    for name, there in trained.state_dict().items():
+        assert torch.equal(alone.state_dict()[name], before[name])
+        torch.testing.assert_close(found[name], 0.7 * before[name] + 0.3 * there)
+    assert any(not torch.equal(found[name], before[name]) for name in found)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("killed_at", [5, 14])
+def test_a_killed_student_goes_on_in_either_training_and_controls_find_the_pairs_network(
+    killed_at: int, codec: PcaCodec, images: np.ndarray, paired: Paired, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "CHECKPOINT_EVERY", 4)
+    data = replace(make_study().data, labels=("background", "left", "right"))
+    study = replace(study_with(2), data=data, student=RECIPE)
+    begun = np.zeros((3, codec.dimension))
+    round_ = SimpleNamespace(query=SimpleNamespace(id="q", volumes=("0", "1", "2")), noisy_sum=np.zeros(4))
+    monkeypatch.setattr(protocol, "rounds_of", lambda *_: (round_,))
+    monkeypatch.setattr(protocol, "believed", lambda *_: (begun, begun + 0.1))
+    monkeypatch.setattr(protocol, "codec_of", lambda _public: codec)
+
+    def lesson_in(folder: Path) -> Lesson:
+        folder.mkdir()
+        public = Public(study, CodecRecord("a" * 64, 4), ("0", "1", "2"), ObjectStore(folder), folder)
+        save_weights(folder / START_FILE, build_unet(RECIPE.channels, in_channels=1, out_channels=3))
+        labels = dict.fromkeys(public.volumes, np.zeros(0))
+        return Lesson(public, (), labels, lambda volume: images[int(volume)], paired=paired)  # type: ignore[arg-type]
+
+    whole, lesson = lesson_in(tmp_path / "whole"), lesson_in(tmp_path / "killed")
+    told: list[int] = []
+    training = protocol.Joint().student(whole)
+    expected = training.train(FitFiles.at(whole.public.folder), lambda step, _loss: told.append(step))
+    assert told == list(range(1, training.steps + 1))
+    assert training.steps == 2 * RECIPE.steps
+
+    def kill(step: int, _loss: float) -> None:
+        if step == killed_at:
+            raise Killed
+
+    told.clear()
+    training = protocol.Joint().student(lesson)
+    with pytest.raises(Killed):
+        training.train(FitFiles.at(lesson.public.folder), kill)
+    found = training.train(FitFiles.at(lesson.public.folder), lambda step, _loss: told.append(step))
+    kept = (
+        4 if killed_at < RECIPE.steps else RECIPE.steps + 4
+    )  # of the student's own steps and the pairs', each by four
+    assert told == list(range(kept + 1, training.steps + 1))
+    for one, other in zip(expected.state_dict().values(), found.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    for name in CONTROLS:
+        told.clear()
+        control = protocol.Joint().control(lesson, name, trained=lambda _: expected)
+        assert control is not None
+        control.train(FitFiles.at(lesson.public.folder, name), lambda step, _loss: told.append(step))
+        assert told == ([] if name == "public_only" else list(range(1, RECIPE.steps + 1)))
+    assert [path.name for path in lesson.public.folder.glob("*checkpoint*")] == [PAIRS_FILE]
 
 
 def study_with(paired: int) -> Study:
@@ -174,7 +247,7 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
     monkeypatch.setattr(protocol, "believed", lambda *_: (np.zeros((2, 4)), np.ones((2, 4))))
     monkeypatch.setattr(protocol, "codec_of", lambda _public: None)
     trained: list[tuple[str, object]] = []
-    monkeypatch.setattr(joint, "refine", lambda *_, paired, **__: trained.append(("all", paired)))
+    monkeypatch.setattr(joint, "refine", lambda *_, beside, **__: trained.append(("all", beside.paired)))
     monkeypatch.setattr(joint, "refine_paired", lambda _start, paired, *_, **__: trained.append(("alone", paired)))
     labels = dict.fromkeys(("v1", "v2"), np.zeros((2, 8, 8, 8)))
     lesson = Lesson(public, (), labels, lambda _volume: np.zeros((1, 8, 8, 8)), paired=paired)  # type: ignore[arg-type]
@@ -183,7 +256,7 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
     for training in trainings:
         assert training is not None
         training.train(FitFiles.at(tmp_path), lambda _step, _loss: None)
-    assert trained == [("all", paired)] * 3 + [("alone", paired)]
+    assert trained == [("alone", paired), ("all", paired)] * 3 + [("alone", paired)]
     assert trainings[0] is not None
     assert asked.student(replace(lesson, paired=None)).inputs != trainings[0].inputs
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,18 +14,25 @@ from scipy.special import softmax
 from common.codecs.pca import PcaCodec
 from common.config import TrainingConfig
 from common.errors import InvalidInput
-from common.models.unet import build_unet
-from common.protocols.joint.frame import Frame
+from common.models import fit as fitting
+from common.models.fit import fit, predict
+from common.models.unet import build_unet, weights_to_bytes
+from common.protocols.joint.frame import Frame, sharpen
+from server.protocols.base import FitFiles
 from server.protocols.controls import CONTROLS
 from server.protocols.joint import kernel as tangent
+from server.protocols.joint import student as joint
 from server.protocols.joint.belief import control
 from server.protocols.joint.student import (
     PUBLIC_PASSES,
     SPREAD,
     SPREAD_COORDINATES,
+    STUDENT_PASSES,
     TEMPERATURE,
     Start,
+    codes_of,
     joint_frame,
+    moved,
     public_start,
     refine,
     restore_spread,
@@ -155,6 +164,70 @@ def test_every_arm_takes_the_same_steps_from_the_same_public_start(
         assert steps == list(range(1, RECIPE.steps + 1))
     for then, now in zip(before, start.model.state_dict().values(), strict=True):
         assert torch.equal(then, now)  # the start is shared by all arms and left as it was
+
+
+def test_a_student_learns_from_codes_first_and_then_from_its_own_predictions_moved_to_them(
+    codec: PcaCodec, images: np.ndarray, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught: list[np.ndarray] = []
+
+    def watched(
+        model: torch.nn.Module, images: np.ndarray, targets: np.ndarray, *args: object, **named: object
+    ) -> None:
+        taught.append(targets)
+        fit(model, images, targets, *args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(joint, "fit", watched)
+    codes = start.codes + 0.2
+    first = refine(start.model, images, codec, codes, replace(RECIPE, steps=3), seed=0, passes=1)
+    whole = refine(start.model, images, codec, codes, replace(RECIPE, steps=3 * STUDENT_PASSES), seed=0)
+    assert len(taught) == 1 + STUDENT_PASSES
+    for each in taught[:2]:
+        np.testing.assert_array_equal(each, np.stack([codec.decode(code, noise_std=0.0) for code in codes]))
+    np.testing.assert_array_equal(taught[2], moved(first, images, codec, codes))
+    assert weights_to_bytes(whole) != weights_to_bytes(first)
+
+
+def test_what_no_code_says_is_the_students_own(codec: PcaCodec, images: np.ndarray, start: Start) -> None:
+    """Moved to the code that a prediction has, it stays as it is, and what the codec cannot draw with it."""
+    own = codes_of(start.model, images, codec, temperature=TEMPERATURE)
+    predicted = np.stack([sharpen(predict(start.model, image), temperature=TEMPERATURE) for image in images])
+    np.testing.assert_allclose(moved(start.model, images, codec, own), predicted, atol=1e-5)
+    drawn = np.stack([codec.decode(code, noise_std=0.0) for code in own])
+    assert abs(drawn - predicted).max() > 0.01
+
+
+@pytest.mark.parametrize("killed_at", [2, 4, 8])
+def test_a_student_killed_in_any_pass_goes_on_to_the_same_weights(
+    codec: PcaCodec, images: np.ndarray, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
+) -> None:
+    monkeypatch.setattr(fitting, "CHECKPOINT_EVERY", 1)
+    recipe, codes, files = replace(RECIPE, steps=9), start.codes + 0.2, FitFiles.at(tmp_path, "student")
+    expected = weights_to_bytes(refine(start.model, images, codec, codes, recipe, seed=0))
+
+    def killed(step: int, _loss: float) -> None:
+        if step == killed_at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        refine(start.model, images, codec, codes, recipe, seed=0, checkpoint=files.checkpoint, on_step=killed)
+    steps: list[int] = []
+    again = refine(
+        start.model,
+        images,
+        codec,
+        codes,
+        recipe,
+        seed=0,
+        checkpoint=files.checkpoint,
+        on_step=lambda step, _loss: steps.append(step),
+    )
+    assert weights_to_bytes(again) == expected
+    assert steps == list(range(killed_at + 1, recipe.steps + 1))
+    assert list(tmp_path.iterdir()) == []
+    files.checkpoint.with_name(f"{files.checkpoint.name}.1").touch()
+    files.discard()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_controls_are_told_less_than_the_student() -> None:
