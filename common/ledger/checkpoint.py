@@ -18,8 +18,8 @@ from common.document import Sha256
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import BatchName, Roster, Spend, Spends, check_roster
 from common.ledger.keys import Signed, signing_public_key
+from common.ledger.packed import packed
 from common.ledger.release_table import Terms
-from common.ledger.releases import Answer
 from common.ledger.rows import Row, SignedHead, check_own_hash
 from common.ledger.server_state import Books
 from common.objects import write_atomically
@@ -34,6 +34,7 @@ CHARGING = ("release", "answer", "lost-draw", "reuse")
 T = TypeVar("T")
 _COLUMNS = 9
 _HASH = 64
+_HASHES = 96  # bytes of a charge's three hashes
 _NONE = "0" * _HASH
 
 
@@ -159,23 +160,28 @@ class Checkpoint(Signed):
                 raise InvalidInput("roster", limit="sorted by site")
         named = {roster: roster for roster in books.named.values()}
         rosters = tuple(named.get(roster, roster) for roster in self.rosters)
-        ids, hashes = tuple(books.studies), self.hashes
+        ids, hashes, alike, terms = tuple(books.studies), packed(self.hashes), None, None
         columns = zip(*(iter(self.charges),) * _COLUMNS, strict=True)
-        for at, one in zip(range(0, len(hashes), 3 * _HASH), columns, strict=True):
-            seq, study, batch, mechanism, roster, draw, masks, answered, lost = one
-            row_hash, sha256 = hashes[at + _HASH : at + 2 * _HASH], hashes[at + 2 * _HASH : at + 3 * _HASH]
-            sites, made = rosters[roster], self.mechanisms[mechanism]
-            terms = Terms(
-                ids[study],
-                self.batches[batch],
-                made,
-                sites,
-                len(sites) * made.voters_per_site,
-                draw=draw or None,
-                masks=self.masks[masks - 1] if masks else None,
-            )
-            answer = Answer(answered, row_hash, sha256) if answered else None
-            books.take_release(seq, hashes[at : at + _HASH], terms, answer, lost=bool(lost))
+        for at, (seq, *named_by, answered, lost) in zip(range(0, len(hashes), _HASHES), columns, strict=True):
+            if terms is None or named_by != alike:
+                alike, terms = named_by, self._terms(ids, rosters, *named_by)
+                books.take_masks(seq, terms)
+            books.releases.add_packed(seq, hashes[at : at + _HASHES], terms, answered_in=answered, lost=bool(lost))
+
+    def _terms(
+        self,
+        ids: Sequence[str],
+        rosters: Sequence[Roster],
+        study: int,
+        batch: int,
+        mechanism: int,
+        roster: int,
+        draw: int,
+        masks: int,
+    ) -> Terms:
+        sites, made = rosters[roster], self.mechanisms[mechanism]
+        voters, known = len(sites) * made.voters_per_site, self.masks[masks - 1] if masks else None
+        return Terms(ids[study], self.batches[batch], made, sites, voters, draw=draw or None, masks=known)
 
 
 class _Places(Generic[T]):

@@ -23,6 +23,17 @@ def hash_bytes(text: str) -> bytes | None:
     return found if len(found) == _BYTES and found.hex() == text else None
 
 
+def packed(text: str) -> bytes:
+    """The bytes of one or more hashes written after each other; InvalidInput for a text that is something else."""
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        found = b""
+    if len(found) % _BYTES or found.hex() != text:
+        raise InvalidInput("hashes", value=text[:200], limit="64 lower-case hexadecimal digits each")
+    return found
+
+
 class _Packed:
     """Hashes by their places 0, 1, 2 …, in the order they were added."""
 
@@ -39,9 +50,9 @@ class _Packed:
 class Hashes(_Packed):
     """Hashes by their places, the same one as often as it is added."""
 
-    def add(self, text: str) -> None:
-        """Add a hash; InvalidInput for what is none."""
-        self._packed += _hash(text)
+    def add(self, found: bytes) -> None:
+        """Add a hash's 32 bytes."""
+        self._packed += found
 
     def put(self, place: int, text: str) -> None:
         """Another hash in a place that has one."""
@@ -69,7 +80,10 @@ class Digests(_Packed):
 
     def add(self, text: str) -> int:
         """The place of a hash, which is added if it is new; InvalidInput for what is none."""
-        wanted = _hash(text)
+        return self.add_packed(_hash(text))
+
+    def add_packed(self, wanted: bytes) -> int:
+        """The same for a hash's 32 bytes."""
         slot = self._slot(wanted)
         if self._slots[slot]:
             return self._slots[slot] - 1

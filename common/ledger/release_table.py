@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from common.ledger.charges import Roster
-from common.ledger.packed import Digests, Hashes
+from common.ledger.packed import Digests, Hashes, packed
 from common.ledger.releases import Answer, Release
 from common.ledger.rows import NO_HASH
 from common.privacy.mechanism import Mechanism
@@ -118,21 +118,26 @@ class ReleaseTable:
 
     def add(self, row: int, query_id: str, terms: Terms, *, answer: Answer | None, lost: bool = False) -> None:
         """Enter the charge of a row after all that are here, with its answer if it has one."""
-        place, query = len(self._rows), self._queries.add(query_id)
+        answer = answer or _OPEN
+        hashes = packed(query_id + answer.row_hash + answer.sha256)
+        self.add_packed(row, hashes, terms, answered_in=answer.seq, lost=lost)
+
+    def add_packed(self, row: int, hashes: bytes, terms: Terms, *, answered_in: int, lost: bool) -> None:
+        """The same of 96 bytes: query, answer's row and answer; of zeros where there is no answer, in row 0."""
+        place, query = len(self._rows), self._queries.add_packed(hashes[:32])
         if query == len(self._newest):
             self._newest.append(place)
         else:
             self._before[place], self._newest[query] = self._newest[query], place
-        if not self._terms or self._terms[-1] != terms:
+        if not self._terms or (self._terms[-1] is not terms and self._terms[-1] != terms):
             shared = self._mechanisms.setdefault(terms.mechanism, terms.mechanism)
             self._terms.append(terms._replace(mechanism=shared))
-        answer = answer or _OPEN
-        self._answer_rows.add(answer.row_hash)
-        self._answers.add(answer.sha256)
+        self._answer_rows.add(hashes[32:64])
+        self._answers.add(hashes[64:])
         self._query.append(query)
         self._rows.append(row)
         self._alike.append(len(self._terms) - 1)
-        self._answered_in.append(answer.seq)
+        self._answered_in.append(answered_in)
         if lost:
             self._lost.add(place)
 

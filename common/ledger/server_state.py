@@ -73,9 +73,8 @@ class Books(RowState):
         """The totals by row ``seq``, of rows that are not entered one by one: of a checkpoint."""
         self.row_count, self._spent, self._study_spent = seq, pools, studies
 
-    def take_release(self, row: int, query_id: str, terms: Terms, answer: Answer | None, *, lost: bool = False) -> None:
-        """A release, as its row charged it or as later rows ended it."""
-        self.releases.add(row, query_id, terms, answer=answer, lost=lost)
+    def take_masks(self, row: int, terms: Terms) -> None:
+        """The row in which a release of these terms was charged: the first one's has their masks."""
         if terms.masks is not None and terms.masks not in self.rosters:
             self._set(self.rosters, terms.masks, row)
 
@@ -300,7 +299,8 @@ class Books(RowState):
             study.id, record.batch_id, mechanism, self._roster, record.voters, draw=record.draw, masks=record.masks
         )
         answer = Answer(row.seq, row.hash, record.answer_sha256) if record.answer_sha256 else None
-        self.take_release(row.seq, record.query_id, terms, answer)
+        self.releases.add(row.seq, record.query_id, terms, answer=answer)
+        self.take_masks(row.seq, terms)
 
     def check_release(self, roster: Roster, mechanism: Mechanism, study: StudyTerms) -> None:
         """InvalidInput unless roster, pools and mechanism are what the study and the declarations allow."""
