@@ -25,13 +25,14 @@ from common.config import DataConfig, TrainingConfig
 from common.models.fit import NEAR, fit, near, one_hot, predict
 from common.models.unet import build_unet, load_weights, save_weights
 from common.objects import ObjectStore, write_atomically
-from common.protocols.appearance import AppearanceEncoder
+from common.protocols.appearance import AppearanceEncoder, window_of
 from common.protocols.joint.frame import Frame
 from common.study_mechanism import study_mechanism
 from consilium.research.kept import Kept, array_hash, weights_hash
 from consilium.research.roles import Cases, Roles
 from consilium.research.scores import at_site, own_cases, scored
 from consilium.research.setting import PER_VOLUME, RECIPE, Setting, study_of
+from server.protocols.appearance.labels import LABELS, placed
 from server.protocols.appearance.look import first_frame
 from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS, tangent_kernel
 from server.protocols.joint.rounds import FRAMES, keep_frame
@@ -78,7 +79,14 @@ class Bench:
         """Constants that shape a student and its controls: what is kept of them is named by these too."""
         if self.paired is not None:
             return [NEAR]
+        if self.setting.recipe == "appearance":
+            return [LABELS]
         return [STUDENT_PASSES] if self.joint else []
+
+    @property
+    def begun(self) -> bool:
+        """Whether teachers and student begin from a public start."""
+        return self.joint or (self.setting.recipe == "appearance" and placed(self.linear))
 
     @property
     def voters(self) -> int:
@@ -170,6 +178,8 @@ class Bench:
             objects.put(_file(image, self.study.data)) if looked_at else array_hash(image) for image in self.images
         )
         public = Public(self.study, codec, volumes, objects, folder)
+        if looked_at and start is not None:
+            save_weights(folder / START_FILE, start.model)
         if looked_at and not (folder / FRAMES).exists():
             keep_frame(public, first_frame(self.study, codec=codec.sha256, noise_std=self.noise_std), after=())
         if start is not None and frame is not None and not (folder / FRAMES).exists():
@@ -229,13 +239,13 @@ class Bench:
     def _looks(self, model: torch.nn.Module) -> Float[np.ndarray, "n l"]:
         """A teacher's codes of an appearance query, whatever its frame."""
         frame = first_frame(self.study, codec=self.codec_hash, noise_std=self.noise_std)
-        grid, channels = self.codec.grid, self.images.shape[1]
-        encoder = AppearanceEncoder(frame, labels=self.classes, grid=grid, channels=channels)
+        window, channels = window_of(self.codec), self.images.shape[1]
+        encoder = AppearanceEncoder(frame, window, labels=self.classes, channels=channels)
 
         def make() -> np.ndarray:
             return np.stack([encoder.of_volume(predict(model, one), partial(np.asarray, one)) for one in self.images])
 
-        return self.kept.array("looks", [weights_hash(model), len(self.images)], make)
+        return self.kept.array("looks", [weights_hash(model), array_hash(window), len(self.images)], make)
 
     # --- students
 

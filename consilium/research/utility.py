@@ -64,7 +64,7 @@ def run(bench: Bench, report: Report) -> dict[str, float]:
 
 def run_part(bench: Bench, part: str, report: Report) -> dict[str, float]:
     """One of :data:`PARTS`, or :data:`OFFSETS`. Done arms are kept, so a part that was stopped goes on."""
-    start = bench.start() if bench.joint else None
+    start = bench.start() if bench.begun else None
     report("teachers")
     teachers = bench.teachers(start)
     named = [repr(bench.setting), bench.seed, bench.codec_hash, "" if start is None else weights_hash(start.model)]
@@ -86,7 +86,7 @@ class Asked:
 
     def __init__(self, bench: Bench, start: Start | None, codes: Float[np.ndarray, "k n l"]) -> None:
         self._bench, self._start, self._codes = bench, start, codes
-        frame = None if start is None else bench.frame(start)
+        frame = bench.frame(start) if bench.joint and start is not None else None
         asked = bench.codec_hash if frame is None else sha256_bytes(frame.to_bytes())
         folder = bench.kept.file("study", [repr(bench.setting), bench.seed, asked, array_hash(codes)], "")
         self.public: Public = bench.public(folder, start=start, frame=frame)
@@ -136,7 +136,7 @@ class Asked:
     def _silently_asked(self) -> torch.nn.Module:
         """The student of an appearance query whose sums are released as they are."""
         folder = self.public.folder / "exact"
-        public = self._bench.public(folder, start=None, frame=None)
+        public = self._bench.public(folder, start=self._start, frame=None)
         drawn = ask(public, self._vote, voters=self._bench.voters, draw=lambda _query, votes: np.sum(votes, axis=0))
         labels = self._labels(public, drawn)
         lesson = Lesson(public, drawn, labels, self._image, seed=self._bench.seed)

@@ -85,16 +85,20 @@ def _control(
 ) -> tuple[torch.nn.Module | None, torch.nn.Module]:
     """The public start, None where there is none, and the student that nobody's answers make."""
     from server.protocols.base import STUDENT_SEED
+    from server.protocols.joint.student import public_start, refine
 
     if protocol == "appearance":
-        from server.protocols.appearance.labels import drawn_shapes, labelled
+        from common.models.fit import predict
+        from server.protocols.appearance.labels import labelled, placed
         from server.protocols.appearance.look import unasked
         from server.protocols.student import train_student
 
-        look = unasked(structures=len(cases.data.labels) - 1, channels=cases.images.shape[1])
-        targets = np.stack(list(labelled(list(cases.images), drawn_shapes(codec), look)))
-        return None, train_student(cases.images, targets, recipe, seed=STUDENT_SEED)[0]
-    from server.protocols.joint.student import public_start, refine
+        look, begun, said = unasked(structures=len(cases.data.labels) - 1, channels=cases.images.shape[1]), None, None
+        if placed(codec):
+            begun = public_start(cases.images, codec, codec.powers, recipe, seed=STUDENT_SEED).model
+            said = [predict(begun, image) for image in cases.images]
+        targets = np.stack(list(labelled(list(cases.images), codec, look, begun=said)))
+        return begun, train_student(cases.images, targets, recipe, seed=STUDENT_SEED, start=begun)[0]
     from server.protocols.paired import Paired
 
     known = None

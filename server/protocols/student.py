@@ -43,10 +43,11 @@ def train_student(
     *,
     seed: int,
     weights: Float[np.ndarray, "n"] | None = None,
+    start: torch.nn.Module | None = None,
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> tuple[torch.nn.Module, FitResult]:
-    """Train a fresh U-Net on soft pseudo-labels; the same arguments give the same weights.
+    """Train a U-Net, fresh or on from ``start``, on soft pseudo-labels; the same arguments give the same weights.
 
     ``pseudo_labels``: float32 probabilities as ``decode`` gives them, one map per class, background first.
     ``weights``: how much each volume counts. Interrupted training resumes from ``checkpoint``, which is deleted once
@@ -61,6 +62,8 @@ def train_student(
         out_channels=pseudo_labels.shape[1],
         seed=seed,
     )
+    if start is not None:
+        model.load_state_dict(start.state_dict())
     result = fit(
         model, images, pseudo_labels, recipe, seed=seed, weights=weights, checkpoint=checkpoint, on_step=on_step
     )

@@ -2,8 +2,8 @@
 
 A public volume's label is where the public shapes lie, times how likely a voxel's values are of each structure, smooth
 over neighbours (a mean field), moved as a whole to where the structures are found, and as large in the mean as public
-shapes are. The same function makes the controls, from the looks that nobody was asked for. Post-processing. Free of
-torch.
+shapes are. Where public shapes share a place, the public start has a say in every volume too. The same function makes
+the controls, from the looks that nobody was asked for. Post-processing. Free of torch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from jaxtyping import Float
 from scipy.ndimage import center_of_mass, gaussian_filter, shift
 
 from common.codecs.pca import PcaCodec
+from common.protocols.appearance import standardised, window_of
 from server.protocols.appearance.look import Look
 
 SHAPES = 48
@@ -36,8 +37,16 @@ COUPLING = 3.0
 NEAR = 1.0
 """Width of the neighbourhood in voxels."""
 
+START_SHARE = 0.5
+"""Power of what the public start says of a voxel: it learnt the atlas' shapes, so what it says is not all new."""
+
+PLACED = 0.15
+"""Least Dice of the codec's shapes with their mean from which a public start knows where structures are."""
+
 PASSES, FIELD_PASSES = 4, 4
 BINS = 64
+LABELS = (SHAPES, BLUR, FLOOR, SHARPNESS, FAR, COUPLING, NEAR, START_SHARE, PLACED, PASSES, FIELD_PASSES, BINS)
+"""The labels' constants: what is made of them and kept is named by them too."""
 
 
 def drawn_shapes(codec: PcaCodec, *, count: int = SHAPES, seed: int = 0) -> Float[np.ndarray, "s k x y z"]:
@@ -47,14 +56,31 @@ def drawn_shapes(codec: PcaCodec, *, count: int = SHAPES, seed: int = 0) -> Floa
     return np.stack([codec.decode(code, noise_std=0.0) for code in codes]).astype(np.float32)
 
 
+def placed(codec: PcaCodec) -> bool:
+    """Whether public shapes share so much of their place that a public start is of use: :data:`PLACED`."""
+    from common.metrics import dice_per_class, mean_present  # torch
+
+    shapes = drawn_shapes(codec)
+    mean = shapes.mean(axis=0).argmax(axis=0).astype(np.uint8)
+    each = [dice_per_class(mean, shape.argmax(axis=0).astype(np.uint8), codec.labels) for shape in shapes]
+    return float(np.mean([mean_present(dice) for dice in each])) >= PLACED
+
+
 def labelled(
-    images: Sequence[Float[np.ndarray, "c x y z"]], shapes: Float[np.ndarray, "s k x y z"], look: Look
+    images: Sequence[Float[np.ndarray, "c x y z"]],
+    codec: PcaCodec,
+    look: Look,
+    *,
+    begun: Sequence[Float[np.ndarray, "k x y z"]] | None = None,
 ) -> Iterator[Float[np.ndarray, "k x y z"]]:
-    """Float32 labels of public volumes under a look."""
-    mean = shapes.mean(axis=0)
+    """Float32 labels of public volumes under a look; ``begun``: what the public start, if any, says of each."""
+    window, mean = window_of(codec), drawn_shapes(codec).mean(axis=0)
+    images = [standardised(image, window) for image in images]
     sizes = mean.reshape(len(mean), -1).mean(axis=1)
     atlas = _normal(np.stack([gaussian_filter(one, BLUR) for one in mean]) + FLOOR)
     evidence = [_evidence(image, atlas[0], look) for image in images]
+    if begun is not None:
+        evidence = [seen + START_SHARE * _said(start) for seen, start in zip(evidence, begun, strict=True)]
     places, bias = [np.log(atlas)] * len(images), np.zeros(len(mean))
     found: list[np.ndarray] = []
     for _ in range(PASSES):
@@ -70,6 +96,12 @@ def labelled(
         bias += np.clip(np.log((sizes + FLOOR / 10) / (shares + FLOOR / 10)), -2, 2)
         bias -= bias[0]
     return (label.astype(np.float32) for label in found)
+
+
+def _said(start: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
+    """Logarithm of the public start's prediction, blurred by a voxel: where it draws a boundary is not certain."""
+    result: np.ndarray = np.log(_normal(np.stack([gaussian_filter(one, NEAR) for one in start]) + FLOOR))
+    return result
 
 
 def _evidence(

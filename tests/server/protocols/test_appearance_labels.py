@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from common.codecs.pca import PcaCodec
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
 from common.metrics import dice_per_class
-from server.protocols.appearance.labels import labelled
+from server.planning.public_shapes import codec_of
+from server.protocols.appearance.labels import labelled, placed
 from server.protocols.appearance.look import Look, first_frame
 
 GRID = (24, 24, 16)
@@ -24,6 +26,7 @@ STUDY = Study(
     codec=CodecConfig(protocol="appearance"),
 )
 KNOWN = Look(np.array([[2.0, np.log(0.5)]]), np.full((1, 2), 0.01))
+DOUBTED = Look(np.array([[1.0, 0.0]]), np.full((1, 2), 0.1))
 UNKNOWN = Look(np.array([[0.0, -0.4]]), np.array([[1.44, 0.12]]))
 
 
@@ -39,18 +42,22 @@ def case(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return image, truth
 
 
+def anywhere(rng: np.random.Generator) -> list[np.ndarray]:
+    """Maps whose structures share no place."""
+    return [ball((int(x), int(y), 8)) for x, y in rng.integers(5, 19, (8, 2))]
+
+
 @pytest.fixture(scope="module")
-def shapes() -> np.ndarray:
+def codec() -> PcaCodec:
     rng = np.random.default_rng(9)
-    maps = [ball(tuple(np.array([12, 12, 8]) + rng.integers(-4, 5, 3))) for _ in range(8)]
-    return np.stack([np.stack([1 - one, one]).astype(np.float32) for one in maps])
+    return codec_of([ball(tuple(np.array([12, 12, 8]) + rng.integers(-4, 5, 3))) for _ in range(8)], labels=2)
 
 
-def test_known_looks_find_what_public_shapes_alone_do_not(shapes: np.ndarray) -> None:
+def test_known_looks_find_what_public_shapes_alone_do_not(codec: PcaCodec) -> None:
     cases = [case(seed) for seed in range(4)]
     scores = []
     for look in (KNOWN, UNKNOWN):
-        found = list(labelled([image for image, _ in cases], shapes, look))
+        found = list(labelled([image for image, _ in cases], codec, look))
         for label in found:
             np.testing.assert_allclose(label.sum(axis=0), 1, atol=1e-5)
         hard = [label.argmax(axis=0).astype(np.uint8) for label in found]
@@ -62,8 +69,7 @@ def test_known_looks_find_what_public_shapes_alone_do_not(shapes: np.ndarray) ->
 def test_known_looks_find_structures_that_have_no_place() -> None:
     """The mean of shapes that lie anywhere says nothing of where one is; what it looks like does."""
     rng, image = np.random.default_rng(3), np.zeros((1, *GRID), np.float32)
-    anywhere = [ball((int(x), int(y), 8)) for x, y in rng.integers(5, 19, (8, 2))]
-    strewn = np.stack([np.stack([1 - one, one]).astype(np.float32) for one in anywhere])
+    strewn = codec_of(anywhere(rng), labels=2)
     truth = ball((18, 6, 8))
     image[0] = np.where(truth == 1, rng.normal(2.0, 0.5, GRID), rng.normal(0.0, 1.0, GRID))
     dice = []
@@ -72,6 +78,30 @@ def test_known_looks_find_structures_that_have_no_place() -> None:
         dice.append(dice_per_class(label.argmax(axis=0).astype(np.uint8), truth, 2)[0])
     assert dice[0] > 0.6
     assert dice[0] > dice[1] + 0.2
+
+
+def test_volumes_of_another_brightness_get_the_same_labels(codec: PcaCodec) -> None:
+    image, _ = case(0)
+    plain, brighter = (next(labelled([each], codec, KNOWN)) for each in (image, 3 * image + 5))
+    np.testing.assert_allclose(brighter, plain, atol=1e-4)
+
+
+def test_what_a_public_start_says_is_heard_in_every_volume(codec: PcaCodec) -> None:
+    """Told of the wrong place it draws labels there, told of the right one it does better than looks alone."""
+    image, truth = case(2)
+    dice = []
+    for said in (None, truth, ball((4, 19, 3))):
+        begun = None if said is None else [np.stack([1 - said, said]).astype(np.float32)]
+        (label,) = labelled([image], codec, DOUBTED, begun=begun)
+        dice.append(dice_per_class(label.argmax(axis=0).astype(np.uint8), truth, 2)[0])
+    alone, right, wrong = dice
+    assert right > alone > wrong
+
+
+def test_shapes_that_share_a_place_are_told_from_those_that_lie_anywhere() -> None:
+    near = [ball((x, y, 8)) for x in (11, 12, 13) for y in (11, 12, 13)]
+    assert placed(codec_of(near, labels=2))
+    assert not placed(codec_of(anywhere(np.random.default_rng(4)), labels=2))
 
 
 def test_looks_of_tumours_in_four_contrasts_come_through_the_clip_in_four_rounds() -> None:
