@@ -40,7 +40,7 @@ START = "start.pt"
 class SiteKit:
     """What a site is given: what kit.json says, the root certificate and the study.
 
-    A joint study's kit may also hold ``start_file``, weights made of public data that teachers begin from.
+    A kit may also hold ``start_file``, weights made of public data that teachers begin from.
     """
 
     facts: KitFacts

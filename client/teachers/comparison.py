@@ -160,7 +160,7 @@ def _at(answer: Answer, finer: int) -> Answer:
 def _start(site_dir: Path, study: Study) -> Answer:
     path = start_file(site_dir)
     if path is None:
-        raise InvalidInput("the site's kit held no public start: only a joint study has one")
+        raise InvalidInput("the site's kit held no public start: its study has none")
     recipe, data = study.student, study.data
     model = build_unet(
         recipe.channels, network=recipe.network, in_channels=len(data.channels), out_channels=len(data.labels)

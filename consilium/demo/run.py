@@ -108,7 +108,7 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
     sites = write_sites(
         places.workspace, places.sites, names=names, data=places.split / "sites", absent=options.lacking
     )
-    private = options.private(begun=study.codec.joint)
+    private = options.private(begun=places.workspace.start_file.exists())
     steps = study.teacher.steps if private is None else private.steps
     federation = None
     with ExitStack() as stack:

@@ -190,7 +190,7 @@ def fit_study_codec(
         raise InvalidInput("--sites", value=sites, limit=f"at least the study's quorum, {study.privacy.quorum}")
     if not label_maps:
         raise InvalidInput("public label maps", value=0, limit="at least 4")
-    if study.codec.joint:
+    if study.codec.in_proportion:
         workspace.volumes()  # what comes after the codec asks about them, and they may have been forgotten
     told = on_stage or (lambda _name, _done, _total: None)
     maps, last = [], len(study.data.labels) - 1
@@ -336,7 +336,7 @@ def write_kit(
     """A site's startup kit: kit.json (name, public keys, addresses), ca.crt and study.toml; nothing in it is secret.
 
     consortium.pem is the signing key's public half once more, for checking the offline bundle with openssl.
-    For a joint study whose teachers have the student's network also start.pt, the public start.
+    For a study with a public start whose teachers have the student's network also start.pt, that start.
     """
     keys = server_keys(workspace)
     kit = KitFacts(objects_url, keys.sealing_key, keys.signing_key, site, superlink)
@@ -345,5 +345,6 @@ def write_kit(
     write_atomically(directory / "ca.crt", authority.read_bytes())
     write_atomically(directory / "study.toml", workspace.study_file.read_bytes())
     study = workspace.study()
-    if workspace.start_file.exists() and study.teacher.channels == study.student.channels:
+    same = (study.teacher.channels, study.teacher.network) == (study.student.channels, study.student.network)
+    if workspace.start_file.exists() and same:
         write_atomically(directory / "start.pt", workspace.start_file.read_bytes())

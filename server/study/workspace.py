@@ -211,7 +211,7 @@ class Workspace:
 
     @property
     def start_file(self) -> Path:
-        """Weights of the public start of a joint study: teachers and student may begin with them."""
+        """Weights of the public start, where the study has one: teachers and student may begin with them."""
         return self.root / START_FILE
 
     @property

@@ -57,6 +57,7 @@ class Appearance(Joint):
         Where public shapes share a place, the public start is trained, kept and published as a joint query's is.
         """
         made = public()
+        (made.folder / START_FILE).unlink(missing_ok=True)  # an earlier codec's
         if placed(codec := codec_of(made)):
             from server.protocols.joint.prepare import images_of, prepare_start  # torch
 

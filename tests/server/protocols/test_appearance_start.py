@@ -1,0 +1,91 @@
+"""An appearance query beside a public start: there where public shapes share a place, gone where they do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from common.codecs import load_codec
+from server.postprocess.labels import read_released
+from server.postprocess.student import lesson_of
+from server.protocols.appearance import protocol as appearance
+from server.protocols.appearance.labels import placed
+from server.protocols.appearance.protocol import Appearance
+from server.protocols.base import FitFiles
+from server.protocols.joint.student import read_start
+from tests.dashboard_study import Recorded, make_study_directory
+
+
+def unasked(_name: str) -> torch.nn.Module:
+    raise AssertionError("no other control was to be trained")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    torch.set_num_threads(1)
+    made = make_study_directory(tmp_path_factory.mktemp("looks"), steps=8, queries=2, protocol="appearance")
+    made.run()
+    return made
+
+
+def test_where_public_shapes_share_a_place_the_start_is_kept_and_published(recorded: Recorded) -> None:
+    workspace = recorded.workspace
+    public = workspace.public()
+    assert placed(load_codec(public.objects.get(public.codec.sha256)))
+    assert public.objects.get(public.objects.put(workspace.start_file.read_bytes()))
+
+
+def test_the_student_begins_from_the_start_and_is_named_by_it(recorded: Recorded, tmp_path) -> None:
+    lesson = lesson_of(read_released(recorded.workspace))
+    terms = replace(lesson.public.study.student, steps=1, learning_rate=1e-9)
+    lesson = replace(lesson, public=replace(lesson.public, study=replace(lesson.public.study, student=terms)))
+    begun = Appearance().student(lesson)
+    student = begun.train(FitFiles.at(tmp_path), lambda _step, _loss: None).state_dict()
+    start = read_start(recorded.workspace.start_file.read_bytes(), lesson.public.study).state_dict()
+    assert all(torch.allclose(student[name], start[name], atol=1e-6) for name in start if "running" not in name)
+    aside = recorded.workspace.start_file.rename(tmp_path / "aside")
+    try:
+        assert Appearance().student(lesson).inputs != begun.inputs
+    finally:
+        aside.rename(recorded.workspace.start_file)
+
+
+def test_public_only_is_what_the_start_teaches_itself_and_hears_no_answer(recorded: Recorded, tmp_path) -> None:
+    lesson = lesson_of(read_released(recorded.workspace))
+    found = Appearance().control(lesson, "public_only", trained=unasked)
+    assert found is not None
+    weights = found.train(FitFiles.at(tmp_path), lambda _step, _loss: None).state_dict()
+    silent = replace(lesson, answers=[replace_sum(answer) for answer in lesson.answers])
+    other = Appearance().control(silent, "public_only", trained=unasked)
+    assert other is not None
+    again = other.train(FitFiles.at(tmp_path / "again"), lambda _step, _loss: None).state_dict()
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+
+
+def replace_sum(answer):
+    return replace(answer, noisy_sum=np.zeros_like(answer.noisy_sum))
+
+
+def test_the_start_of_an_earlier_codec_is_deleted_where_shapes_share_no_place(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = recorded.workspace.start_file.read_bytes()
+    monkeypatch.setattr(appearance, "placed", lambda _codec: False)
+    frames = (recorded.workspace.root / "frames.json").read_bytes()
+    try:
+        Appearance().prepare(recorded.workspace.public, sites=4, on_stage=None)
+        assert not recorded.workspace.start_file.exists()
+        labels = [label.probabilities for label in Appearance().labels(*released(recorded))]
+    finally:
+        recorded.workspace.start_file.write_bytes(weights)
+        (recorded.workspace.root / "frames.json").write_bytes(frames)
+    beside = [label.probabilities for label in Appearance().labels(*released(recorded))]
+    assert not np.allclose(labels, beside)
+
+
+def released(recorded: Recorded):
+    found = read_released(recorded.workspace)
+    return found.public, found.answers
