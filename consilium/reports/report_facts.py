@@ -28,7 +28,7 @@ CONTROLS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "zero_code": ("Zero code", "every label decoded from the zero code, as if no hospital had answered"),
         "shuffled_codes": ("Shuffled codes", "the same noisy answers, dealt to the wrong volumes"),
-        "public_only": ("Public only", "self-training: every label the zero code's student's own prediction"),
+        "public_only": ("Public only", "self-training: public volumes with labels of a network's own, no answer heard"),
     }
 )
 """The controls by their name in ``report.json``: how the page calls them, and what their labels are."""

@@ -10,7 +10,8 @@ Same seed, volumes, network, steps and augmentation as the student; only what it
   hardest control to beat. Per volume: the student of ``zero_code``, which has seen public volumes and the public mean
   shape and nothing else, labels the volumes itself (its soft predictions); a fresh student learns those. Of a joint
   query: the student of ``zero_code`` itself; in a study with paired public cases, the start trained on from them alone,
-  which student and other controls stay near alike.
+  which student and other controls stay near alike. Of an appearance query with a public start: what that start teaches
+  itself, as in a joint query; without one, as per volume.
 
 Whatever the student scores above all three is what the teachers' answers gave it; whatever they score too, public data
 and the recipe give anyway. All is made of public data and of noisy answers that the ledger stores and has charged, so
