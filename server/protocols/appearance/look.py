@@ -18,7 +18,7 @@ from server.protocols.joint.rounds import frame_of, observation
 from server.study.workspace import Public
 
 MEAN_STD = 1.6
-"""Before anybody is asked, a structure's mean may lie so far from its volume's, in spreads of the volume. Were it
+"""Before anybody is asked, a structure's mean may lie so far from its surroundings', in their spreads. Were it
 narrower, every voter's code would be clipped in every round: tumours lie two spreads off in each of four contrasts."""
 
 LOG_STD = -0.4
@@ -54,7 +54,7 @@ class Look:
 
 
 def unasked(*, structures: int, channels: int) -> Look:
-    """What is believed before anybody is asked: volumes are z-scored, so it needs no data."""
+    """What is believed before anybody is asked: values are relative to their surroundings, so it needs no data."""
     one = np.concatenate([np.zeros(channels), np.full(channels, LOG_STD)])
     open_ = np.repeat([MEAN_STD**2, LOG_STD_STD**2], channels)
     return Look(np.tile(one, (structures, 1)), np.tile(open_, (structures, 1)))

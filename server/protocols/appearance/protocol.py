@@ -22,7 +22,7 @@ from common.config import Study
 from common.errors import InvalidInput
 from common.study_mechanism import study_mechanism
 from server.aggregation.progress import OnStage
-from server.protocols.appearance.labels import START_SHARE, labelled, placed
+from server.protocols.appearance.labels import LABELS, labelled, placed
 from server.protocols.appearance.look import Look, first_frame, looks
 from server.protocols.base import Answer, FitFiles, Label, Lesson, Training, Wording
 from server.protocols.controls import DERANGEMENT_SEED, derangement
@@ -194,7 +194,8 @@ def _training(lesson: Lesson, name: str, look: Look, labels: Callable[[], dict[s
             lesson.public.codec.sha256,
             sha256_bytes(look.values.tobytes() + look.variances.tobytes()),
             lesson.labels.hashes(),
-            *([] if start is None else [sha256_bytes(start), repr(START_SHARE), STUDENT_PASSES]),
+            repr(LABELS),
+            *([] if start is None else [sha256_bytes(start), STUDENT_PASSES]),
         ],
     )
 
