@@ -51,6 +51,11 @@ PARTS = {
 """Name → the module that measures it. Each is imported alone, so that none pays for another's imports."""
 
 
+RESOLUTION = 0.04
+"""Share of a ratio that its spread is at least: two quiet runs differed by up to .032 of it (docs/performance.md) where
+repetitions within one said less, since a process's own addresses and a machine's own hour are in all of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One measured figure: the median of its repetitions, and half the distance between their extremes.
@@ -73,8 +78,11 @@ class Figure:
 
 
 def figure(name: str, values: Sequence[float], unit: str, *, more_is_better: bool = False, aim: str = "") -> Figure:
-    """The figure that these repetitions give. A ratio measured once is said to be known to a tenth."""
-    spread = (max(values) - min(values)) / 2 if len(values) > 1 or unit != RATIO else abs(values[0]) / 10
+    """The figure that these repetitions give. A ratio's spread is :data:`RESOLUTION` of it at least, and a tenth of one
+    that was measured once."""
+    spread = (max(values) - min(values)) / 2
+    if unit == RATIO:
+        spread = max(spread, abs(statistics.median(values)) * (RESOLUTION if len(values) > 1 else 0.1))
     return Figure(name, _short(statistics.median(values)), unit, _short(spread), more_is_better, aim)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import run
-from benchmarks.run import PARTS, RATIO, RESULTS, Figure, figure, memory_mib
+from benchmarks.run import PARTS, RATIO, RESOLUTION, RESULTS, Figure, figure, memory_mib
 
 ROOT = Path(__file__).parent.parent
 
@@ -50,6 +50,9 @@ def test_only_a_ratio_that_is_worse_by_more_than_the_larger_spread_is_worse() ->
     assert replace(before, value=1.21).worse_than(before)
     assert not replace(before, value=1.21, spread=0.2).worse_than(before)
     assert not replace(before, value=0.5).worse_than(before)
+    assert figure("steady", [2.0, 2.001], RATIO).spread == pytest.approx(2.0 * RESOLUTION, rel=1e-3)
+    assert figure("once", [2.0], RATIO).spread == pytest.approx(0.2)
+    assert figure("seconds", [2.0, 2.002], "s").spread == pytest.approx(0.001)
     better = replace(before, more_is_better=True)
     assert replace(better, value=0.5).worse_than(better)
     assert not replace(before, value=9.0, unit="s").worse_than(replace(before, unit="s"))
