@@ -28,16 +28,20 @@ _PATH = re.compile(r"/|(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
 
 
 class KnownHosts:
-    """Passes requests whose one Host header names this server (421 for others), and no WebSocket."""
+    """Passes requests whose one Host header names this server (421 for others), and no WebSocket.
 
-    def __init__(self, app: ASGIApp, *, hosts: Hosts) -> None:
-        self._app, self._hosts = app, hosts
+    ``on_refused`` is told of each of the others.
+    """
+
+    def __init__(self, app: ASGIApp, *, hosts: Hosts, on_refused: Callable[[Scope], None] = lambda _: None) -> None:
+        self._app, self._hosts, self._on_refused = app, hosts, on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
         if scope["type"] == "http" and not self._known(scope):
+            self._on_refused(scope)
             await PlainTextResponse("unknown host\n", status_code=421)(scope, receive, send)
             return
         await self._app(scope, receive, send)

@@ -22,6 +22,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -52,6 +53,8 @@ BODY_GRACE_S = 20.0
 BODY_BYTES_PER_S = 32 << 10
 """A body has its grace and then the time that its length takes at this rate."""
 _SIGNED = ("flwr-", "consilium-")
+_STATUS = {"busy": 503, "too-slow": 408, "too-large": 413}
+"""What is said of a request by an admitted site that the server cannot take."""
 
 log = logging.getLogger(__name__)
 
@@ -83,13 +86,14 @@ def gateway_app(
         async with upstream:
             yield
 
-    routes = [Route(path, _Fleet(upstream, path), methods=["POST"]) for path in fleet.PATHS]
+    routes, said = [Route(path, _Fleet(upstream, path), methods=["POST"]) for path in fleet.PATHS], _Said()
+    names = hosts or CertificateHosts(files.certificate)
     return Starlette(
         routes=[*routes, Mount("/", objects_app(files.objects))],
         lifespan=lifespan,
         middleware=[
-            Middleware(KnownHosts, hosts=hosts or CertificateHosts(files.certificate)),
-            Middleware(_Signed, gatekeeper=Gatekeeper(files.nodes), clock=clock),
+            Middleware(KnownHosts, hosts=names, on_refused=partial(said.refused, reason="unknown-host")),
+            Middleware(_Signed, gatekeeper=Gatekeeper(files.nodes), clock=clock, said=said),
             Middleware(ExactPaths),
         ],
     )
@@ -98,9 +102,9 @@ def gateway_app(
 class _Signed:
     """Passes on what an admitted site signed, within its share; of an unsigned request only the headers are read."""
 
-    def __init__(self, app: ASGIApp, *, gatekeeper: Gatekeeper, clock: Clock) -> None:
+    def __init__(self, app: ASGIApp, *, gatekeeper: Gatekeeper, clock: Clock, said: _Said) -> None:
         self._app, self._gatekeeper, self._clock = app, gatekeeper, clock
-        self._shares, self._said = Shares(), _Said()
+        self._shares, self._said = Shares(), said
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -145,12 +149,8 @@ class _Fleet:
             answer = await fleet.ask(self._upstream, request, self._path, body)
         except ClientDisconnect:
             return
-        except fleet.TooLarge:
-            await PlainTextResponse("too-large\n", status_code=413)(scope, receive, send)
-            return
-        except _TooSlow:
-            await PlainTextResponse("too-slow\n", status_code=408)(scope, receive, send)
-            return
+        except fleet.TooLarge as error:
+            raise Refused("too-large") from error
         except httpx.TransportError as error:
             await _later(type(error).__name__)(scope, receive, send)
             return
@@ -171,13 +171,9 @@ async def _spoken_for(body: AsyncGenerator[bytes], route: str, *, node_id: int) 
     yield whole
 
 
-class _TooSlow(Exception):
-    """The body stalls."""
-
-
 async def _body(request: Request, share: Share, *, limit: int) -> AsyncGenerator[bytes]:
-    """The request's body part by part; fleet.TooLarge as soon as it is longer than ``limit`` bytes, _TooSlow when it
-    stalls, Refused as soon as it passes the site's share."""
+    """The request's body part by part; fleet.TooLarge as soon as it is longer than ``limit`` bytes, Refused when it
+    stalls and as soon as it passes the site's share."""
     started, size = time.monotonic(), 0
     parts = request.stream()
     try:
@@ -189,7 +185,7 @@ async def _body(request: Request, share: Share, *, limit: int) -> AsyncGenerator
             except StopAsyncIteration:
                 return
             except TimeoutError as error:
-                raise _TooSlow from error
+                raise Refused("too-slow") from error
             if size + len(part) > limit:
                 raise fleet.TooLarge
             share.take(len(part))
@@ -236,8 +232,8 @@ def _later(cause: str) -> Response:
 
 def _refusal(scope: Scope, reason: str) -> Response:
     """One word for the site. A SuperNode that asks to be let in is told in Flower's terms, which it logs."""
-    if reason == "busy":
-        return PlainTextResponse("busy\n", status_code=503)
+    if reason in _STATUS:
+        return PlainTextResponse(f"{reason}\n", status_code=_STATUS[reason])
     if sent_path(scope) == "/v1/fleet/activate-node":
         told = {"code": ACTIVATION_FAILED, "detail": f"refused: {reason}"}
         return Response(json.dumps(told), 412, media_type="application/json")

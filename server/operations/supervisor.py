@@ -46,6 +46,8 @@ from server.operations.listener import cannot_listen
 from server.study.workspace import BUSY, StudyBusy, Workspace
 
 START_TIMEOUT_S = 120.0
+SUPERLINK_BACK_S = 60.0
+"""How long a run that is to be submitted waits for a SuperLink that whoever keeps it starts again."""
 RESTARTS = 3
 POLL_S = 0.3
 SUPERVISED = "supervised.lock"
@@ -197,11 +199,22 @@ def daemon_standings(workspace: Workspace) -> tuple[Standing, ...]:
     return standings((workspace.root / "logs", workspace.flower_dir / "logs"))
 
 
+def _kept(workspace: Workspace, daemon: str) -> bool:
+    """Whether somebody starts this daemon again should it end."""
+    return any(one.daemon == daemon and one.state != "stopped" for one in daemon_standings(workspace))
+
+
 def start_run(workspace: Workspace) -> int:
-    """Submit the ServerApp for this study; returns Flower's run id, which is recorded."""
+    """Submit the ServerApp for this study; returns Flower's run id, which is recorded.
+
+    What ended the ServerApp may have ended SuperLink too: where somebody keeps it, it is waited for.
+    """
+    until, server = time.monotonic() + SUPERLINK_BACK_S, flower_server(workspace)
+    while not accepts(HOST, server.port) and _kept(workspace, "superlink") and time.monotonic() < until:
+        time.sleep(POLL_S)
     with tempfile.TemporaryDirectory(prefix="consilium-app-") as scratch:
         app = app_dir(Path(scratch) / "app")
-        run_id = submit(flower_server(workspace), app, {})
+        run_id = submit(server, app, {})
     workspace.save_run_id(run_id)
     return run_id
 

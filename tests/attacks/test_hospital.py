@@ -163,7 +163,9 @@ def test_bytes_under_way_are_counted_by_site_and_in_all(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("pause", [True, False])
-def test_a_body_that_stalls_or_trickles_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause: bool) -> None:
+def test_a_body_that_stalls_or_trickles_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pause: bool
+) -> None:
     monkeypatch.setattr(gateway_module, "BODY_PAUSE_S", 0.2 if pause else 5.0)
     monkeypatch.setattr(gateway_module, "BODY_GRACE_S", 5.0 if pause else 0.4)
     key = load_node_key(create_node_keys(tmp_path / "north").private)
@@ -200,6 +202,7 @@ def test_a_body_that_stalls_or_trickles_is_ended(tmp_path: Path, monkeypatch: py
     sent = asyncio.run(ask())
     assert time.monotonic() - started < 3.0
     assert (sent[0]["status"], sent[1]["body"]) == (408, b"too-slow\n")
+    assert f"event=refused reason=too-slow path={PUSH}" in caplog.text
 
 
 @pytest.mark.slow

@@ -113,7 +113,9 @@ def test_a_node_that_is_not_let_in_is_told_in_flower_s_words(gateway: Gateway) -
 
 
 @pytest.mark.parametrize("route", ["pull-messages", "push-object"])
-def test_a_body_over_the_limit_never_reaches_superlink(gateway: Gateway, route: str) -> None:
+def test_a_body_over_the_limit_never_reaches_superlink_and_the_log_says_so(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture, route: str
+) -> None:
     path = f"/v1/fleet/{route}"
     limit = MAX_BODY_BYTES.get(path, DEFAULT_MAX_BODY_BYTES)
     assert gateway.ask("POST", path, headers={"content-length": str(limit + 1)}, body=b"x").status_code == 413
@@ -125,6 +127,17 @@ def test_a_body_over_the_limit_never_reaches_superlink(gateway: Gateway, route: 
 
     assert gateway.ask("POST", path, body=chunks()).status_code == 413  # no length announced
     assert gateway.reached == []
+    assert caplog.text.count(f"event=refused reason=too-large path={path} peer=127.0.0.1 more=0") == 2
+
+
+def test_a_name_that_is_not_the_server_s_is_refused_and_the_log_says_so(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = "/v1/fleet/pull-messages"
+    reply = gateway.ask("POST", path, headers={"host": "elsewhere"})
+    assert (reply.status_code, reply.text) == (421, "unknown host\n")
+    assert gateway.reached == []
+    assert f"event=refused reason=unknown-host path={path} peer=127.0.0.1 more=0" in caplog.text
 
 
 def test_a_server_that_restarts_asks_sites_to_try_again(gateway: Gateway) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -13,9 +15,22 @@ from typer.testing import CliRunner
 from common.errors import DaemonFailed, InvalidInput
 from common.events import EventLog
 from common.ledger.keys import create_signing_key
+from common.supervision import FACTS, json_report, keeping
 from consilium.cli.study import study_app
 from server.ledger.server_ledger import Ledger
-from server.operations.supervisor import RunFailed, _supervising, detach, died, request_stop, supervise, watch
+from server.operations import supervisor
+from server.operations.daemons import FlowerServer, prepare
+from server.operations.supervisor import (
+    RunFailed,
+    _supervising,
+    detach,
+    died,
+    flower_server,
+    request_stop,
+    start_run,
+    supervise,
+    watch,
+)
 from server.study import create_study as setup
 from server.study.status import study_status
 from server.study.workspace import Endpoint, StudyBusy, Workspace
@@ -144,6 +159,39 @@ def test_a_run_that_died_is_waited_for_while_somebody_submits_it_again_and_said_
             supervise(workspace)
     assert seen == ["run-started", "run-restarted", "run-started", "run-finished"]
     assert not died(workspace)
+
+
+def test_a_run_waits_for_a_superlink_that_is_started_again_and_for_none_that_nobody_keeps(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    workspace.save_endpoint(Endpoint("localhost", 8443, port))
+    prepare(flower_server(workspace))
+    with pytest.raises(DaemonFailed, match="SuperLink does not answer"):
+        start_run(workspace)
+
+    submitted, listening = [], threading.Event()
+
+    def submit(server: FlowerServer, app: Path, run_config: dict) -> int:
+        submitted.append(listening.is_set())
+        return 7
+
+    monkeypatch.setattr(supervisor, "submit", submit)
+    logs = workspace.flower_dir / "logs"
+    with keeping(logs), contextlib.ExitStack() as later:
+        json_report(logs / FACTS)("daemon-ended", daemon="superlink", why="signal 9", again_in_s=1.0)
+
+        def back() -> None:
+            later.enter_context(socket.create_server(("127.0.0.1", port)))
+            listening.set()
+
+        timer = threading.Timer(1.0, back)
+        timer.start()
+        assert start_run(workspace) == 7
+        timer.join()
+    assert submitted == [True]
+    assert workspace.run_id() == 7
 
 
 def test_a_run_that_cannot_begin_says_why_to_who_detached_it(workspace: Workspace) -> None:
