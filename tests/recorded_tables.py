@@ -41,10 +41,24 @@ RECIPE = {
     "all_data": "one network on all patients",
 }
 SETTINGS = {
-    "hippocampus-hospital-8": "hospital, 1 voter a site, (8, 1e-3)",
-    "hippocampus-patient-8": "patient, 5 voters a site, (8, 1e-5)",
-    "hippocampus-patient-2": "patient, 5 voters a site, (2, 1e-5)",
+    "utility/hippocampus": {
+        "hippocampus-hospital-8": "hospital, 1 voter a site, (8, 1e-3)",
+        "hippocampus-patient-8": "patient, 5 voters a site, (8, 1e-5)",
+        "hippocampus-patient-2": "patient, 5 voters a site, (2, 1e-5)",
+    },
+    "utility/hearts": {
+        "hearts-hospital-8": "hospital, 1 voter a site, (8, 1e-3)",
+        "hearts-patient-8": "patient, 3 voters a site, (8, 1e-5)",
+        "hearts-patient-2": "patient, 8 voters a site, (2, 1e-5)",
+    },
+    "utility/tumours": {
+        "tumours-hospital-8": "hospital, 1 voter a site, (8, 1e-3)",
+        "tumours-patient-8": "patient, 2 voters a site, (8, 1e-5)",
+        "tumours-patient-2": "patient, 5 voters a site, (2, 1e-5)",
+    },
 }
+"""A table of several settings side by side → its files in ``utility/`` and their columns."""
+GAINERS = {"hearts-patient-8": "hearts", "tumours-patient-8": "tumours", "hippocampus-patient-8": "hippocampus"}
 
 
 def figure(value: float, *, digits: int = 3, sign: bool = False) -> str:
@@ -85,20 +99,39 @@ def rotations(found: dict[str, Any]) -> str:
     return markdown(head, rows)
 
 
-def recipe() -> str:
-    """The three settings of hippocampus side by side."""
-    found = [json.loads((RESULTS / "utility" / f"{name}.json").read_text(encoding="utf-8")) for name in SETTINGS]
+def recipe(settings: dict[str, str]) -> str:
+    """A task's settings side by side."""
+    found = [_utility(name) for name in settings]
     rows = []
     for arm, words in RECIPE.items():
         cells = []
         for one in found:
             known = arm if arm in one["dice"] else arm.removesuffix("_m1")  # with one voter a site they are the same
+            if known not in one["dice"]:
+                continue
             cell = figure(one["dice"][known]["mean"])
             if arm == "student":
                 cell = f"**{cell}** (sd {figure(one['dice'][arm]['sd'])})"
             cells.append(f"{cell}, {gain(one['gain'][arm])}" if arm in one["gain"] else cell)
-        rows.append([words, *cells])
-    return markdown(["", *SETTINGS.values()], rows)
+        if cells:
+            assert len(cells) == len(found)
+            rows.append([words, *cells])
+    return markdown(["", *settings.values()], rows)
+
+
+def gainers() -> str:
+    """Every hospital's own teacher, of all its patients, beside the student."""
+    rows = []
+    for file, task in GAINERS.items():
+        for site, one in _utility(file)["sites"].items():
+            cells = [figure(one["teacher"]), gain(one["gain"])]
+            rows.append([task, site, figure(one["cases"], digits=1).removesuffix(".0"), *cells])
+    return markdown(["", "hospital", "private patients", "its own teacher", "what the student is ahead"], rows)
+
+
+def _utility(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / "utility" / f"{name}.json").read_text(encoding="utf-8"))
+    return found
 
 
 def codecs(found: dict[str, Any]) -> str:
@@ -127,8 +160,10 @@ def plain(found: dict[str, Any]) -> str:
 
 def table(name: str) -> str:
     """One recorded result as Markdown."""
-    if name == "utility/hippocampus":
-        return recipe()
+    if name in SETTINGS:
+        return recipe(SETTINGS[name])
+    if name == "utility/gainers":
+        return gainers()
     found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     kind = name.partition("/")[0]
     return {"utility": rotations, "codecs": codecs, "tables": plain}[kind](found)

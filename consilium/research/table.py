@@ -190,7 +190,7 @@ def _structure(metrics: dict[str, Any]) -> str:
     dice, distance = (metrics[name]["mean"] for name in ("dice", "hd95_mm"))
     missed = sum(metrics["missed"]["each"])
     texts = ["–" if value is None else f"{value:.{digits}f}" for value, digits in ((dice, 4), (distance, 1))]
-    return ", ".join(texts) + (f" ({missed:g})" if missed else "")
+    return ", ".join(texts) + (f" ({round(missed, 1):g})" if missed else "")
 
 
 def _sites_table(document: dict[str, Any]) -> Table:
