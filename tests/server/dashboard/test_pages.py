@@ -244,7 +244,7 @@ def test_sixty_plans_at_once_keep_nobody_waiting_for_anything_else(signed_in):
     client = signed_in("paul")
     cookies = dict(client.cookies)
 
-    async def ask() -> tuple[list[int], float]:
+    async def ask() -> tuple[list[int], int]:
         transport = httpx.ASGITransport(client.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", cookies=cookies) as many:
             plans = [
@@ -252,13 +252,12 @@ def test_sixty_plans_at_once_keep_nobody_waiting_for_anything_else(signed_in):
                 for number in range(60)
             ]
             await asyncio.sleep(0.05)
-            started = time.monotonic()
             assert (await many.get("/healthz")).status_code == 200
-            waited = time.monotonic() - started
-            return [answer.status_code for answer in await asyncio.gather(*plans)], waited
+            unanswered = sum(not one.done() for one in plans)
+            return [answer.status_code for answer in await asyncio.gather(*plans)], unanswered
 
-    statuses, waited = asyncio.run(ask())
-    assert waited < 2.0
+    statuses, unanswered = asyncio.run(ask())
+    assert unanswered > 0, "health is answered while plans are still to be made"
     assert set(statuses) == {200, 503}
 
 
